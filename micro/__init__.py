@@ -34,18 +34,10 @@ from micro.checkpoints.resizing import average
 from micro.codecs.base import Codec, Key
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
-from micro.codecs.natural import Natural
-from micro.codecs.natural_published import PublishedNatural
-from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
-from micro.codecs.qsgd_published import PublishedQSGD
-from micro.codecs.range_float import RangeFloat
 from micro.codecs.raw import Raw
 from micro.codecs.sign import Sign
-from micro.codecs.terngrad import TernGrad
-from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.codecs.two_means import TwoMeans
-from micro.codecs.two_means_published import PublishedTwoMeans
 from micro.comm import Comm, Traffic
 from micro.ddp import Attachment, attach, detach
 from micro.density.accordion import Accordion
@@ -56,15 +48,9 @@ from micro.density.constant import Constant
 from micro.density.warmup import WarmUp
 from micro.exchanges.base import Exchange, Wire
 from micro.exchanges.dsa import DSA
-from micro.exchanges.dsa_published import PublishedDSA
 from micro.exchanges.gather import Gather
-from micro.exchanges.gather_published import PublishedGather
-from micro.exchanges.gather_senders import GatherBySenders
-from micro.exchanges.gtopk import GTopK
-from micro.exchanges.gtopk_published import PublishedGTopK
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import Oktopk
-from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.exchanges.union import Union
 from micro.feedback import EF21, ErrorFeedback, Feedback, Memory, MomentumCorrection, NoFeedback
 from micro.flat import Layout
@@ -79,9 +65,7 @@ from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check
 from micro.peer_failures import PeerError
 from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.dct import DCTReducer
 from micro.reducers.dense import DenseReducer
-from micro.reducers.fft import FFTReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
@@ -127,7 +111,6 @@ __all__ = [
     "Codec",
     "Comm",
     "Constant",
-    "DCTReducer",
     "DenseReducer",
     "Density",
     "DensitySchedule",
@@ -136,12 +119,9 @@ __all__ = [
     "Everything",
     "Exchange",
     "Exchanged",
-    "FFTReducer",
     "Feedback",
     "Fit",
-    "GTopK",
     "Gather",
-    "GatherBySenders",
     "GroupComm",
     "Half",
     "InPieces",
@@ -155,13 +135,11 @@ __all__ = [
     "Memory",
     "Micro",
     "MomentumCorrection",
-    "Natural",
     "NoFeedback",
     "NoState",
     "NonFiniteGradient",
     "Oktopk",
     "Once",
-    "OneBit",
     "Outer",
     "Overlap",
     "Packed",
@@ -171,16 +149,7 @@ __all__ = [
     "Policy",
     "PowerSGD",
     "PublishedAccordion",
-    "PublishedDSA",
-    "PublishedGTopK",
-    "PublishedGather",
-    "PublishedNatural",
-    "PublishedOktopk",
-    "PublishedQSGD",
-    "PublishedTernGrad",
-    "PublishedTwoMeans",
     "RandomK",
-    "RangeFloat",
     "RankStates",
     "Raw",
     "Reducer",
@@ -208,7 +177,6 @@ __all__ = [
     "StepStats",
     "StepSummary",
     "Target",
-    "TernGrad",
     "Threshold",
     "TopK",
     "Traffic",

@@ -11,6 +11,7 @@ from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
 from micro.codecs.base import Key
 from micro.codecs.fused import FusedCodec
+from micro.parts import Rule, check_rule
 from micro.randomness import uniform, words
 
 
@@ -18,33 +19,40 @@ from micro.randomness import uniform, words
 class QSGD(FusedCodec):
     """Values travel as whole levels, -s to s with s = 2**(bits-1) - 1, of a scale of their bucket, rounded at random.
 
-    The highest level is the bucket's largest magnitude, so that all levels are in use; they are decoded by the factor
-    that leaves the smallest error (least squares). What is left is never larger than what was there, so the residual
-    stays bounded at any number of bits.
-
     Bytes: bits / 8 for each value, four for each bucket.
 
     Args:
+        rule: 'repaired': the highest level is the bucket's largest magnitude, so that all levels are in use; they are
+            decoded by the factor that leaves the smallest error (least squares). What is left is never larger than what
+            was there, so the residual stays bounded at any number of bits. 'published': levels of the bucket's
+            Euclidean norm; the mean over draws is the value. The variance is up to min(bucket / s**2, sqrt(bucket) / s)
+            times the squared norm, 3.2 with the defaults: for use with feedback=none. A residual under it grows without
+            bound: with the defaults, by orders of magnitude in 100 steps.
         bits: of a value, sign included, 2 to 16.
         block: values of a bucket.
 
     Raises:
-        ValueError: bits or block out of range.
+        ValueError: no such rule, bits or block out of range.
 
-    Source: Alistarh et al., QSGD, NeurIPS 2017, arXiv 1610.02132. Differences: the scale of the levels and of what they
-    are decoded to; codes of fixed length instead of Elias codes, so that their length need not travel. `PublishedQSGD`
-    scales by the norm.
+    Source: Alistarh et al., QSGD, NeurIPS 2017, arXiv 1610.02132. Differences: codes of fixed length instead of Elias
+    codes, so that their length need not travel; repaired, the scale of the levels and of what they are decoded to.
     """
 
+    rule: Rule = "repaired"
     bits: int = 4
     block: int = 512
     name: ClassVar[str] = "qsgd"
-    rule: ClassVar[str] = "repaired"
 
     def __post_init__(self) -> None:
+        check_rule(self)
         blocks.check_block(self.name, self.block)
         if not 2 <= self.bits <= 16:
             raise ValueError(f"bits of {self.name} must be in 2 to 16, got {self.bits}")
+
+    @property
+    def diverges_with_feedback(self) -> bool:  # type: ignore[override]  # depends on the rule
+        """Whether a residual would grow."""
+        return self.rule == "published"
 
     @property
     def num_levels(self) -> int:
@@ -60,11 +68,12 @@ class QSGD(FusedCodec):
         values = blocks.single(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
         shares = blocks.divided(values, largest, self.block)  # of magnitude 1 at most: their squares can be added
-        scales = self._scales(shares)
+        repaired, count = self.rule == "repaired", blocks.num_blocks(values.numel(), self.block)
+        scales = shares.new_ones(count) if repaired else blocks.of_blocks(_norm, self.block, shares)
         levels = blocks.divided(shares, scales, self.block).mul_(self.num_levels)
         levels.add_(uniform(words(*key), values.numel(), values.device)).floor_()
         levels.clamp_(-self.num_levels, self.num_levels)
-        worth = self._worth(shares, levels, scales)
+        worth = blocks.least_squares(shares, levels, self.block) if repaired else scales / self.num_levels
         codes = pack(levels.add_(self.num_levels), self.bits)
         return blocks.join(worth * largest, codes, highest=self.num_levels)
 
@@ -83,10 +92,6 @@ class QSGD(FusedCodec):
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_levels(wires, count, divisor, block=self.block, bits=self.bits)
 
-    def _scales(self, shares: Tensor) -> Tensor:
-        """Return the magnitude that the highest level of each bucket stands for, in units of its largest magnitude."""
-        return shares.new_ones(blocks.num_blocks(shares.numel(), self.block))
 
-    def _worth(self, shares: Tensor, levels: Tensor, scales: Tensor) -> Tensor:
-        """Return what a level of each bucket is decoded to, in units of its largest magnitude."""
-        return blocks.least_squares(shares, levels, self.block)
+def _norm(rows: Tensor) -> Tensor:
+    return blocks.roots(blocks.sums(rows * rows))

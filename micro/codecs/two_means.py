@@ -9,8 +9,11 @@ from torch import Tensor
 from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
+from micro.parts import Rule, check_rule
 
 BITS = 2
+LEVELS = 4  # of the public code
+RANGE = 6.0  # standard deviations that these cover
 ROUNDS = 3  # of Lloyd's algorithm; from the third on the error hardly falls
 
 
@@ -25,24 +28,32 @@ class TwoMeans(Codec):
     Bytes: a quarter for each value, eight for each block.
 
     Args:
-        block: values that share two magnitudes.
+        rule: 'repaired', or 'published': the public code, where a value travels as one of four levels of the message,
+            1.5 standard deviations wide, which decode to their means: a byte for each value, of which two bits are in
+            use, and sixteen for the message. The levels lie off centre: of what top-k selects most falls into two of
+            the four, which then tell no more than a sign does.
+        block: values that share two magnitudes; for rule 'repaired'.
 
     Raises:
-        ValueError: block is less than 1.
+        ValueError: no such rule, or block is less than 1.
 
-    Source: the two bits are those of Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706. Differences: its public code
-    sets four levels by the standard deviation; see `PublishedTwoMeans`. Lloyd, IEEE Trans. Information Theory 1982.
+    Source: the two bits are those of Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706, and its public code.
+    Differences: repaired, the levels, found by Lloyd, IEEE Trans. Information Theory 1982; as published, a message has
+    one table of levels (the code: one for each tensor).
     """
 
+    rule: Rule = "repaired"
     block: int = 1024
     name: ClassVar[str] = "two_means"
-    rule: ClassVar[str] = "repaired"
 
     def __post_init__(self) -> None:
+        check_rule(self)
         blocks.check_block(self.name, self.block)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """Return two bits for each value, in whole bytes, and eight bytes for each block."""
+        """Return two bits for each value, in whole bytes, and eight bytes for each block; see ``rule``."""
+        if self.rule == "published":
+            return count + LEVELS * blocks.SCALE_BYTES if count else 0
         return num_packed_bytes(count, BITS) + 2 * blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
     def encode(self, values: Tensor, key: Key) -> Tensor:
@@ -50,6 +61,8 @@ class TwoMeans(Codec):
         if not values.numel():
             return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
+        if self.rule == "published":
+            return _encode_levels(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
         shares = blocks.divided(values, largest, self.block).abs_()  # of 1 at most: they can be added
         means = _two_means(shares, self.block)
@@ -61,6 +74,9 @@ class TwoMeans(Codec):
         """Return plus or minus one of the magnitudes of each value's block."""
         if not count:
             return wire.new_empty(0, dtype=dtype)
+        if self.rule == "published":
+            means, levels = blocks.parted(wire, LEVELS)
+            return means[levels.to(torch.int64)].to(dtype)
         num_blocks = blocks.num_blocks(count, self.block)
         magnitudes, packed = blocks.parted(wire, 2 * num_blocks)
         codes = unpack(packed, count, BITS)
@@ -100,3 +116,26 @@ def _mean_where(values: Tensor, chosen: Tensor, block: int) -> Tensor:
         return blocks.sums((rows * mask) / counts.clamp_min(1)[:, None])
 
     return blocks.of_blocks(mean, block, values, chosen)
+
+
+def _encode_levels(values: Tensor) -> Tensor:
+    """Return what each of the public code's levels decodes to, then a byte for each value."""
+    count = values.numel()
+    largest = blocks.largest_magnitudes(values, count).clamp_max_(blocks.LARGEST)
+    shares = blocks.divided(values, largest, count)  # of magnitude 1 at most: their squares can be added
+    centred = shares - _sum(shares) / count
+    width = RANGE / LEVELS * blocks.roots(_sum(centred * centred) / max(count - 1, 1))
+    steps = blocks.divided(centred, width, count)
+    codes = (steps + LEVELS // 2).round_().clamp_(0, LEVELS - 1)
+    means = torch.cat([_mean_of(shares, codes == level) for level in range(LEVELS)])
+    return blocks.join(means * largest, codes.to(torch.uint8))
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Return the sum (1,) of ``values``, the same bits on every device."""
+    return blocks.sums(values.clone().view(1, -1))
+
+
+def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
+    """Return the mean (1,) of the ``chosen`` values; 0 where none is."""
+    return _sum(values * chosen) / chosen.sum().clamp_min(1)

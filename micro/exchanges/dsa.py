@@ -7,11 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro.codecs.raw import Raw
 from micro.exchanges.base import Exchange, NoState, Transport, Wire
 from micro.exchanges.gathering import count_of, gather_header, gather_indices, gather_values, header_call
 from micro.exchanges.regions import Spans, add_up, add_up_calls
 from micro.exchanges.traffic import Choice
 from micro.partition import equal_slices
+from micro.parts import Rule, check_rule
 from micro.requests import Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, summed
 from micro.traffic import Calls
@@ -29,21 +31,43 @@ class DSA(Exchange[NoState]):
     region; then (n-1) (4 + w) for each distinct index in its own region, or (n-1) w for each element of it; 16 (n-1)
     for lengths, counts and the finite flag.
 
+    Args:
+        rule: 'repaired', or 'published': the baseline TopkDSA in the public code of Li and Hoefler, Ok-Topk, PPoPP
+            2022, arXiv 2201.07598. There a rank sends of its choice only what is strictly above the smallest magnitude
+            in it, but its residual loses the whole choice: that entry and its ties are lost in every step. The sums
+            travel dense where the update has at least numel / 3 indices.
+
     Source: the dynamic sparse all-reduce, split and gather, of Renggli et al., SparCML, SC 2019, arXiv 1802.08021.
-    Differences: the sums travel dense where that takes fewer bytes in all. `PublishedDSA` is the baseline of the public
-    code of Ok-Topk.
+    Differences: the sums travel dense where that takes fewer bytes in all. As published: int32 indices (the code sends
+    them as float32); regions differ by one element at most (its last takes what is left), also with fewer elements than
+    ranks (it divides by zero).
+
+    Raises:
+        ValueError: no such rule; a codec for values under rule 'published', when a reducer is composed.
     """
 
+    rule: Rule = "repaired"
     name: ClassVar[str] = "dsa"
-    rule: ClassVar[str] = "repaired"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT})
-    splits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_rule(self)
+
+    @property
+    def splits(self) -> bool:  # type: ignore[override]  # depends on the rule
+        """Whether pieces of the vector give the same result: where all of the choice is sent."""
+        return self.rule == "repaired"
+
+    def check_wire(self, wire: Wire) -> None:
+        """Raise ValueError where values or indices cannot travel in this form."""
+        if self.rule == "published" and not isinstance(wire.values, Raw):
+            raise ValueError(f"rule published of dsa sends values as they are, got codec {wire.values.name}: use raw")
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
         chosen = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         spans = equal_slices(acc.numel(), transport.comm.world_size)
-        decoded, total = yield from add_up(self.leaving(chosen), spans, transport)
+        decoded, total = yield from add_up(self._leaving(chosen), spans, transport)
         is_finite = transport.step.is_finite
         header = yield from gather_header(selection.indices, is_finite=is_finite, extra=count_of(total))
         counts, dense = yield Once(work=lambda: self._form(header.extras, spans, transport.wire, acc.dtype))
@@ -51,26 +75,27 @@ class DSA(Exchange[NoState]):
         mean, unsent = yield from gathering
         return Exchanged(
             update=(mean,),
-            sent=self.sent(chosen, [decoded, *unsent]),
+            sent=summed([decoded, *unsent]) if self.rule == "repaired" else chosen,
             counts=header.counts,
             num_updated=mean.indices.numel(),
             is_finite=header.is_finite,
         )
 
-    def leaving(self, chosen: SparseValues) -> SparseValues:
-        """Return what a rank sends of its choice: all of it."""
-        return chosen
+    def _leaving(self, chosen: SparseValues) -> SparseValues:
+        """Return what a rank sends of its choice."""
+        if self.rule == "repaired" or not chosen.indices.numel():
+            return chosen
+        magnitudes = chosen.values.abs()
+        return chosen.where(magnitudes > magnitudes.min())
 
-    def sent(self, chosen: SparseValues, decoded: list[SparseValues]) -> SparseValues:
-        """Return what leaves this rank's residual: what the receivers decoded."""
-        return summed(decoded)
-
-    def is_dense(self, sizes: Sequence[int], counts: Sequence[int], wire: Wire, dtype: torch.dtype) -> bool:
-        """Return whether the sums travel dense: where that takes fewer bytes than pairs.
+    def _is_dense(self, sizes: Sequence[int], counts: Sequence[int], wire: Wire, dtype: torch.dtype) -> bool:
+        """Return whether the sums travel dense.
 
         Args:
             sizes, counts: elements and sums of each region.
         """
+        if self.rule == "published":
+            return 3 * sum(counts) >= sum(sizes)
         pairs = sum(
             wire.indices.num_bytes(count, size) + wire.values.num_bytes(count, dtype)
             for count, size in zip(counts, sizes, strict=True)
@@ -80,16 +105,17 @@ class DSA(Exchange[NoState]):
     def _form(self, extras: list[list[int]], spans: Spans, wire: Wire, dtype: torch.dtype) -> tuple[list[int], bool]:
         """Return how many sums the regions have, and whether they travel dense."""
         counts = [count for (count,) in extras]
-        return counts, self.is_dense([stop - start for start, stop in spans], counts, wire, dtype)
+        return counts, self._is_dense([stop - start for start, stop in spans], counts, wire, dtype)
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
         """Return entries to their regions, the header, and the sums; see Exchange."""
         n, held, size = choice.world_size, choice.total / choice.world_size, choice.numel / choice.world_size
         indices, values = choice.indices(held, size), choice.values(held)
         sums: Calls = (("gather_lists", indices), ("gather_lists", values))
-        if self.is_dense([round(size)] * n, [round(held)] * n, choice.wire, choice.dtype):
+        if self._is_dense([round(size)] * n, [round(held)] * n, choice.wire, choice.dtype):
             sums = (("gather_lists", choice.values(size)),)
-        return (*add_up_calls(choice, choice.chosen), header_call(num_extras=1), *sums), choice.total
+        entries = choice.chosen - (self.rule == "published")  # that rule keeps back the smallest
+        return (*add_up_calls(choice, entries), header_call(num_extras=1), *sums), choice.total
 
 
 def _gather_pairs(

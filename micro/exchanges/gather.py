@@ -1,8 +1,9 @@
 """Gather: every rank sends its own pairs of index and value to all others."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from micro.requests import AllGatherLists, Fill, Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues
 from micro.traffic import Calls
 
+GatherRule = Literal["published", "senders"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather(Exchange[NoState]):
@@ -31,14 +34,35 @@ class Gather(Exchange[NoState]):
     Only a rank's own choice leaves its residual. Bytes sent per rank: (n-1) (4 + w) k_r with int32 indices (none where
     all ranks hold the same) and values of w bytes, and 8 (n-1) for the count and the finite flag.
 
-    Source: the allgather scheme of sparse SGD, e.g. Shi et al., arXiv 1911.08772. Differences: int32 indices, lists
-    padded at most by a quarter, added up in rank order so that all ranks get the same bits. `PublishedGather` loses
-    pairs as the public code does.
+    Args:
+        rule: None: what is sent is applied, so that mass is conserved. 'published': public code of the scheme and of
+            SIDCo: the N pairs are cut into world_size equal slices, as if every rank had sent as many; the
+            N mod world_size last are dropped, and of two pairs of one index in one slice the first. 'senders': public
+            code of SparseLoCo and DeMo: an index gets the mean over those ranks that chose it. What one of n ranks
+            alone has sent is applied n times as large, so that updates are the larger the less choices agree.
+
+    Source: the allgather scheme of sparse SGD, e.g. Shi et al., arXiv 1911.08772; Abdelmoniem et al., SIDCo, MLSys
+    2021, arXiv 2101.10761; Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706; Peng et al., DeMo, 2024, arXiv 2411.19870.
+    Differences: int32 indices, lists padded at most by a quarter, added up in rank order so that all ranks get the same
+    bits; no median of norms over ranks, to which SparseLoCo's code scales the largest down.
+
+    Raises:
+        ValueError: no such rule.
     """
 
+    rule: GatherRule | None = None
     name: ClassVar[str] = "gather"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT, Overlap.SAME})
-    splits: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.rule is not None and self.rule not in get_args(GatherRule):
+            allowed = ", ".join(get_args(GatherRule))
+            raise ValueError(f"rule of {self.name} must be {allowed} or left out, got '{self.rule}'")
+
+    @property
+    def splits(self) -> bool:  # type: ignore[override]  # depends on the rule
+        """Whether pieces of the vector give the same result: but for rules that look at all pairs."""
+        return self.rule is None
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
@@ -53,7 +77,7 @@ class Gather(Exchange[NoState]):
             total = yield Once(work=lambda: reduce(torch.add, values.split(list(counts))))
             parts: tuple[SparseValues, ...] = (SparseValues(indices, total / n),)
         else:
-            parts = yield Once(work=lambda: self.parts_of_update(SparseValues(indices, values / n), counts, overlap))
+            parts = yield Once(work=lambda: self._parts_of_update(SparseValues(indices, values / n), counts, overlap))
         if len(parts) == 1 or overlap is Overlap.DISJOINT:
             num_updated = sum(part.indices.numel() for part in parts)
         else:
@@ -63,7 +87,7 @@ class Gather(Exchange[NoState]):
         sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), acc.dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 
-    def parts_of_update(
+    def _parts_of_update(
         self, pairs: SparseValues, counts: tuple[int, ...], overlap: Overlap
     ) -> tuple[SparseValues, ...]:
         """Return the parts whose sum is the update.
@@ -71,6 +95,10 @@ class Gather(Exchange[NoState]):
         Args:
             pairs: what all ranks sent, divided by the number of ranks, in rank order; ``counts`` of them are of each.
         """
+        if self.rule == "published":
+            return tuple(_equal_slices(pairs, len(counts)))
+        if self.rule == "senders":
+            pairs = SparseValues(pairs.indices, pairs.values * (len(counts) / _senders(pairs.indices)))
         return (pairs,) if overlap is Overlap.DISJOINT else pairs.split(counts)
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
@@ -97,3 +125,24 @@ class Gather(Exchange[NoState]):
         wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
         fits = yield Fill(into=mean, work=lambda: codec.decode_mean_into_(wires, mean, n))
         return Averaged(header.is_finite, fits, first_bad)
+
+
+def _equal_slices(pairs: SparseValues, world_size: int) -> Iterator[SparseValues]:
+    """Yield the pairs of all ranks cut into as many equal slices, the last of an index's pairs in each slice."""
+    size = pairs.indices.numel() // world_size
+    places = torch.arange(size, device=pairs.indices.device)
+    for start in (size * part for part in range(world_size)):
+        unique, group = torch.unique(pairs.indices[start : start + size], return_inverse=True)
+        last = places.new_zeros(unique.numel()).scatter_reduce_(0, group, places, "amax")
+        yield SparseValues(unique, pairs.values[start + last])
+
+
+def _senders(indices: Tensor) -> Tensor:
+    """Return (m,) int64 how often each of ``indices`` (m,) is among them; an accelerator is not read."""
+    if not indices.numel():
+        return indices.to(torch.int64)
+    ordered, places = indices.sort()
+    is_first = torch.cat([places.new_ones(1, dtype=torch.bool), ordered[1:] != ordered[:-1]])
+    group = is_first.cumsum(0) - 1
+    sizes = torch.zeros_like(places).index_add_(0, group, torch.ones_like(places))
+    return torch.empty_like(places).scatter_(0, places, sizes[group])

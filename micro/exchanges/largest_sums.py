@@ -1,4 +1,7 @@
-"""The k largest sums of all regions in one all-gather: each rank sends its largest, as many as may well suffice."""
+"""The k largest sums of all regions, exactly: in one all-gather of rows where that may well suffice, or by a histogram.
+
+In a row each rank sends its largest sums, as many as what regions gave in the last step makes likely to be enough.
+"""
 
 import math
 from collections.abc import Sequence
@@ -10,16 +13,19 @@ from torch import Tensor
 
 from micro import kernels
 from micro.exchanges.base import Transport
-from micro.exchanges.gathering import Header, count_of
+from micro.exchanges.gathering import Header, count_of, gather_header
+from micro.exchanges.regions import gather_sums
 from micro.health import Finite, flag_of
 from micro.index_codecs import Int32
 from micro.on_device import on_device
-from micro.requests import AllGather, Once, Reduction
+from micro.requests import AllGather, AllGatherLists, Once, Reduction
 from micro.sparse import SparseValues
 
 HEAD = 4  # numbers ahead: the choice's count, the finite flag, the region's sums, none; even: values are aligned
 ROOTS = 1.5  # of the most that a region gave, of room beyond it: a count x differs by chance by about sqrt(2 x)
 FULLEST = 1.75  # times what a region gives in the mean
+NUM_SUM_BINS = 32  # counts of sums by magnitude that each rank sends to the others: 128 bytes
+FINEST = 1.01  # width of the two bins around the threshold; the others widen towards both ends, a factor 9.4 away
 LEAST, MOST, LESS = 0.1, 1.6, 0.97  # share of room beyond that; doubled by a row that was too small, then falling
 
 
@@ -171,3 +177,48 @@ def kept_of(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> Kept:
     numbers = torch.cat([smallest, torch.searchsorted(places, ends).double()])
     threshold, *spots = numbers.tolist()  # host sync: list lengths
     return Kept(places, threshold, tuple(int(stop - start) for start, stop in pairwise(spots)))
+
+
+def largest_by_histogram(
+    state: OktopkState, sums: SparseValues, balance: float | None, mine: SparseValues, transport: Transport
+) -> Reduction[Largest]:
+    """Return the k largest sums of all regions: those above a bin of magnitudes, and the largest inside it.
+
+    A histogram shows all ranks in which bin the k-th sum lies; they gather that bin's sums, then what is kept.
+    """
+    rank, magnitudes = transport.comm.rank, sums.values.abs()
+    bins = torch.bucketize(magnitudes, _edges(state.threshold or 0.0, magnitudes), right=True)
+    extra = torch.bincount(bins, minlength=NUM_SUM_BINS)
+    is_finite = transport.step.is_finite
+    header = yield from gather_header(mine.indices, is_finite=is_finite, extra=extra)
+    histogram = header.extras
+    cut, missing = yield Once(work=lambda: _cut(histogram, transport.step.target_count))
+    if not missing:  # no rank chose anything, which all ranks know
+        return Largest(sums, header)
+    inside = torch.nonzero(bins == cut).view(-1)
+    sizes = [row[cut] for row in histogram]
+    near = yield AllGatherLists(mine=magnitudes.index_select(0, inside), counts=sizes, kind="counts")
+    found = yield Once(work=lambda: kept_of(near, missing, sizes))
+    own = found.places[sum(found.counts[:rank]) :][: found.counts[rank]] - sum(sizes[:rank])
+    keep = bins > cut
+    keep[inside.index_select(0, own)] = True
+    held = [sum(row[cut + 1 :]) + count for row, count in zip(histogram, found.counts, strict=True)]
+    largest = yield from gather_sums(sums.where(keep), held, state.boundaries, balance, transport)
+    return Largest(largest, header, found.smallest, tuple(held))
+
+
+def _edges(threshold: float, like: Tensor) -> Tensor:
+    """Return NUM_SUM_BINS - 1 ascending magnitudes, fine around the threshold and coarse away from it."""
+    half = NUM_SUM_BINS // 2
+    powers = [place * abs(place) for place in range(1 - half, half)]
+    return on_device([threshold * FINEST**power for power in powers], like.dtype, like.device)
+
+
+def _cut(histogram: list[list[int]], k: int) -> tuple[int, int]:
+    """Return the bin in which the k-th largest lies (the smallest of all if there are fewer), and how many it gives."""
+    totals = [sum(column) for column in zip(*histogram, strict=True)]
+    wanted, cut = min(k, sum(totals)), len(totals) - 1
+    while wanted > totals[cut]:
+        wanted -= totals[cut]
+        cut -= 1
+    return cut, wanted

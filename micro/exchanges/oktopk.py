@@ -11,28 +11,28 @@ from torch import Tensor
 from micro import kernels
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, Transport
-from micro.exchanges.gathering import gather_header, gather_indices, header_call
+from micro.exchanges.gathering import Header, count_of, gather_header, header_call
 from micro.exchanges.largest_sums import (
+    NUM_SUM_BINS,
     Largest,
     OktopkState,
     capacity_after,
     capacity_for,
     fits,
     gather_largest,
-    kept_of,
+    largest_by_histogram,
     row_bytes,
 )
-from micro.exchanges.regions import add_up, add_up_calls, spread
+from micro.exchanges.regions import add_up, add_up_calls, gather_sums, gather_sums_calls
 from micro.exchanges.traffic import Choice
 from micro.index_codecs import Int32
-from micro.on_device import on_device
 from micro.partition import equal_slice
-from micro.requests import AllGatherLists, AllReduce, Once, Reduction
+from micro.parts import Rule, check_rule
+from micro.requests import AllGatherLists, AllReduce, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 from micro.traffic import Calls
 
-NUM_SUM_BINS = 32  # counts of sums by magnitude that each rank sends to the others: 128 bytes
-FINEST = 1.01  # width of the two bins around the threshold; the others widen towards both ends, a factor 9.4 away
+REEVALUATE = 32  # steps from one exact threshold of the public code to the next
 NEAR_SHARE = 0.25  # sums in the bin of the k-th, to those chosen: 0.1 to 0.5 on independent normal gradients
 
 
@@ -58,28 +58,42 @@ class Oktopk(Exchange[OktopkState]):
     sizes and, at a repartition, 16 (n-1)^2 / n; 136 (n-1) for a histogram and w (n-1) for each sum near the threshold.
 
     Args:
+        rule: 'repaired', or 'published': the sums above a reused threshold are shared, which a hand-tuned controller
+            moves. Constants are those of the public code for VGG-16, whose balancing is switched off
+            (``balance=None``). Bytes: 12 (n-1) in place of the histogram and the sums near the threshold, and
+            (4 + w) (n-1) for every sum of the region at each re-evaluation.
         repartition: tau, steps from one repartition to the next.
         balance: spread the chosen sums when one region holds more than ``balance`` times the mean; None never does.
+        reevaluate: tau', for rule 'published': every so many steps all sums are gathered, and the threshold becomes the
+            k-th magnitude. None: 32.
 
     Source: Li and Hoefler, PPoPP 2022, arXiv 2201.07598, algorithms 1 and 2, and its public code. Differences: exact at
     every step; rotation of destinations and bucketing of messages are left to the collective (one
     uneven all-to-all); the accumulator is without the learning rate (as in the code, not in the paper); boundaries are
     added up as int64 (the code: int32, which overflows); int32 indices (the code for VGG-16: float32, wrong from 2^24
     on); an empty selection proposes equal regions, and a single rank is a group (the code fails at both).
-    `PublishedOktopk` follows the public code.
+    As published, these but for the first; without the code's 512 dense steps at the start; a state that is new between
+    two re-evaluations, or whose re-evaluation found only zeros, re-evaluates at once. The code for LSTM and BERT leaves
+    nearly all that a re-evaluation applied in the residuals as well: counted twice, and not offered here.
 
     Raises:
-        ValueError: ``repartition`` or ``balance`` less than 1.
+        ValueError: no such rule, a period or ``balance`` less than 1, or a setting of another rule.
     """
 
+    rule: Rule = "repaired"
     repartition: int = 64
     balance: float | None = 4.0
+    reevaluate: int | None = None
     name: ClassVar[str] = "oktopk"
-    rule: ClassVar[str] = "repaired"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT})
     encodes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_rule(self)
+        if self.reevaluate is not None and self.rule != "published":
+            raise ValueError(f"reevaluate of {self.name} is a setting of rule=published, got rule={self.rule}")
+        if self.reevaluate is not None and self.reevaluate < 1:
+            raise ValueError(f"reevaluate of {self.name} must be at least 1, got {self.reevaluate}")
         if self.repartition < 1:
             raise ValueError(f"repartition of {self.name} must be at least 1, got {self.repartition}")
         if self.balance is not None and not self.balance >= 1:
@@ -103,7 +117,8 @@ class Oktopk(Exchange[OktopkState]):
             state.held = ()
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         _, sums = yield from add_up(mine, tuple(pairwise(state.boundaries)), transport)
-        largest = yield from self.largest_sums(state, sums, mine, transport)
+        select = self._largest_sums if self.rule == "repaired" else self._above_threshold
+        largest = yield from select(state, sums, mine, transport)
         total = largest.sums
         return Exchanged(
             update=(SparseValues(total.indices, total.values / transport.comm.world_size),),
@@ -126,7 +141,7 @@ class Oktopk(Exchange[OktopkState]):
         """
         n = comm.world_size
         if indices.numel():
-            places = self.quantiles(indices.numel(), n).to(indices.device)
+            places = self._quantiles(indices.numel(), n).to(indices.device)
             proposed = indices.index_select(0, places).to(torch.int64)
         else:
             starts = [equal_slice(numel, n, part)[0] for part in range(1, n)]
@@ -134,28 +149,14 @@ class Oktopk(Exchange[OktopkState]):
         mean = (yield AllReduce(mine=proposed, kind="counts")) // n
         return (0, *mean.tolist(), numel)  # host sync: once in tau steps
 
-    def gather(
-        self, state: OktopkState, mine: SparseValues, held: list[int], transport: Transport
-    ) -> Reduction[SparseValues]:
-        """Return all regions' chosen sums, ascending; spread over the ranks before where one holds far too many.
+    def _quantiles(self, count: int, world_size: int) -> Tensor:
+        """Return the places (world_size - 1,), among ``count`` chosen indices, of the boundaries to propose."""
+        parts = torch.arange(1, world_size)
+        if self.rule == "published":
+            return parts * (count // world_size)  # the last region gets the rest
+        return parts * count // world_size
 
-        Args:
-            mine: the chosen sums of this rank's region.
-            held: how many each rank holds.
-        """
-        spans, numel, n = tuple(pairwise(state.boundaries)), state.boundaries[-1], transport.comm.world_size
-        if self.balance is not None and max(held) * n > self.balance * sum(held):
-            mine, held = yield from spread(mine, held, spans, transport)
-            spans = ((0, numel),) * n
-        chosen = Selection(mine.indices, spans=spans)
-        indices = yield from gather_indices(chosen, tuple(held), numel, transport)
-        return SparseValues(indices, (yield AllGatherLists(mine=mine.values, counts=held, kind="values")))
-
-    def quantiles(self, count: int, world_size: int) -> Tensor:
-        """Return places that cut the choice into world_size equal parts."""
-        return torch.arange(1, world_size) * count // world_size
-
-    def largest_sums(
+    def _largest_sums(
         self, state: OktopkState, sums: SparseValues, mine: SparseValues, transport: Transport
     ) -> Reduction[Largest]:
         """Return the k largest of all regions' sums, exactly; the state keeps the smallest of them.
@@ -165,71 +166,64 @@ class Oktopk(Exchange[OktopkState]):
             mine: what this rank chose.
         """
         k = transport.step.target_count
-        capacity = capacity_after(state, k, transport)
-        if capacity is None:
-            return (yield from self._by_histogram(state, sums, mine, transport))
-        largest = yield from gather_largest(sums, k, capacity, mine, transport)
-        if largest is None:  # a row was too small
-            state.room *= 2
-            largest = yield from self._by_histogram(state, sums, mine, transport)
-            return replace(largest, overfull=True)
-        state.threshold, state.held = largest.smallest, largest.held
+        capacity, largest = capacity_after(state, k, transport), None
+        if capacity is not None:
+            largest = yield from gather_largest(sums, k, capacity, mine, transport)
+            if largest is None:  # a row was too small
+                state.room *= 2
+        if largest is None:
+            found = yield from largest_by_histogram(state, sums, self.balance, mine, transport)
+            largest = replace(found, overfull=capacity is not None)
+        if largest.held:
+            state.threshold, state.held = largest.smallest, largest.held
         return largest
 
-    def _by_histogram(
+    def _above_threshold(
         self, state: OktopkState, sums: SparseValues, mine: SparseValues, transport: Transport
     ) -> Reduction[Largest]:
-        rank, magnitudes = transport.comm.rank, sums.values.abs()
-        bins = torch.bucketize(magnitudes, _edges(state.threshold or 0.0, magnitudes), right=True)
-        extra = torch.bincount(bins, minlength=NUM_SUM_BINS)
-        is_finite = transport.step.is_finite
-        header = yield from gather_header(mine.indices, is_finite=is_finite, extra=extra)
-        histogram = header.extras
-        cut, missing = yield Once(work=lambda: _cut(histogram, transport.step.target_count))
-        if not missing:  # no rank chose anything, which all ranks know
-            return Largest(sums, header)
-        inside = torch.nonzero(bins == cut).view(-1)
-        sizes = [row[cut] for row in histogram]
-        near = yield AllGatherLists(mine=magnitudes.index_select(0, inside), counts=sizes, kind="counts")
-        found = yield Once(work=lambda: kept_of(near, missing, sizes))
-        state.threshold = found.smallest
-        own = found.places[sum(found.counts[:rank]) :][: found.counts[rank]] - sum(sizes[:rank])
-        keep = bins > cut
-        keep[inside.index_select(0, own)] = True
-        held = [sum(row[cut + 1 :]) + count for row, count in zip(histogram, found.counts, strict=True)]
-        state.held = tuple(held)
-        largest = yield from self.gather(state, sums.where(keep), held, transport)
-        return Largest(largest, header)
+        """Return what the public code applies: at a re-evaluation the k largest, else all above the threshold."""
+        k = transport.step.target_count
+        if state.threshold is None or transport.step.index % (self.reevaluate or REEVALUATE) == 0:
+            return (yield from _reevaluated(state, sums.where(sums.values != 0), k, mine, transport))
+        kept = sums.where(sums.values.abs() > state.threshold)
+        header, held = yield from _counted(kept, mine, transport)
+        state.threshold *= _factor(sum(held) / k)
+        return Largest((yield from gather_sums(kept, held, state.boundaries, self.balance, transport)), header)
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
         """Return entries to their regions, then rows, or by a histogram what is near the k-th sum; see Exchange."""
         to_regions, total = add_up_calls(choice, choice.chosen), choice.kept
+        if self.rule == "published":
+            return (*to_regions, header_call(1), *gather_sums_calls(choice)), total
         held, width = total / choice.world_size, choice.dtype.itemsize
         capacity = capacity_for(held + math.sqrt(held))  # regions follow what is chosen: the most is near the mean
         if isinstance(choice.wire.indices, Int32) and fits(capacity, total, choice.world_size):
             return (*to_regions, ("gather_rows", row_bytes(capacity, width))), total
         histogram: Calls = header_call(NUM_SUM_BINS), ("gather_lists", NEAR_SHARE * held * width)
-        return (*to_regions, *histogram, *self._gather_calls(choice)), total
-
-    def _gather_calls(self, choice: Choice) -> Calls:
-        """Return what ``gather`` calls."""
-        held = choice.kept / choice.world_size
-        indices = choice.indices(held, choice.numel / choice.world_size)
-        return ("gather_lists", indices), ("gather_lists", choice.values(held))
+        return (*to_regions, *histogram, *gather_sums_calls(choice)), total
 
 
-def _edges(threshold: float, like: Tensor) -> Tensor:
-    """Return NUM_SUM_BINS - 1 ascending magnitudes, fine around the threshold and coarse away from it."""
-    half = NUM_SUM_BINS // 2
-    powers = [place * abs(place) for place in range(1 - half, half)]
-    return on_device([threshold * FINEST**power for power in powers], like.dtype, like.device)
+def _reevaluated(
+    state: OktopkState, sums: SparseValues, k: int, mine: SparseValues, transport: Transport
+) -> Reduction[Largest]:
+    """Return the k largest of all ranks' sums, and set the threshold to the smallest of them."""
+    header, held = yield from _counted(sums, mine, transport)
+    indices = yield AllGatherLists(mine=sums.indices, counts=held, kind="counts")
+    values = yield AllGatherLists(mine=sums.values, counts=held, kind="counts")
+    total = SparseValues(indices, values).at(kernels.largest(values, k))
+    state.threshold = float(total.values.abs().min()) if sum(held) else None  # host sync: once in tau' steps
+    return Largest(total, header)
 
 
-def _cut(histogram: list[list[int]], k: int) -> tuple[int, int]:
-    """Return the bin in which the k-th largest lies (the smallest of all if there are fewer), and how many it gives."""
-    totals = [sum(column) for column in zip(*histogram, strict=True)]
-    wanted, cut = min(k, sum(totals)), len(totals) - 1
-    while wanted > totals[cut]:
-        wanted -= totals[cut]
-        cut -= 1
-    return cut, wanted
+def _counted(sums: SparseValues, mine: SparseValues, transport: Transport) -> Reduction[tuple[Header, list[int]]]:
+    """Return the header of the step, and how many of its ``sums`` each rank has."""
+    extra, is_finite = count_of(sums), transport.step.is_finite
+    header = yield from gather_header(mine.indices, is_finite=is_finite, extra=extra)
+    return header, [count for (count,) in header.extras]
+
+
+def _factor(share: float) -> float:
+    """Return the factor on the global threshold after a step that applied ``share`` of k."""
+    if share < 2 / 3:
+        return 1 / 1.008
+    return 1.008 if share > 4 / 3 else 1.0

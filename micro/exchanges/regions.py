@@ -1,20 +1,20 @@
 """Regions of the vector, one for each rank, which adds up what all ranks send of it."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
 from micro.codecs.raw import Raw
 from micro.exchanges.base import Transport, Wire
-from micro.exchanges.gathering import decode_lists
+from micro.exchanges.gathering import decode_lists, gather_indices
 from micro.exchanges.traffic import Choice
 from micro.index_codecs import Int32
 from micro.on_device import on_device
 from micro.partition import equal_slice
-from micro.requests import AllToAll, Reduction
-from micro.sparse import SparseValues, summed_lists
+from micro.requests import AllGatherLists, AllToAll, Reduction
+from micro.sparse import Selection, SparseValues, summed_lists
 from micro.traffic import COUNT_BYTES, Calls
 
 Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
@@ -43,7 +43,34 @@ def add_up_calls(choice: Choice, entries: float) -> Calls:
     return ("scatter", COUNT_BYTES * (n - 1)), ("scatter", (n - 1) * pairs)
 
 
-def spread(
+def gather_sums(
+    mine: SparseValues, held: list[int], boundaries: Sequence[int], balance: float | None, transport: Transport
+) -> Reduction[SparseValues]:
+    """Return all regions' chosen sums, ascending; spread over the ranks before where one holds far too many.
+
+    Args:
+        mine: the chosen sums of this rank's region.
+        held: how many each rank holds.
+        boundaries: where regions begin and end, world_size + 1 of them.
+        balance: most that a region may hold, in units of the mean; None: any number.
+    """
+    spans, numel, n = tuple(pairwise(boundaries)), boundaries[-1], transport.comm.world_size
+    if balance is not None and max(held) * n > balance * sum(held):
+        mine, held = yield from _spread(mine, held, spans, transport)
+        spans = ((0, numel),) * n
+    chosen = Selection(mine.indices, spans=spans)
+    indices = yield from gather_indices(chosen, tuple(held), numel, transport)
+    return SparseValues(indices, (yield AllGatherLists(mine=mine.values, counts=held, kind="values")))
+
+
+def gather_sums_calls(choice: Choice) -> Calls:
+    """Return what `gather_sums` calls, where regions hold about as many."""
+    held = choice.kept / choice.world_size
+    indices = choice.indices(held, choice.numel / choice.world_size)
+    return ("gather_lists", indices), ("gather_lists", choice.values(held))
+
+
+def _spread(
     mine: SparseValues, held: list[int], regions: Spans, transport: Transport
 ) -> Reduction[tuple[SparseValues, list[int]]]:
     """Move entries to neighbouring ranks, their order kept, until all hold as many, give or take one.

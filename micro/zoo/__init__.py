@@ -18,9 +18,19 @@ PARTS: dict[str, dict[str, str]] = {
         "sage_published": "sage_published:PublishedSage",
         "sidco_published": "sidco_published:PublishedSidco",
     },
-    "micro.exchanges": {},
-    "micro.codecs": {},
+    "micro.exchanges": {
+        "gtopk": "gtopk:GTopK",
+    },
+    "micro.codecs": {
+        "natural": "natural:Natural",
+        "onebit": "onebit:OneBit",
+        "range_float": "range_float:RangeFloat",
+        "terngrad": "terngrad:TernGrad",
+    },
     "micro.index_codecs": {},
     "micro.densities": {},
-    "micro.reducers": {},
+    "micro.reducers": {
+        "dct": "dct:DCTReducer",
+        "fft": "fft:FFTReducer",
+    },
 }

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import micro
 from micro.codecs.two_means import TwoMeans
-from micro.codecs.two_means_published import PublishedTwoMeans
-from micro.exchanges.gather_senders import GatherBySenders
 from tests.sparsifiers.base import (
     BUILD_UP,
     Row,
@@ -63,7 +61,11 @@ ROWS: tuple[Row, ...] = (
         SPARSELOCO,
         name="sparseloco+published",
         make=sparse(
-            CHUNKS, exchange=GatherBySenders(), codec=PublishedTwoMeans(), indices=micro.Packed(), feedback=DECAY
+            CHUNKS,
+            exchange=micro.Gather(rule="senders"),
+            codec=TwoMeans(rule="published"),
+            indices=micro.Packed(),
+            feedback=DECAY,
         ),
         values=encoded_lists(a_byte_each),
         conserves_mass=False,

@@ -1,7 +1,7 @@
 """DeMo: coefficients of tiles, with its transform and without."""
 
 import micro
-from micro.reducers.dct import DCTReducer
+from micro.zoo.dct import DCTReducer
 from tests.sparsifiers.base import BUILD_UP, Make, Row, lists, raw_lists, rows
 
 
@@ -29,5 +29,5 @@ def row(name: str, make: Make, **promises: object) -> Row:
 ROWS: tuple[Row, ...] = (
     row("dct", tiles()),
     row("dct+none", tiles(transform="none")),
-    row("dct+senders", tiles(exchange=micro.GatherBySenders()), conserves_mass=False, rule="senders"),
+    row("dct+senders", tiles(exchange=micro.Gather(rule="senders")), conserves_mass=False, rule="senders"),
 )

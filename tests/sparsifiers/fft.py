@@ -3,7 +3,7 @@
 import math
 
 import micro
-from micro.reducers.fft import FFTReducer
+from micro.zoo.fft import FFTReducer
 from tests.sparsifiers.base import BUILD_UP, Make, Outcome, Row, no_bytes
 
 NUM_SPECTRUM_BINS = 136  # of the laws' 257 elements, padded to 270

@@ -35,7 +35,10 @@ ROWS: tuple[Row, ...] = (
     gathered("gaussiank+repaired", micro.Estimated(fit="gaussiank"), "repaired"),
     gathered("gaussiank+published", micro.Estimated(fit="gaussiank_published"), "published"),
     gathered(
-        "gaussiank+published+slices", micro.Estimated(fit="gaussiank_published"), "published", micro.PublishedGather()
+        "gaussiank+published+slices",
+        micro.Estimated(fit="gaussiank_published"),
+        "published",
+        micro.Gather(rule="published"),
     ),
     Row(
         name="gaussiank+repaired+union",

@@ -1,7 +1,6 @@
 """Ok-Topk: reused thresholds, sums in regions. What each region holds is not in the outcome: bytes are bounds here."""
 
 from micro.exchanges.oktopk import Oktopk
-from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.selectors.estimated import Estimated
 from micro.selectors.topk import TopK
 from tests.sparsifiers.base import BUILD_UP, EXACT, Bytes, Outcome, Row, lists, rows, sparse, union_values
@@ -42,7 +41,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="oktopk+published",
-        make=sparse(Estimated(fit="reused_published"), exchange=PublishedOktopk(balance=None)),
+        make=sparse(Estimated(fit="reused_published"), exchange=Oktopk(rule="published", balance=None)),
         band=None,
         counts=control(12, 4),
         indices=entries(4),

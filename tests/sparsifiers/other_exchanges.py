@@ -5,9 +5,7 @@ from torch import Tensor
 
 import micro
 from micro.exchanges.dsa import DSA
-from micro.exchanges.dsa_published import PublishedDSA
-from micro.exchanges.gtopk import GTopK
-from micro.exchanges.gtopk_published import PublishedGTopK
+from micro.zoo.gtopk import GTopK
 from tests.sparsifiers.base import (
     BUILD_UP,
     EXACT,
@@ -91,7 +89,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="gtopk+published",
-        make=sparse(micro.TopK(), exchange=PublishedGTopK()),
+        make=sparse(micro.TopK(), exchange=GTopK(rule="published")),
         band=EXACT,
         counts=tree_counts,
         indices=tree(8),
@@ -112,7 +110,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="dsa+published",
-        make=sparse(micro.TopK(), exchange=PublishedDSA()),
+        make=sparse(micro.TopK(), exchange=DSA(rule="published")),
         band=None,
         counts=rows(16),
         indices=regional_indices(published=True),
@@ -123,7 +121,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="threshold+gather+published",
-        make=sparse(micro.Threshold(), exchange=micro.PublishedGather()),
+        make=sparse(micro.Threshold(), exchange=micro.Gather(rule="published")),
         band=None,
         counts=rows(8),
         indices=lists(4),

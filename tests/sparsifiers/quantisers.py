@@ -5,15 +5,13 @@ from collections.abc import Callable
 
 import micro
 from micro.codecs.int8 import Int8
-from micro.codecs.natural import Natural
-from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
-from micro.codecs.qsgd_published import PublishedQSGD
-from micro.codecs.range_float import RangeFloat
 from micro.codecs.sign import Sign
-from micro.codecs.terngrad import TernGrad
-from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.selectors.everything import Everything
+from micro.zoo.natural import Natural
+from micro.zoo.onebit import OneBit
+from micro.zoo.range_float import RangeFloat
+from micro.zoo.terngrad import TernGrad
 from tests.sparsifiers.base import (
     BUILD_UP,
     EXACT,
@@ -110,7 +108,7 @@ ROWS: tuple[Row, ...] = (
     to_all("onebit", OneBit(), coded(1, block=1024, header=8)),
     to_all(
         "qsgd+published",
-        PublishedQSGD(),
+        QSGD(rule="published"),
         coded(4, block=512),
         feedback=False,
         seeded=True,
@@ -118,13 +116,13 @@ ROWS: tuple[Row, ...] = (
     ),
     to_all(
         "terngrad+published",
-        PublishedTernGrad(clip=None),
+        TernGrad(rule="published", clip=None),
         ternary,
         feedback=False,
         seeded=True,
         rule="published",
     ),
-    to_all("natural+published", micro.PublishedNatural(), coded(8), feedback=False, seeded=True, rule="published"),
+    to_all("natural+published", Natural(rule="published"), coded(8), feedback=False, seeded=True, rule="published"),
     Row(
         name="topk+union+range_float",
         make=sparse(micro.TopK(), codec=RangeFloat()),

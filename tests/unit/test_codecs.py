@@ -9,19 +9,15 @@ from torch import Tensor
 
 import micro
 from micro.codecs.int8 import Int8
-from micro.codecs.natural import Natural
-from micro.codecs.natural_published import PublishedNatural
-from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
-from micro.codecs.qsgd_published import PublishedQSGD
-from micro.codecs.range_float import Format, RangeFloat
 from micro.codecs.sign import Sign
-from micro.codecs.terngrad import TernGrad, pack_ternary, unpack_ternary
-from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.codecs.two_means import TwoMeans
-from micro.codecs.two_means_published import PublishedTwoMeans
 from micro.requests import carried_out
 from micro.selectors.everything import Everything
+from micro.zoo.natural import Natural
+from micro.zoo.onebit import OneBit
+from micro.zoo.range_float import Format, RangeFloat
+from micro.zoo.terngrad import TernGrad, pack_ternary, unpack_ternary
 from tests.products import grid
 from tests.sparsifiers.quantisers import Size, coded, ternary
 
@@ -39,7 +35,7 @@ DETERMINISTIC: dict[str, tuple[micro.Codec, Size]] = {
     "range_float, 16 bits": (RangeFloat(bits=16), coded(16)),
     "sign": (Sign(block=BLOCK), coded(1, block=BLOCK)),
     "two_means": (TwoMeans(block=BLOCK), coded(2, block=BLOCK, header=8)),
-    "two_means as published": (PublishedTwoMeans(), coded(8, header=16)),
+    "two_means as published": (TwoMeans(rule="published"), coded(8, header=16)),
 }
 LEAST_SQUARES: dict[str, tuple[micro.Codec, Size]] = {
     "qsgd": (QSGD(block=BLOCK), coded(4, block=BLOCK)),
@@ -50,10 +46,10 @@ LEAST_SQUARES: dict[str, tuple[micro.Codec, Size]] = {
 }
 UNBIASED: dict[str, tuple[micro.Codec, Size]] = {
     "int8 at random": (Int8(block=BLOCK, stochastic=True), coded(8, block=BLOCK)),
-    "natural as published": (PublishedNatural(), coded(8)),
-    "qsgd as published": (PublishedQSGD(block=BLOCK), coded(4, block=BLOCK)),
-    "qsgd as published, 8 bits": (PublishedQSGD(block=BLOCK, bits=8), coded(8, block=BLOCK)),
-    "terngrad as published": (PublishedTernGrad(clip=None), ternary),
+    "natural as published": (Natural(rule="published"), coded(8)),
+    "qsgd as published": (QSGD(rule="published", block=BLOCK), coded(4, block=BLOCK)),
+    "qsgd as published, 8 bits": (QSGD(rule="published", block=BLOCK, bits=8), coded(8, block=BLOCK)),
+    "terngrad as published": (TernGrad(rule="published", clip=None), ternary),
 }
 ALL = DETERMINISTIC | LEAST_SQUARES | UNBIASED
 SOUND = DETERMINISTIC | LEAST_SQUARES
@@ -237,7 +233,7 @@ def test_natural_loses_a_ninth_at_most() -> None:
 
 def test_natural_at_random_gives_one_of_the_powers_around() -> None:
     values = normal()
-    for value, decoded in zip(values.tolist(), through(PublishedNatural(), values).tolist(), strict=True):
+    for value, decoded in zip(values.tolist(), through(Natural(rule="published"), values).tolist(), strict=True):
         assert abs(decoded) in (2.0 ** math.floor(math.log2(abs(value))), 2.0 ** math.ceil(math.log2(abs(value))))
         assert (decoded < 0) == (value < 0)
 
@@ -252,7 +248,7 @@ def test_natural_spends_no_power_above_the_largest() -> None:
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_qsgd_as_published_is_a_neighbouring_level_of_the_norm(bits: int) -> None:
     values, levels = normal(), 2 ** (bits - 1) - 1
-    decoded = through(PublishedQSGD(bits=bits, block=BLOCK), values).double().tolist()
+    decoded = through(QSGD(rule="published", bits=bits, block=BLOCK), values).double().tolist()
     for place, block in enumerate(blocks_of(values)):
         level = math.sqrt(sum(v * v for v in block)) / levels
         for offset, value in enumerate(block):
@@ -263,7 +259,7 @@ def test_qsgd_as_published_is_a_neighbouring_level_of_the_norm(bits: int) -> Non
 
 def test_terngrad_as_published_is_the_cut_largest_or_nothing() -> None:
     values = normal(2000)
-    decoded = through(PublishedTernGrad(), values)
+    decoded = through(TernGrad(rule="published"), values)
     for plain, codes in zip(blocks_of(values, 1024), blocks_of(decoded, 1024), strict=True):
         limit = 2.5 * math.sqrt(sum(v * v for v in plain) / len(plain))
         assert limit < max(map(abs, plain))

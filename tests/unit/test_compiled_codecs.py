@@ -17,16 +17,13 @@ from micro.codecs.fused import FusedCodec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.messages import equal_messages
-from micro.codecs.natural import Natural
-from micro.codecs.natural_published import PublishedNatural
-from micro.codecs.onebit import OneBit
 from micro.codecs.qsgd import QSGD
-from micro.codecs.qsgd_published import PublishedQSGD
-from micro.codecs.range_float import RangeFloat
 from micro.codecs.sign import Sign
-from micro.codecs.terngrad import TernGrad
-from micro.codecs.terngrad_published import PublishedTernGrad
 from micro.kernels import table, threads
+from micro.zoo.natural import Natural
+from micro.zoo.onebit import OneBit
+from micro.zoo.range_float import RangeFloat
+from micro.zoo.terngrad import TernGrad
 from tests.products import grid
 
 pytestmark = pytest.mark.skipif(kernels.codes_for(torch.ones(1)) is None, reason="numba is not installed")
@@ -37,7 +34,7 @@ CODECS: dict[str, FusedCodec] = {
     "int8": Int8(),
     "int8, short blocks at random": Int8(block=7, stochastic=True),
     "natural": Natural(),
-    "natural as published": PublishedNatural(),
+    "natural as published": Natural(rule="published"),
     "range_float": RangeFloat(),
     "range_float, 11 bits": RangeFloat(bits=11, mantissa=6),
     "range_float, 16 bits": RangeFloat(bits=16),
@@ -46,11 +43,11 @@ CODECS: dict[str, FusedCodec] = {
     "onebit": OneBit(),
     "onebit, short blocks": OneBit(block=3),
     "qsgd": QSGD(),
-    "qsgd as published": PublishedQSGD(block=100),
+    "qsgd as published": QSGD(rule="published", block=100),
     **{f"qsgd, {bits} bits": QSGD(bits=bits, block=33) for bits in (2, 3, 7, 8, 9, 16)},
     "terngrad": TernGrad(),
     "terngrad, uncut": TernGrad(clip=None, block=9),
-    "terngrad as published": PublishedTernGrad(block=1),
+    "terngrad as published": TernGrad(rule="published", block=1),
 }
 PARTS = 7
 COUNTS = [0, 1, 2, 7, 64, 65, 1023, 1025, 5121, 9000]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.reducers.dct import DCTReducer
-from micro.reducers.tiles import dct, tiling_of
+from micro.zoo.dct import DCTReducer
+from micro.zoo.tiles import dct, tiling_of
 
 LAYOUT = micro.Layout(("matrix", "bias", "conv", "none"), ((7, 10), (9,), (5, 2, 3, 3), (0,)))
 

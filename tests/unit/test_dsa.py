@@ -8,7 +8,6 @@ import micro
 from micro.comm import Traffic
 from micro.exchanges.base import Wire
 from micro.exchanges.dsa import DSA
-from micro.exchanges.dsa_published import PublishedDSA
 from micro.sparse import Exchanged, Overlap, SparseValues
 from tests.exchanging import exchanged
 from tests.products import grid
@@ -162,6 +161,6 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="rule of dsa must be one of repaired, published, got 'paper'"):
         micro.build(micro.Exchange, {"name": "dsa", "rule": "paper"})
     with pytest.raises(ValueError, match="rule published of dsa sends values as they are, got codec half: use raw"):
-        micro.SparseReducer(micro.TopK(), 0.1, exchange=PublishedDSA(), codec=micro.Half())
+        micro.SparseReducer(micro.TopK(), 0.1, exchange=DSA(rule="published"), codec=micro.Half())
     with pytest.raises(ValueError, match="exchange dsa sends each rank's own choice"):
         micro.SparseReducer(micro.RandomK(), 0.1, exchange=DSA())

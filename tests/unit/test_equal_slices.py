@@ -62,6 +62,6 @@ def test_equal_numbers_lose_nothing() -> None:
 
 def test_rule() -> None:
     assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather()).rule_name is None
-    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.PublishedGather()).rule_name == "published"
-    with pytest.raises(ValueError, match="rule of gather must be published, senders or left out, got 'repaired'"):
+    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather(rule="published")).rule_name == "published"
+    with pytest.raises(ValueError, match="rule of gather must be one of published, senders or null, got 'repaired'"):
         micro.build(micro.Exchange, {"name": "gather", "rule": "repaired"})

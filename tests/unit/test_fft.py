@@ -12,10 +12,10 @@ from torch import Tensor
 import micro
 from experiments.training.recording import step_row
 from experiments.training.workers import Reduced
-from micro.codecs.range_float import RangeFloat
 from micro.density.accordion import Accordion
 from micro.index_codecs import Packed
-from micro.reducers.fft import FFTReducer
+from micro.zoo.fft import FFTReducer
+from micro.zoo.range_float import RangeFloat
 
 WORLD_SIZE = 3
 PADDED = {1: 2, 2: 2, 3: 4, 5: 6, 7: 8, 11: 12, 12: 12, 13: 16, 16: 16, 37: 40, 257: 270}

@@ -7,9 +7,8 @@ from torch import Tensor
 import micro
 from micro.comm import Traffic
 from micro.exchanges.base import Wire
-from micro.exchanges.gtopk import GTopK, _prune
-from micro.exchanges.gtopk_published import PublishedGTopK
 from micro.sparse import Exchanged, SparseValues
+from micro.zoo.gtopk import GTopK, _prune
 from tests.exchanging import exchanged
 from tests.fake_device import DeviceTensor, fake_device
 from tests.products import grid
@@ -197,7 +196,7 @@ def test_published_sends_pairs_of_float64_alone(name: str) -> None:
     indices = micro.build(micro.IndexCodec, name)
     micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(), indices=indices)
     with pytest.raises(ValueError, match=f"rule published of gtopk sends indices as float64, got indices {name}"):
-        micro.SparseReducer(micro.TopK(), 0.1, exchange=PublishedGTopK(), indices=indices)
+        micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(rule="published"), indices=indices)
 
 
 def test_a_list_is_pruned_on_a_device_without_a_wait() -> None:

@@ -32,6 +32,7 @@ from micro.selectors.randomk import draw
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from micro.zoo import exdyna
 from micro.zoo.deft import layer_pieces
+from micro.zoo.gtopk import GTopK
 from tests.mirrored_ranks import MirroredComm
 from tests.products import TIER, grid
 
@@ -41,11 +42,11 @@ EXCHANGES = (
     micro.Union(),
     micro.Gather(),
     micro.DSA(),
-    micro.PublishedDSA(),
-    micro.GTopK(),
-    micro.PublishedGTopK(),
+    micro.DSA(rule="published"),
+    GTopK(),
+    GTopK(rule="published"),
     micro.Oktopk(),
-    micro.PublishedOktopk(),
+    micro.Oktopk(rule="published"),
     micro.InPieces(ends=(2**30 + 7, MAX_NUMEL)),
     micro.InPieces(each=micro.Gather(), ends=(1, 2**31 - 2, MAX_NUMEL)),
 )
@@ -84,7 +85,7 @@ def test_exchanges_keep_every_index_of_the_longest_vector(
             expected[place] = expected.get(place, 0.0) + (1.0 + rank) / world_size
     if part.name == "union" or getattr(part, "each", part).name == "union":
         expected = dict.fromkeys(expected, (1 + world_size) / 2)
-    if isinstance(part, micro.PublishedDSA):
+    if part == micro.DSA(rule="published"):
         expected = {}  # sends what is above the smallest magnitude of a choice: of equal ones nothing
     for found in exchange(part, indices, world_size):
         update: dict[int, float] = {}

@@ -14,7 +14,6 @@ import micro
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.largest_sums import OktopkState
 from micro.exchanges.oktopk import Oktopk
-from micro.exchanges.oktopk_published import PublishedOktopk
 from micro.index_codecs import Packed
 from micro.lockstep import SimulatedRanks
 from micro.operations import PADDING
@@ -364,7 +363,7 @@ def test_ties_go_to_the_lowest_index() -> None:
 
 def test_published_applies_no_zeros_and_only_what_exceeds_the_threshold() -> None:
     accs = torch.tensor([[1.0, 2.0, 0.0, -1.5, 4.0, 0.5], [1.0, -2.0, 0.0, -1.5, 1.0, 0.5]])
-    made, chosen = PublishedOktopk(), [[0, 1, 3, 4, 5], [0, 1, 3, 5]]
+    made, chosen = Oktopk(rule="published"), [[0, 1, 3, 4, 5], [0, 1, 3, 5]]
     for state, result in exchanged(made, accs, chosen, 5, Wire()):
         assert result.update[0].indices.tolist() == [0, 3, 4, 5]  # 2 - 2 is not among them
         assert state.threshold == 1.0
@@ -461,7 +460,7 @@ def test_published_goes_on_where_the_authors_code_fails() -> None:
             "reevaluate of reused_published must be at least 1, got 0",
         ),
         (lambda: Oktopk(repartition=0), "repartition of oktopk must be at least 1, got 0"),
-        (lambda: PublishedOktopk(reevaluate=-1), "reevaluate of oktopk must be at least 1, got -1"),
+        (lambda: Oktopk(rule="published", reevaluate=-1), "reevaluate of oktopk must be at least 1, got -1"),
         (lambda: Oktopk(balance=0.5), "balance of oktopk must be at least 1, or null for never, got 0.5"),
     ],
 )

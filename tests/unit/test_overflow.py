@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import micro
+from micro.zoo.fft import FFTReducer
 from tests.products import grid
 from tests.sparsifiers import TABLE, Row
 
@@ -80,7 +81,7 @@ METHODS = [
     micro.SparseReducer(
         micro.Estimated(fit="dgc"), 0.005, exchange=micro.Gather(), feedback=micro.MomentumCorrection(momentum=0.5)
     ),
-    micro.FFTReducer(density=0.1, feedback=micro.ErrorFeedback()),
+    FFTReducer(density=0.1, feedback=micro.ErrorFeedback()),
     micro.PowerSGD(rank=1),
     micro.TwoLevel(reducer=micro.SparseReducer(micro.Micro(), 0.005), ranks_per_node=1),
 ]

@@ -9,9 +9,8 @@ from torch import Tensor
 import micro
 from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
-from micro.codecs.two_means_published import PublishedTwoMeans
-from micro.exchanges.gather_senders import GatherBySenders
 from micro.requests import carried_out
+from micro.zoo.fft import FFTReducer
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -60,7 +59,7 @@ def test_two_magnitudes_leave_the_least_of_all_cuts_of_a_block() -> None:
 def test_of_what_top_k_selects_the_published_levels_tell_little_more_than_a_sign() -> None:
     values = drawn(200_000).float()
     largest = values[micro.kernels.largest(values, values.numel() // 64).long()]
-    sign, ours, published = (lost(codec, largest) for codec in (Sign(), TwoMeans(), PublishedTwoMeans()))
+    sign, ours, published = (lost(codec, largest) for codec in (Sign(), TwoMeans(), TwoMeans(rule="published")))
     assert published > 0.9 * sign
     assert ours < 0.5 * sign
 
@@ -73,14 +72,14 @@ def test_the_published_levels_are_those_of_the_public_code() -> None:
     expected = [
         sum(v for v, other in zip(values, levels, strict=True) if other == own) / levels.count(own) for own in levels
     ]
-    codec = PublishedTwoMeans()
+    codec = TwoMeans(rule="published")
     decoded = codec.decode(codec.encode(torch.tensor(values), (0,)), 6, torch.float32)
     assert decoded.tolist() == pytest.approx(expected)
     assert len(set(levels)) > 2
 
 
 def test_the_mean_is_over_those_who_sent() -> None:
-    reducer = micro.SparseReducer(micro.TopK(), 0.2, GatherBySenders())
+    reducer = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather(rule="senders"))
     grads = drawn(4, 30)
     with closing(micro.Simulation(reducer, micro.Layout.flat(30), 4, dtype=torch.float64)) as simulation:
         update = simulation.step(grads).update
@@ -101,7 +100,7 @@ def test_decay_is_a_share(decay: float) -> None:
     "reducer",
     [
         micro.SparseReducer(micro.TopK(), 0.1, feedback=micro.ErrorFeedback(decay=0.75)),
-        micro.FFTReducer(density=0.1, bits=32, feedback=micro.ErrorFeedback(decay=0.75)),
+        FFTReducer(density=0.1, bits=32, feedback=micro.ErrorFeedback(decay=0.75)),
     ],
     ids=["sparse", "fft"],
 )

@@ -10,6 +10,7 @@ from torch import Tensor
 import micro
 from micro.checkpoints.resizing import average
 from micro.planning.volumes import calls_of
+from micro.zoo.fft import FFTReducer
 
 LAYOUT = micro.Layout(
     ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias"), ((6, 8), (6,), (6,), (4, 6), (4,))
@@ -124,9 +125,7 @@ def test_a_dense_start_goes_on_after_a_restart() -> None:
             assert torch.equal(split.step(gradients(step)).update, restored.step(gradients(step)).update)
 
 
-@pytest.mark.parametrize(
-    "inner", [micro.PowerSGD(rank=1), micro.FFTReducer(density=0.2, feedback=micro.ErrorFeedback())]
-)
+@pytest.mark.parametrize("inner", [micro.PowerSGD(rank=1), FFTReducer(density=0.2, feedback=micro.ErrorFeedback())])
 def test_any_reducer_can_be_split(inner: micro.Reducer) -> None:
     with closing(simulation(micro.Split(reducer=inner, min_dims=2, nonfinite="skip"))) as split:
         for step in range(3):

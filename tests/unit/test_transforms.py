@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.transforms import from_spectrum_, num_bins, padded_length, to_spectrum
+from micro.zoo.spectrum import from_spectrum_, num_bins, padded_length, to_spectrum
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 11, 13, 17, 23, 30)
 

@@ -15,6 +15,7 @@ from micro.reducers.node_shards import NodeShards
 from micro.reducers.shares import share_of
 from micro.requests import AllReduce
 from micro.sparse import SparseValues
+from micro.zoo.fft import FFTReducer
 from tests.products import grid
 from tests.saving import through_a_file
 from tests.sparsifiers import TABLE, Row
@@ -37,7 +38,7 @@ METHODS: dict[str, micro.Reducer] = {
     "dgc": micro.SparseReducer(
         micro.Estimated(fit="dgc"), DENSITY, feedback=micro.MomentumCorrection(), exchange=micro.Gather()
     ),
-    "fft": micro.FFTReducer(density=DENSITY, feedback=micro.ErrorFeedback()),
+    "fft": FFTReducer(density=DENSITY, feedback=micro.ErrorFeedback()),
 }
 ALONE = [
     row

@@ -10,6 +10,7 @@ import micro
 from micro.operations import OPS, PADDING, bytes_sent
 from micro.planning.volumes import Calls, Volume, calls_of, volume_of
 from micro.randomness import generator
+from micro.zoo.fft import FFTReducer
 from tests.products import grid
 
 DENSITY = 0.05
@@ -25,7 +26,7 @@ EXACT: dict[str, micro.Reducer] = {  # what they send does not depend on the val
     "randomk": micro.SparseReducer(micro.RandomK(), DENSITY),
     "everything": micro.SparseReducer(micro.Everything(), 1.0),
     "split": micro.Split(reducer=micro.SparseReducer(micro.RandomK(), DENSITY), min_dims=2),
-    "fft": micro.FFTReducer(density=DENSITY, feedback=micro.ErrorFeedback()),
+    "fft": FFTReducer(density=DENSITY, feedback=micro.ErrorFeedback()),
 }
 CLOSE: dict[str, micro.Reducer] = {
     "topk+union": micro.SparseReducer(micro.TopK(), DENSITY),

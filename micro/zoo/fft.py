@@ -1,31 +1,24 @@
 """FFT sparsification: the strongest frequencies of the gradient, in few bits."""
 
-import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs.base import Codec
-from micro.codecs.range_float import RangeFloat
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.density.base import Density, target_count
-from micro.feedback import Feedback, NoFeedback
-from micro.health import Finite, flag_of, is_finite_by, soonest
+from micro.density.base import Target, target_count
+from micro.health import flag_of, soonest
 from micro.index_codecs import Bitmap, IndexCodec
-from micro.nonfinite import Policy, check_policy
-from micro.parts import as_part
-from micro.reducers.base import BucketState
-from micro.reducers.outcome import Outcome, checked, cut_
 from micro.reducers.rounding import write_
-from micro.reducers.spectrum import Bins, complex_bins, real_parts, strongest, vector_of
-from micro.reducers.with_density import WithDensity
 from micro.requests import AllGatherLists, Once, Reduction
-from micro.stats import Start, stats_of
+from micro.sparse import Step
 from micro.traffic import Bucket, Volume
-from micro.transforms import num_bins, to_spectrum
+from micro.zoo.range_float import RangeFloat
+from micro.zoo.spectrum import Bins, complex_bins, num_bins, real_parts, strongest, to_spectrum, vector_of
+from micro.zoo.transforming import Coefficients, Transforming
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +37,15 @@ class _Gathered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FFTReducer(WithDensity):
+class FFTReducer(Transforming):
     """Send the strongest bins of the gradient's spectrum, quantised: a share ``density`` = 1 - theta of them.
 
     Every rank transforms its accumulator, keeps the bins that hold most of its energy, and sends which they are and
-    their real and imaginary parts. The spectra are added up and transformed back once. The update is dense: counts and
-    densities of the statistics are of bins, and ``relative_error`` is exact but for rounding, by Parseval: what the
-    dropped bins and the quantiser lost, an upper bound where the vector was padded.
+    their real and imaginary parts. The spectra are added up and transformed back once. Counts and
+    densities of the statistics are of bins; ``relative_error`` is an upper bound where the vector was padded.
 
     Bytes sent per rank, for k of F bins: (n-1) (F/8 + 2 bits k / 8 + 1), each term rounded up to whole bytes, and the
-    header of the quantiser. Two collectives. Replicas are equal bit for bit where all ranks run the same library on the
-    same kind of processor: every rank transforms back on its own.
+    header of the quantiser. Two collectives.
 
     Args:
         density: share of the bins kept, in (0, 1], or a schedule of it. Convergence is proven for a theta that
@@ -63,8 +54,7 @@ class FFTReducer(WithDensity):
         feedback: 'none' drops what was not sent, as published; 'residual' keeps it, for one more transform.
         indices: the form in which the kept bins are named; a bit for each bin by default, which 'shortest' undercuts at
             densities below a few percent. A part, its name, or a mapping.
-        nonfinite: 'stop' raises on all ranks when a gradient holds NaN or Inf, 'skip' makes that update zero.
-        seed: for a quantiser that is random.
+        nonfinite, seed: see `Transforming`.
 
     Source: Wang et al., FFT-based Gradient Sparsification for the Distributed Training of Deep Neural Networks, HPDC
     2020, doi 10.1145/3369583.3392681; arXiv 1811.08596. Differences: the vector is padded to a length that is fast to
@@ -76,24 +66,12 @@ class FFTReducer(WithDensity):
         ValueError: a density outside (0, 1], bits that the quantiser does not have, or another feedback.
     """
 
-    density: Density[Any] | float
     bits: int = 10
-    feedback: Feedback = field(default_factory=NoFeedback)
     indices: IndexCodec = field(default_factory=Bitmap)
-    nonfinite: Policy = "stop"
-    seed: int = 0
     name: ClassVar[str] = "fft"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "feedback", as_part(Feedback, self.feedback))
-        object.__setattr__(self, "indices", as_part(IndexCodec, self.indices))
-        check_policy(self.nonfinite)
-        if self.density_policy.by_layer:
-            raise ValueError(
-                f"density {self.density_policy.name} differs by layer, fft sees frequencies of all: use another"
-            )
-        if self.feedback.name not in ("none", "residual"):
-            raise ValueError(f"feedback of fft must be one of none, residual, got '{self.feedback.name}'")
+        Transforming.__post_init__(self)
         _ = self.codec
 
     @property
@@ -106,57 +84,29 @@ class FFTReducer(WithDensity):
         """The form of real and imaginary parts on the wire."""
         return Raw() if self.bits == 32 else RangeFloat(bits=self.bits)
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
-        """Replace ``grad`` (numel,) by the mean update."""
-        start = Start.of(comm, grad.device)
-        step, numel = state.step, grad.numel()
-        target = yield from self.density_policy.target(state.density, grad, step, state.layout, comm)
-        forgotten = self.feedback.forgotten(state.memory)
-        acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
-        before = comm.now(grad.device)
+    def send(self, acc: Tensor, grad: Tensor, target: Target, step: Step, comm: Comm) -> Reduction[Coefficients]:
+        """Send the strongest bins of ``acc`` and make ``grad`` the mean; see Transforming."""
+        n, numel, before = comm.world_size, acc.numel(), comm.now(grad.device)
         spectrum = to_spectrum(acc)
         kept, dropped = strongest(spectrum, target_count(target.density, spectrum.numel()))
         select = comm.now(grad.device) - before
-        gathered = yield from self._gather(
-            kept, spectrum.numel(), (self.seed, step, comm.rank), comm, is_finite=is_finite_by(bad, numel)
-        )
-        state.step += 1
-        keeps = self.feedback.name == "residual"
-        own = vector_of(gathered.parts[comm.rank : comm.rank + 1], spectrum, numel) if keeps else None
+        gathered = yield from self._gather(kept, spectrum.numel(), step, comm)
+        mine = gathered.parts[comm.rank]
+        own = vector_of([mine], spectrum, numel) if self.keeps else None
         is_finite, unsent = soonest(gathered.are_finite), None
         if is_finite is not False:
-            mean = yield Once(work=lambda: vector_of(gathered.parts, spectrum, numel).div_(comm.world_size))
+            mean = yield Once(work=lambda: vector_of(gathered.parts, spectrum, numel).div_(n))
             unsent = write_(mean, grad)
-        norms = _norms(gathered.parts[comm.rank], kept, dropped)
-        made = checked(grad, *norms, forgotten, is_finite=is_finite, num_updated=gathered.num_chosen)
-        if made.bad_update is not None:
-            cut_(acc, slice(None), comm.world_size * numel)
-        *known, lost = made.records
-        count = kept.indices.numel()
-        stats = stats_of(
-            start,
-            comm,
-            grad.device,
-            step=step,
-            numel=numel,
-            rule=self.rule_name,
-            target_density=target.density,
-            target_count=count,
-            counts=(count,) * comm.world_size,
-            global_count=made.num_updated,
+        return Coefficients(
+            counts=(kept.indices.numel(),) * n,
+            num_updated=gathered.num_chosen,
+            is_finite=is_finite,
             select=select,
-            forgotten=lost,
-            relative_error=_relative_error(*known),
+            error=_relative_error(mine, kept, dropped),
+            own=own,
+            unsent=unsent,
             num_bins=spectrum.numel(),
         )
-
-        def on_deliver() -> None:
-            for vector, sign in ((own, -1), (unsent, 1)):
-                if vector is not None and keeps:
-                    acc.add_(vector, alpha=sign)
-
-        findings = made.findings(state.layout, bad)
-        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
 
     def volume(self, bucket: Bucket) -> Volume:
         """Return the gathering of places, and of values with the finite flag; see Reducer."""
@@ -165,14 +115,12 @@ class FFTReducer(WithDensity):
         places, values = self.indices.num_bytes(count, bins), self.codec.num_bytes(2 * count, bucket.dtype)
         return bucket.volume((("gather_lists", places), ("gather_lists", values + 1)), bucket.numel)
 
-    def _gather(
-        self, kept: Bins, span: int, key: tuple[int, ...], comm: Comm, *, is_finite: Finite
-    ) -> Reduction[_Gathered]:
+    def _gather(self, kept: Bins, span: int, step: Step, comm: Comm) -> Reduction[_Gathered]:
         """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
         n, count, parts, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
-        flag = flag_of(is_finite, torch.uint8, parts.device)
+        flag = flag_of(step.is_finite, torch.uint8, parts.device)
         places = self.indices.encode(kept.indices, span)
-        wire = torch.cat([codec.encode(parts, key), flag])
+        wire = torch.cat([codec.encode(parts, (step.seed, step.index, comm.rank)), flag])
         maps = (yield AllGatherLists(mine=places, counts=[places.numel()] * n, kind="indices")).view(n, -1)
         wires = (yield AllGatherLists(mine=wire, counts=[wire.numel()] * n, kind="values")).view(n, -1)
         gathered: _Gathered = yield Once(work=lambda: self._decoded(maps, wires, count, span, parts.dtype))
@@ -189,13 +137,10 @@ class FFTReducer(WithDensity):
         return _Gathered(bins, wires[:, -1].bool().all(), chosen.sum())
 
 
-def _norms(sent: Bins, kept: Bins, dropped: Tensor) -> list[Tensor]:
-    """Return the norms () of what was kept, what was dropped, and what rounding lost of what was sent."""
+def _relative_error(sent: Bins, kept: Bins, dropped: Tensor) -> Tensor:
+    """Return () what was lost of the vector, by Parseval: the ``dropped`` bins, and the rounding of those sent."""
     rounding = real_parts(kept.values - sent.values)
-    return [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (real_parts(kept.values), dropped, rounding)]
-
-
-def _relative_error(kept: float, dropped: float, rounding: float) -> float:
-    """Return what was lost, by Parseval."""
-    whole = math.hypot(kept, dropped)
-    return math.hypot(dropped, rounding) / whole if whole else 0.0
+    norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (real_parts(kept.values), dropped, rounding)]
+    whole, lost = torch.stack(norms[:2]).norm(), torch.stack(norms[1:]).norm()
+    share: Tensor = lost / whole.clamp_min(torch.finfo(torch.float64).tiny)
+    return share

@@ -12,9 +12,10 @@ from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Transport, Wire
 from micro.exchanges.traffic import Choice
 from micro.health import Finite, flag_of, soonest
-from micro.index_codecs import IndexCodec
+from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.reference import places_of
 from micro.on_device import on_device
+from micro.parts import Rule, check_rule
 from micro.requests import AllToAll, Broadcast, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, summed
 from micro.traffic import COUNT_BYTES, Calls
@@ -33,43 +34,62 @@ class GTopK(Exchange[NoState]):
     Bytes sent, with int32 indices and values of w bytes: (4 + w) k by every rank but the first on the way up the tree,
     (4 + w) k (n-1)/n for the broadcast; ahead of that, 4 bytes for each rank whose choice is in the list, and 4 more.
 
+    Args:
+        rule: 'repaired', or 'published': the public code, where a rank keeps of its own choice what is not in the
+            update, so that a value pruned in one part of the tree is lost where its index comes in from another. An
+            index and a value travel as two float64 there, as happens when int64 indices and float32 values are joined:
+            16 bytes in place of 4 + w.
+
     Source: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
-    Networks, ICDCS 2019, arXiv 1901.04359, and its public code. Differences: what the residuals keep; any number of
-    ranks (the code fails unless it is a power of two); entries of 4 + w bytes. `PublishedGTopK` follows the public
-    code.
+    Networks, ICDCS 2019, arXiv 1901.04359, and its public code. Differences: any number of ranks (the code fails unless
+    it is a power of two).
+
+    Raises:
+        ValueError: no such rule; with rule 'published' any form of indices but int32, when a reducer is composed.
     """
 
+    rule: Rule = "repaired"
     name: ClassVar[str] = "gtopk"
-    rule: ClassVar[str] = "repaired"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY})
     encodes: ClassVar[bool] = False
 
-    def entry_form(self, wire: Wire, dtype: torch.dtype) -> tuple[IndexCodec, torch.dtype]:
-        """Return the forms of indices and values in the tree: those given; ``dtype`` is the accumulator's."""
-        return wire.indices, dtype
+    def __post_init__(self) -> None:
+        check_rule(self)
 
-    def sent(self, mine: SparseValues, pruned: list[SparseValues], total: SparseValues) -> SparseValues:
-        """Return what leaves this rank's residual: its choice less what it pruned.
+    def check_wire(self, wire: Wire) -> None:
+        """Raise ValueError where values or indices cannot travel in this form."""
+        Exchange.check_wire(self, wire)
+        if self.rule == "published" and not isinstance(wire.indices, Int32):
+            raise ValueError(f"rule published of gtopk sends indices as float64, got indices {wire.indices.name}")
+
+    def _form(self, wire: Wire, dtype: torch.dtype) -> tuple[IndexCodec, torch.dtype]:
+        """Return the forms of indices and values in the tree; ``dtype`` is the accumulator's."""
+        return (wire.indices, dtype) if self.rule == "repaired" else (_AsFloat64(), torch.float64)
+
+    def _sent(self, mine: SparseValues, pruned: list[SparseValues], total: SparseValues) -> SparseValues:
+        """Return what leaves this rank's residual: its choice less what it pruned; as published, what is in the update.
 
         Args:
             mine: what this rank chose.
             pruned: what it pruned from the lists that it merged, with negated values.
             total: the last list.
         """
+        if self.rule == "published":
+            return mine.where(torch.isin(mine.indices, total.indices))
         return summed([mine, *pruned])
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the list that the tree ends with, divided by the number of ranks."""
         comm, counts, k = transport.comm, selection.counts, min(transport.step.target_count, acc.numel())
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
-        codec, dtype = self.entry_form(transport.wire, acc.dtype)
+        codec, dtype = self._form(transport.wire, acc.dtype)
         tree = Tree(comm, codec, dtype, acc.numel(), k, are_full=counts is not None and min(counts) >= k)
         last, pruned = yield from merge(Branch(mine, _mark(mine.indices, transport.step.is_finite)), tree)
         whole = yield from tree.share(last)
         total = whole.entries
         return Exchanged(
             update=(SparseValues(total.indices, total.values / comm.world_size),),
-            sent=self.sent(mine, pruned, total),
+            sent=self._sent(mine, pruned, total),
             counts=counts or _counts(whole.marks),
             num_updated=total.indices.numel(),
             is_finite=soonest((whole.marks >= 0).all()),
@@ -78,7 +98,7 @@ class GTopK(Exchange[NoState]):
     def volume(self, choice: Choice) -> tuple[Calls, float]:
         """Return the rounds of the tree, of a rank that sends in each, and the last list to all; see Exchange."""
         n, length = choice.world_size, min(choice.k, choice.numel)
-        codec, dtype = self.entry_form(choice.wire, choice.dtype)
+        codec, dtype = self._form(choice.wire, choice.dtype)
         pairs = codec.num_bytes(length, choice.numel) + dtype.itemsize * length
         distances = [1 << place for place in range((n - 1).bit_length())]
         up: Calls = tuple(("scatter", COUNT_BYTES * (1 + min(far, n - far)) + pairs) for far in distances)
@@ -225,3 +245,16 @@ def _prune(entries: SparseValues, k: int) -> tuple[SparseValues, SparseValues]:
     rest = places_of(is_rest, is_rest.numel() - places.numel())
     kept, others = ([part.index_select(0, to) for part in (entries.indices, entries.values)] for to in (places, rest))
     return SparseValues(*kept), SparseValues(others[0], -others[1])
+
+
+class _AsFloat64(IndexCodec):
+    """Indices travel as float64: eight bytes each."""
+
+    def num_bytes(self, count: int, span: int) -> int:
+        return 8 * count
+
+    def encode(self, indices: Tensor, span: int) -> Tensor:
+        return to_bytes(indices.double())
+
+    def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
+        return from_bytes(wire, torch.float64).to(torch.int32)

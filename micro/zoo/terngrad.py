@@ -10,6 +10,7 @@ from torch import Tensor
 from micro.codecs import blocks
 from micro.codecs.base import Key
 from micro.codecs.fused import FusedCodec
+from micro.parts import Rule, check_rule
 from micro.randomness import uniform, words
 
 DIGITS = 5  # of base 3 that fit into a byte: 3**5 = 243
@@ -21,32 +22,40 @@ class TernGrad(FusedCodec):
 
     Magnitudes are cut at ``clip`` standard deviations before that.
 
-    A code counts for the factor that leaves the smallest error (least squares). What is left is never larger than what
-    was there, and the residual stays within a few times the gradient's norm.
-
     Bytes: a fifth for each value, which is 1.6 bits, and four for each block.
 
     Args:
+        rule: 'repaired': a code counts for the factor that leaves the smallest error (least squares). What is left is
+            never larger than what was there, and the residual stays within a few times the gradient's norm.
+            'published': it counts for the block's largest magnitude, so that the mean over draws is the (cut) value.
+            The variance is larger than the squared norm: for use with feedback=none. A residual under it grows, to ten
+            times the gradient's norm with the exchange gather, and to hundreds of times with union, which rounds twice.
         clip: where magnitudes are cut, in root mean squares of the block; None: nowhere.
         block: values that share a scale.
 
     Raises:
-        ValueError: clip or block out of range.
+        ValueError: no such rule, clip or block out of range.
 
-    Source: Wen et al., TernGrad, NeurIPS 2017, arXiv 1705.07878. Differences: what a code counts for; a scale for each
-    block instead of each layer, and no agreement of the ranks on it; the root mean square stands for the standard
-    deviation, which is zero for equal values; five codes in a byte. `PublishedTernGrad` is without bias.
+    Source: Wen et al., TernGrad, NeurIPS 2017, arXiv 1705.07878. Differences: a scale for each block instead of
+    each layer, and no agreement of the ranks on it; the root mean square stands for the standard deviation, which is
+    zero for equal values; five codes in a byte; repaired, what a code counts for.
     """
 
+    rule: Rule = "repaired"
     clip: float | None = 2.5
     block: int = 1024
     name: ClassVar[str] = "terngrad"
-    rule: ClassVar[str] = "repaired"
 
     def __post_init__(self) -> None:
+        check_rule(self)
         blocks.check_block(self.name, self.block)
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ValueError(f"clip of {self.name} must be positive, got {self.clip}")
+
+    @property
+    def diverges_with_feedback(self) -> bool:  # type: ignore[override]  # depends on the rule
+        """Whether a residual would grow."""
+        return self.rule == "published"
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a byte for five values and four for each block."""
@@ -60,7 +69,8 @@ class TernGrad(FusedCodec):
         limits = self._limits(shares)
         drawn = uniform(words(*key), values.numel(), values.device)
         codes = (blocks.divided(shares, limits, self.block).abs_() > drawn).to(torch.float32).mul_(shares.sign())
-        return blocks.join(self._worth(shares, codes, limits) * largest, pack_ternary(codes))
+        worth = limits if self.rule == "published" else blocks.least_squares(shares, codes, self.block)
+        return blocks.join(worth * largest, pack_ternary(codes))
 
     def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the codes times what they are worth."""
@@ -75,10 +85,6 @@ class TernGrad(FusedCodec):
     def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
         """Return how the sum of ``wires`` is read by ``loops``."""
         return loops.decode_ternary(wires, count, divisor, block=self.block)
-
-    def _worth(self, shares: Tensor, codes: Tensor, limits: Tensor) -> Tensor:
-        """Return what a code of each block is decoded to, in units of its largest magnitude."""
-        return blocks.least_squares(shares, codes, self.block)
 
     def _limits(self, shares: Tensor) -> Tensor:
         """Return the largest magnitude of every block after the cut."""

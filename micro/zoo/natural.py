@@ -10,7 +10,8 @@ from torch import Tensor
 from micro.codecs import blocks
 from micro.codecs.base import Key, from_bytes, to_bytes
 from micro.codecs.fused import FusedCodec
-from micro.randomness import words
+from micro.parts import Rule, check_rule
+from micro.randomness import mantissas, words
 
 MANTISSA = 23  # bits of a single-precision number below its exponent
 NEGATIVE = 128
@@ -23,18 +24,27 @@ HEADER_BYTES = 4
 class Natural(FusedCodec):
     """Values travel as sign and power of two, eight bits: 127 powers that end at the largest of the message, and zero.
 
-    A value is rounded to the nearer power; the squared error is at most 1/9 of the squared norm, without noise.
     What is less than 2**-126 of the largest is zero; powers above 2**127 are cut there.
 
     Bytes: one for each value, four for the message.
 
-    Source: Horvath et al., Natural Compression for Distributed Deep Learning, arXiv 1905.10988. Differences: no
-    randomness; the powers end at the message's largest, so that none of the seven bits is spent above it.
-    `PublishedNatural` rounds at random.
+    Args:
+        rule: 'repaired': a value is rounded to the nearer power; the squared error is at most 1/9 of the squared norm,
+            without noise. 'published': it is rounded at random to one of the two powers around it, so that the mean
+            over draws is the value. The variance is at most 1/8 of the squared norm, so a residual stays bounded too.
+
+    Source: Horvath et al., Natural Compression for Distributed Deep Learning, arXiv 1905.10988. Differences: the powers
+    end at the message's largest, so that none of the seven bits is spent above it; repaired, no randomness.
+
+    Raises:
+        ValueError: no such rule.
     """
 
+    rule: Rule = "repaired"
     name: ClassVar[str] = "natural"
-    rule: ClassVar[str] = "repaired"
+
+    def __post_init__(self) -> None:
+        check_rule(self)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a byte for each value and four for the message."""
@@ -67,6 +77,8 @@ class Natural(FusedCodec):
 
     def _dither(self, values: Tensor, key: Key) -> Tensor | int:
         """Return what is added to the mantissas: where that carries, the exponent goes up."""
+        if self.rule == "published":
+            return mantissas(words(*key), values.numel(), values.device)
         return 1 << (MANTISSA - 1)
 
 

@@ -1,0 +1,132 @@
+"""Methods that send the largest coefficients of a transform: what FFT sparsification and DeMo share."""
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from micro.comm import Comm
+from micro.density.base import Density, Target
+from micro.feedback import Feedback, NoFeedback
+from micro.health import Finite, is_finite_by
+from micro.index_codecs import IndexCodec, Int32
+from micro.nonfinite import Policy, check_policy
+from micro.parts import as_part
+from micro.reducers.base import BucketState
+from micro.reducers.outcome import Outcome, checked, cut_
+from micro.reducers.with_density import WithDensity
+from micro.requests import Reduction
+from micro.spans import Seconds
+from micro.sparse import Step
+from micro.stats import Start, stats_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """What was sent of a transformed accumulator; the mean of all ranks is in the gradient.
+
+    Attributes:
+        counts: coefficients that each rank sent.
+        num_updated: distinct coefficients that any rank sent.
+        is_finite: whether the gradients of all ranks were.
+        select: seconds that transform and choice took.
+        error: () what sending loses of this rank's accumulator, relative to its norm.
+        own: (numel,) what this rank sent, transformed back; None where it is not wanted.
+        unsent: (numel,) what the mean lost on being rounded to the gradient's type.
+        num_bins: see StepStats.
+    """
+
+    counts: tuple[int, ...]
+    num_updated: int | Tensor
+    is_finite: Finite
+    select: Seconds
+    error: Tensor | None
+    own: Tensor | None
+    unsent: Tensor | None
+    num_bins: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transforming(WithDensity):
+    """Send the largest coefficients of the accumulator's transform; the update is dense. Subclasses have names.
+
+    The transform is orthonormal, so that ``relative_error`` is exact but for rounding: what was not sent, and what the
+    codec lost. Counts and densities of the statistics are of coefficients. Replicas are equal bit for bit where all
+    ranks run the same library on the same kind of processor: every rank transforms back on its own.
+
+    Args:
+        density: share of the coefficients kept, in (0, 1], or a schedule of it.
+        indices: the form of their places on the wire.
+        feedback: 'none', or 'residual', which keeps what was not sent.
+        nonfinite: 'stop' raises on all ranks when a gradient holds NaN or Inf, 'skip' makes that update zero.
+        seed: for a codec that is random.
+
+    Raises:
+        ValueError: a density outside (0, 1] or by layer, or another feedback.
+    """
+
+    density: Density[Any] | float
+    feedback: Feedback = field(default_factory=NoFeedback)
+    indices: IndexCodec = field(default_factory=Int32)
+    nonfinite: Policy = "stop"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "feedback", as_part(Feedback, self.feedback))
+        object.__setattr__(self, "indices", as_part(IndexCodec, self.indices))
+        check_policy(self.nonfinite)
+        if self.density_policy.by_layer:
+            raise ValueError(
+                f"density {self.density_policy.name} differs by layer, {self.name} takes one share of all: use another"
+            )
+        if self.feedback.name not in ("none", "residual"):
+            raise ValueError(f"feedback of {self.name} must be one of none, residual, got '{self.feedback.name}'")
+
+    @property
+    def keeps(self) -> bool:
+        """Whether what was not sent stays in the residual."""
+        return self.feedback.name == "residual"
+
+    @abstractmethod
+    def send(self, acc: Tensor, grad: Tensor, target: Target, step: Step, comm: Comm) -> Reduction[Coefficients]:
+        """Send the largest coefficients of ``acc`` (numel,), which stays, and make ``grad`` (numel,) the mean."""
+
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+        """Replace ``grad`` (numel,) by the mean update."""
+        start, numel = Start.of(comm, grad.device), grad.numel()
+        target = yield from self.density_policy.target(state.density, grad, state.step, state.layout, comm)
+        forgotten = self.feedback.forgotten(state.memory)
+        acc, bad = self.feedback.accumulate_(state.memory, grad, world_size=comm.world_size)
+        is_finite = is_finite_by(bad, numel)
+        step = Step(state.step, target.count, self.seed, state.layout, is_finite=is_finite)
+        sent = yield from self.send(acc, grad, target, step, comm)
+        state.step += 1
+        made = checked(grad, sent.error, forgotten, is_finite=sent.is_finite, num_updated=sent.num_updated)
+        if made.bad_update is not None:
+            cut_(acc, slice(None), comm.world_size * numel)
+        relative_error, lost = made.records
+        stats = stats_of(
+            start,
+            comm,
+            grad.device,
+            step=step.index,
+            numel=numel,
+            rule=self.rule_name,
+            target_density=target.density,
+            target_count=sent.counts[comm.rank],
+            counts=sent.counts,
+            global_count=made.num_updated,
+            select=sent.select,
+            forgotten=lost,
+            relative_error=relative_error,
+            num_bins=sent.num_bins,
+        )
+
+        def on_deliver() -> None:
+            for vector, sign in ((sent.own, -1), (sent.unsent, 1)):
+                if vector is not None and self.keeps:
+                    acc.add_(vector, alpha=sign)
+
+        findings = made.findings(state.layout, bad)
+        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
