@@ -36,9 +36,9 @@ from experiments.reports.report_opening import opening
 from experiments.runs.git_state import git_state
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.studies.method_comparison.files import write
-from experiments.studies.method_comparison.kept import KeptResults
 from experiments.studies.method_comparison.measure import ShowProgress, measure
 from experiments.studies.method_comparison.settings import ComparisonSettings
+from experiments.studies.method_comparison.tasks import Results
 from experiments.studies.methods import known_methods, select_names
 from experiments.studies.selection_times import REPEATS, wide_spread
 
@@ -54,13 +54,13 @@ def _run(words: list[str]) -> int:
     settings = check_options(options)
     check_folder(options.out)
     with _progress_bar() as show_progress:
-        kept = KeptResults(options.out / "trials.jsonl", asdict(settings) | git_state(ROOT))
-        done = measure(settings, show_progress, kept)
+        results = Results(options.out / "trials.jsonl", asdict(settings) | git_state(ROOT))
+        done = measure(settings, show_progress, results)
     title = "All methods on the same gradients"
     head = opening(title, "experiments.compare", words, max(settings.world_sizes))
     written = write_or_rescue(lambda out: write(done, settings, out, head), options.out)
     if not done.failures and not done.interrupted:
-        kept.forget()
+        results.forget()
     for line in [*map(str, written), *wide_spread(done.timed), *done.failures]:
         print(line)
     return 130 if done.interrupted else int(bool(done.failures))

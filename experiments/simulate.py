@@ -7,9 +7,10 @@ measured table) and schedules, and computes what a step takes: nothing is traine
 
     python -m experiments.simulate --network nvlink_25gbe --two-level
 
-Writes tables (csv, simulate.md) and figures: speed-up over workers; up to which bandwidth each method is faster than
-dense; the published gains of merged gradients beside ours; double trees with the published slope and the usual one.
-With --two-level also levels.md, and figures of speed-up and bytes in one level and in two.
+Writes tables (csv, simulate.md) and figures: speed-up over workers; when backward computes and each group travels; up
+to which bandwidth each method is faster than dense; the published gains of merged gradients beside ours; double trees
+with the published slope and the usual one. With --two-level also levels.md, and figures of speed-up and bytes in one
+level and in two.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from experiments.studies.simulated_steps.questions import compute
 from experiments.studies.simulated_steps.settings import (
     METHODS,
     NETWORKS,
+    QUESTIONS,
     SCHEDULES,
     TRACES,
     WORKERS,
@@ -135,6 +137,13 @@ def parser() -> Parser:
         help="what a step without communication takes, the trace's proportions kept; 'trace': as it was measured; "
         "'published', the default: what brings our gains of merged gradients nearest to the published ones, and as "
         "measured where none are",
+    )
+    add(
+        "--only",
+        type=comma_list(str),
+        default=[],
+        metavar="A,B",
+        help=f"of {', '.join(QUESTIONS)}; all by default, and speedup always",
     )
     add("--out", type=to_path, default=Path("results/simulate"), help="folder (%(default)s)")
     return parser

@@ -11,9 +11,8 @@ from experiments.reports.names import human, label
 from experiments.studies.advice.evidence import Evidence, load_evidence
 from experiments.studies.advice.files import describe
 from experiments.studies.advice.prediction import Setting, predict
-from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
+from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S
 from experiments.studies.simulated_steps.network_choices import load_measured
-from experiments.studies.simulated_steps.step import DENSE
 from micro.planning.collectives import Link
 from micro.planning.traces import Trace
 

@@ -3,7 +3,6 @@
 import math
 import multiprocessing
 import os
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -16,19 +15,20 @@ import torch
 import micro
 from experiments import compare
 from experiments.config.errors import UserError
-from experiments.reports.names import label
+from experiments.reports.names import in_legend
 from experiments.studies.gradient_sources import SHAPES, Gradients, synthetic, wide_sum
 from experiments.studies.method_comparison import measure
 from experiments.studies.method_comparison.equal_bytes import match_bytes
-from experiments.studies.method_comparison.kept import KeptResults
+from experiments.studies.method_comparison.figures import draw_front
 from experiments.studies.method_comparison.numbers import front
-from experiments.studies.method_comparison.point_figures import draw_front
-from experiments.studies.method_comparison.processes import Call, processes, results
 from experiments.studies.method_comparison.settings import ComparisonSettings
+from experiments.studies.method_comparison.tasks import Results, Task, carry_out, processes
 from experiments.studies.method_comparison.trial import trial
 from experiments.studies.methods import build_methods, known_methods
 from experiments.studies.recorded_gradients import Training, record, training_config
 from experiments.studies.topk_theory.accumulators import accumulators
+from tests.legible import every_figure_is_legible
+from tests.refusals import refused
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
 N, NUMEL, STEPS, DENSITY = 4, 500, 5, 0.1
@@ -43,7 +43,8 @@ def small(stream: str = "normal", **changes: float) -> Gradients:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("compare") / "new" / "out"
     words = "--methods dense,topk,micro,randomk_unbiased --streams normal,correlated --world-sizes 2,4 --numel 500"
-    assert compare.main([*words.split(), "--steps", "5", "--select-numel", "600,900", "--out", str(out)]) == 0
+    with every_figure_is_legible():
+        assert compare.main([*words.split(), "--steps", "5", "--select-numel", "600,900", "--out", str(out)]) == 0
     return out
 
 
@@ -63,14 +64,15 @@ def test_a_stream_is_the_same_in_any_world_that_holds_the_rank(stream: str) -> N
 
 def test_densities_of_equal_bytes_send_equal_bytes() -> None:
     gradients, wanted = small(numel=30_000), 0.02
-    matches = {m.method: m for m in match_bytes(["topk_gather", "cltk", "dense", "int8"], wanted, 0.1, gradients, N)}
-    assert set(matches) == {"topk_gather", "cltk"}  # the others send everything, whatever is asked
-    for name, match in matches.items():
-        (reducer,) = build_methods([name], match.density).values()
-        assert trial(name, reducer, gradients, N)[0]["bytes_share"] == match.bytes_share
-        assert match.bytes_share == pytest.approx(wanted, rel=0.02)
+    found = {name: match_bytes(name, wanted, 0.1, gradients, N) for name in ("topk_gather", "cltk", "dense", "int8")}
+    assert found["dense"] == found["int8"] == [], "they send everything, whatever is asked"
+    for name in ("topk_gather", "cltk"):
+        (match,) = found[name]
+        (reducer,) = build_methods([name], match["density"]).values()
+        assert trial(name, reducer, gradients, N)[0]["bytes_share"] == match["bytes_share"]
+        assert match["bytes_share"] == pytest.approx(wanted, rel=0.02)
     # 8 (n-1) p d bytes of pairs against 12 p d (n-1) / n: n / 1.5 times as many at the same density
-    assert matches["cltk"].density / matches["topk_gather"].density == pytest.approx(N / 1.5, rel=0.05)
+    assert found["cltk"][0]["density"] / found["topk_gather"][0]["density"] == pytest.approx(N / 1.5, rel=0.05)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 6, 8])
@@ -193,13 +195,13 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_results_of_other_settings_or_code_are_not_kept(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
-    KeptResults(path, {"revision": "a"}).add("one", [1.0, math.nan])
-    assert repr(KeptResults(path, {"revision": "a"}).results) == "{'one': [1.0, nan]}"
-    other = KeptResults(path, {"revision": "b"})
-    assert other.results == {}
+    Results(path, {"revision": "a"}).add("one", [1.0, math.nan])
+    assert repr(Results(path, {"revision": "a"}).done) == "{'one': [1.0, nan]}"
+    other = Results(path, {"revision": "b"})
+    assert other.done == {}
     other.add("two", 2)
-    assert KeptResults(path, {"revision": "a"}).results == {}
-    assert KeptResults(path, {"revision": "b"}).results == {"two": 2}
+    assert Results(path, {"revision": "a"}).done == {}
+    assert Results(path, {"revision": "b"}).done == {"two": 2}
 
 
 def test_several_processes_measure_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +219,7 @@ def test_several_processes_measure_what_one_does(tmp_path: Path, monkeypatch: py
     rows = []
     for number in (1, 2):
         monkeypatch.setattr(measure, "num_processes", lambda _, number=number: number)
-        kept = KeptResults(tmp_path / str(number), {})
-        done = measure.measure(settings, lambda *_: None, kept)
+        done = measure.measure(settings, lambda *_: None, Results(tmp_path / str(number), {}))
         assert not done.failures
         rows.append([row | {"select_topks": 0} for row in done.rows])
     assert [row["stream"] for row in rows[0]] == list(settings.streams)
@@ -229,12 +230,12 @@ def test_several_processes_measure_what_one_does(tmp_path: Path, monkeypatch: py
 def test_a_process_that_dies_ends_the_comparison_with_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def one_and_no_more(pool: object, calls: list[Call]) -> Iterator[tuple[int, object]]:
+    def one_and_no_more(tasks: list[Task], results: Results, pool: object) -> Iterator[str]:
+        yield from carry_out(tasks[:1], results, None)
         with processes(2) as real:
-            yield 0, calls[0]()
-            yield from results(real, [partial(os._exit, 3)])
+            yield from carry_out([Task("dies", "rows", partial(os._exit, 3))], results, real)
 
-    monkeypatch.setattr(measure, "results", one_and_no_more)
+    monkeypatch.setattr(measure, "carry_out", one_and_no_more)
     words = ["--methods", "topk,cltk", "--streams", "normal", "--world-sizes", "2", "--numel", "200", "--steps", "3"]
     assert compare.main([*words, "--select-numel", "none", "--out", str(tmp_path)]) == 1
     assert "failed: a process was killed" in capsys.readouterr().out
@@ -243,21 +244,18 @@ def test_a_process_that_dies_ends_the_comparison_with_what_is_done(
 
 
 MISTAKES = {
-    "--methods topk,mikro": "methods must be one of .*cltk.*got 'mikro'; did you mean 'micro'",
-    "--streams gaussian": "streams must be one of normal, laplace, .*recorded, got 'gaussian'",
-    "--world-sizes 2 4": "KEY=VALUE expected, got '4'; lists are separated by commas",
-    "seed=1 --steps 2 batch_size=4": "stand together, got 'batch_size=4' apart",
-    "--streams recorded --methods topk model=resnet9": "model must be one of .*got 'resnet9'",
-    "--streams recorded --methods topk density=0.1": "a recording settles",
+    "--methods topk,mikro": ("methods", "mikro"),
+    "--streams gaussian": ("streams", "gaussian"),
+    "--world-sizes 2 4": ("KEY=VALUE", "4"),
+    "seed=1 --steps 2 batch_size=4": ("batch_size=4", "apart"),
+    "--streams recorded --methods topk model=resnet9": ("model", "resnet9"),
+    "--streams recorded --methods topk density=0.1": ("density=0.1", "recording"),
 }
 
 
 @pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_line(words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert compare.main([*words.split(), "--out", str(tmp_path)]) == 2
-    captured = capsys.readouterr().err
-    assert captured.count("\n") == 1
-    assert re.search(MISTAKES[words], captured), captured
+def test_a_mistake_is_one_line(words: str, tmp_path: Path) -> None:
+    refused(f"compare {words} --out {tmp_path}", *MISTAKES[words])
 
 
 RECORDINGS = {
@@ -311,5 +309,5 @@ def test_of_many_methods_the_front_and_what_all_know_have_a_mark() -> None:
         cumulative_error=[0.9, 0.95, 0.9, 0.95, 0.0, *worst],
     )
     names = {text.get_text() for text in draw_front(rows, "Many").legends[0].get_texts()}
-    assert {label(name) for name in methods[:5]} | {"20 others, in the table"} < names
+    assert {in_legend(name) for name in methods[:5]} | {"20 others, in the table"} < names
     assert len(names) == 7

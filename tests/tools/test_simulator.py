@@ -11,9 +11,9 @@ import pytest
 import micro
 from experiments import simulate
 from experiments.studies.simulated_steps.borders import borders, crossing
+from experiments.studies.simulated_steps.method_choices import Methods, SelectionFormula
 from experiments.studies.simulated_steps.published_gains import cluster_link, ratios
-from experiments.studies.simulated_steps.selection_formula import SelectionFormula
-from experiments.studies.simulated_steps.step import Methods, Row, Way, simulate_step
+from experiments.studies.simulated_steps.step import Row, Way, simulate_step
 from experiments.studies.simulated_steps.trace_changes import as_published, by_layer, rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.collectives import Link
@@ -23,6 +23,8 @@ from micro.planning.schedules.base import timeline
 from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
 from micro.planning.volumes import calls_of, volume_of
+from tests.legible import every_figure_is_legible
+from tests.refusals import refused
 
 LINK = Link(1e-3, 2e-9)
 WAYS = [Way("dense", name) for name in ("layerwise", "single", "mgwfbp", "exact")]
@@ -168,9 +170,11 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     trace, out = tmp_path / "trace.json", tmp_path / "new" / "out"
     made_up_trace("resnet50").save(trace)
     words = ["--trace", str(trace), "--workers", "1,4", "--methods", "dense,micro", "--out", str(out)]
-    assert simulate.main([*words, "--algorithm", "ring,double_tree"]) == 0
+    with every_figure_is_legible():
+        assert simulate.main([*words, "--algorithm", "ring,double_tree"]) == 0
     assert "ResNet-50 on k80_10gbe, double_tree" in capsys.readouterr().out
     stems = ("speedup-k80_10gbe-ring", "speedup-k80_10gbe-double_tree", "borders", "headline", "double-trees")
+    stems += tuple(f"timeline-resnet50-k80_10gbe-{algorithm}" for algorithm in ("ring", "double_tree"))
     figures = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
     assert {path.name for path in out.iterdir()} == figures | {"steps.csv", "simulate.md"}
     steps = pd.read_csv(out / "steps.csv")
@@ -180,6 +184,13 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
     assert len(steps) == 2 * 2 * (4 + 2)  # algorithms, numbers of workers, ways
     assert list(pd.read_csv(out / "borders.csv")) == ["model", "workers", "method", "border"]
+    timeline = pd.read_csv(out / "timeline-resnet50-k80_10gbe-ring.csv").query("schedule == 'single'").set_index("what")
+    single = steps.query("schedule == 'single' and algorithm == 'ring' and workers == 4 and method == 'dense'").iloc[0]
+    assert timeline.loc["exchange", "begin_s"] == timeline.loc["backward", "end_s"], "one bucket waits for backward"
+    exposed = timeline.loc["exchange", "end_s"] - timeline.loc["backward", "end_s"]
+    assert exposed == pytest.approx(single["exposed_s"])
+    assert simulate.main([*words[:-1], str(tmp_path / "few"), "--only", "speedup"]) == 0
+    assert not {"borders.csv", "headline.csv"} & {path.name for path in (tmp_path / "few").iterdir()}
 
 
 def test_faster_links_within_nodes_are_between_flat_and_linear(tmp_path: Path) -> None:
@@ -207,7 +218,8 @@ def test_one_level_and_two_are_written_side_by_side(tmp_path: Path) -> None:
     made_up_trace().save(trace)
     words = ["--trace", str(trace), "--network", "nvlink_25gbe", "--two-level", "--algorithm", "ring,hierarchical"]
     words += ["--workers", "1,8,2048", "--methods", "dense,topk", "--schedules", "single", "--out", str(out)]
-    assert simulate.main(words) == 0
+    with every_figure_is_legible():
+        assert simulate.main(words) == 0
     levels = pd.read_csv(out / "levels-nvlink_25gbe.csv")
     assert len(levels) == 2 * 3 * 2 * 2  # algorithms, numbers of workers, methods, levels
     assert set(levels["ranks_per_node"]) == {1, 8}
@@ -270,38 +282,35 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
     assert single.loc["micro", "select_s"] == pytest.approx(curve.at(made_up_trace().numel))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--schedules exat", "did you mean 'exact'?"),
-        ("--methods micr", "did you mean 'micro'?"),
-        ("--methods powersgd", "powersgd"),
-        ("--methods randomk", "randomk"),
-        ("--algorithm rings", "did you mean 'ring'?"),
-        ("--ranks-per-node 4", "--ranks-per-node"),
-        ("--intra v100_pcie --algorithm ring", "--intra"),
-        ("--two-level", "--network nvlink_25gbe|pcie_10gbe"),
-        ("--two-level --network link.json", "network link has one link"),
-        ("--two-level --intra v100_pcie", "--ranks-per-node"),
-        ("--two-level --network nvlink_25gbe --workers 8,12", "12 workers do not fill nodes of 8"),
-        ("--network nvlink_25gbe --algorithm best", "best"),
-        ("--two-level --network nvlink_25gbe --select x.json", "--select"),
-        ("--algorithm hierarchical --intra nccl_pcie", "network nccl_pcie has no rate"),
-        ("--network k80", "got 'k80'"),
-        ("--network ideal", "network ideal has no alpha_s"),
-        ("--network nowhere.json", "cannot read nowhere.json"),
-        ("--select nowhere.json", "cannot read nowhere.json"),
-        ("--compute-s -1", "--compute-s"),
-        ("--memory-gb-s 0", "--memory-gb-s"),
-        ("--trace nowhere.json", "cannot read nowhere.json"),
-    ],
-)
-def test_a_mistake_is_one_line(words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+MISTAKES = {
+    "--schedules exat": "exact",
+    "--methods micr": "micro",
+    "--methods powersgd": "powersgd",
+    "--methods randomk": "randomk",
+    "--algorithm rings": "ring",
+    "--only border": "borders",
+    "--ranks-per-node 4": "--ranks-per-node",
+    "--intra v100_pcie --algorithm ring": "--intra",
+    "--two-level": "nvlink_25gbe|pcie_10gbe",
+    "--two-level --network link.json": "network link",
+    "--two-level --intra v100_pcie": "--ranks-per-node",
+    "--two-level --network nvlink_25gbe --workers 8,12": "nodes of 8",
+    "--network nvlink_25gbe --algorithm best": "best",
+    "--two-level --network nvlink_25gbe --select x.json": "--select",
+    "--algorithm hierarchical --intra nccl_pcie": "nccl_pcie",
+    "--network k80": "k80",
+    "--network ideal": "alpha_s",
+    "--network nowhere.json": "nowhere.json",
+    "--select nowhere.json": "nowhere.json",
+    "--compute-s -1": "--compute-s",
+    "--memory-gb-s 0": "--memory-gb-s",
+    "--trace nowhere.json": "nowhere.json",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line(words: str, tmp_path: Path) -> None:
     trace, out = tmp_path / "trace.json", tmp_path / "out"
     made_up_trace().save(trace)
-    assert simulate.main(["--trace", str(trace), "--out", str(out), *words.split()]) == 2
-    printed = capsys.readouterr().err
-    assert printed.startswith("error: ")
-    assert message in printed
-    assert printed.count("\n") == 1
+    refused(f"simulate --trace {trace} --out {out} {words}", MISTAKES[words])
     assert not out.exists()

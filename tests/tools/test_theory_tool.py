@@ -12,6 +12,7 @@ from experiments.studies.selection_times import wide_spread
 from experiments.studies.topk_theory.accumulators import Vector
 from experiments.studies.topk_theory.bound import check, error_numbers
 from experiments.studies.topk_theory.files import write_times
+from tests.legible import every_figure_is_legible
 
 
 def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
@@ -44,8 +45,9 @@ def test_errors_are_those_of_sorting() -> None:
 
 def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "new" / "out"
-    words = ["batch_size=4", "model=mlp", "--world-size", "2", "--steps", "0,2", "--numel", "2000"]
-    assert theory.main([*words, "--repeats", "3", "--out", str(out)]) == 0
+    words = ["batch_size=4", "model=mlp", "--world-size", "2", "--steps", "0,2", "--numel", "2000,4000"]
+    with every_figure_is_legible():
+        assert theory.main([*words, "--repeats", "3", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "step 2: the bound " in printed
     assert "equal magnitudes: the bound is broken" in printed

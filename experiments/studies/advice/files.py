@@ -17,8 +17,8 @@ from experiments.reports.output import write_file
 from experiments.reports.plot_style import PAGE_INCHES, TARGET_LINE, lines_of, style
 from experiments.studies.advice.evidence import Evidence
 from experiments.studies.advice.prediction import Setting, over_rates
-from experiments.studies.simulated_steps.labels import rate_name
-from experiments.studies.simulated_steps.step import DENSE
+from experiments.studies.simulated_steps.method_choices import DENSE
+from experiments.studies.simulated_steps.tables import rate_name
 
 Answer = tuple[Setting, pd.DataFrame]  # a link, and the rows of ``predict`` for it
 DRAWN = (1e7, 1e11)  # bits per second

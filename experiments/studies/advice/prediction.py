@@ -9,8 +9,8 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.studies.advice.evidence import Evidence, Reached
 from experiments.studies.simulated_steps.borders import crossing
-from experiments.studies.simulated_steps.method_choices import method_choices
-from experiments.studies.simulated_steps.step import DENSE, simulate_step
+from experiments.studies.simulated_steps.method_choices import DENSE, methods_of
+from experiments.studies.simulated_steps.step import simulate_step
 from micro.planning import costs
 from micro.planning.collectives import Link
 from micro.planning.traces import Trace
@@ -86,7 +86,7 @@ def step_of(runs: Reached, setting: Setting) -> StepOf:
     Raises:
         UserError: no formula for a method, or a trace without the shapes that it needs.
     """
-    methods, _ = method_choices([runs.method], runs.density, table=setting.select, memory_gb_s=setting.memory_gb_s)
+    methods, _ = methods_of([runs.method], runs.density, table=setting.select, memory_gb_s=setting.memory_gb_s)
     schedule = SCHEDULES.get(runs.method, ONE_BUCKET)
 
     def seconds(rate: float) -> float:

@@ -9,16 +9,17 @@ from experiments.reports.csv_files import write_csv
 from experiments.reports.figure_parts import save
 from experiments.reports.output import write_file
 from experiments.studies.gradient_sources import TITLES
-from experiments.studies.method_comparison.measure import Comparison
-from experiments.studies.method_comparison.numbers import ordered_rows, sparse_rows, tradeoff_numbers, volumes
-from experiments.studies.method_comparison.panel_figures import (
+from experiments.studies.method_comparison.figures import (
     BUILD_UP,
     DENSITY_STEPS,
     VOLUME,
+    draw_front,
     draw_selection_times,
     draw_streams,
+    draw_tradeoff,
 )
-from experiments.studies.method_comparison.point_figures import draw_front, draw_tradeoff
+from experiments.studies.method_comparison.measure import Comparison
+from experiments.studies.method_comparison.numbers import ordered_rows, sparse_rows, tradeoff_numbers, volumes
 from experiments.studies.method_comparison.report import report
 from experiments.studies.method_comparison.settings import ComparisonSettings, figure_world_size
 from experiments.studies.selection_times import ONE_READ, TORCH_TOPK, wide_spread
@@ -54,6 +55,8 @@ def _density_figures(
     drawn = steps[["method", "stream", "world_size", "step", "target_density", "density", "build_up"]]
     figure = draw_streams(drawn, DENSITY_STEPS, f"Density over steps, {world_size} workers, {title}")
     yield from save(figure, drawn, out / "density")
+    if sparse["world_size"].nunique() < 2:
+        return
     figure = draw_streams(sparse, BUILD_UP, f"Build-up over workers, {title}")
     yield from save(figure, sparse[["method", "stream", "world_size", "build_up"]], out / "build-up")
     sent = volumes(sparse)
@@ -83,7 +86,7 @@ def _tradeoff_figure(numbers: pd.DataFrame, done: Comparison, out: Path) -> list
 def _selection_figure(done: Comparison, settings: ComparisonSettings, out: Path) -> list[Path]:
     times = done.timed
     selecting = times[times["select_s"] > 0]
-    if selecting["method"].isin([TORCH_TOPK, ONE_READ]).all():
+    if selecting["method"].isin([TORCH_TOPK, ONE_READ]).all() or selecting["numel"].nunique() < 2:
         return []
     figure = draw_selection_times(selecting, f"Selection on one rank, density {settings.density:g}")
     return save(figure, times, out / "selection", notes=wide_spread(times))

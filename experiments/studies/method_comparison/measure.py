@@ -1,9 +1,11 @@
 """Run every method on the same gradients, a trial per core at a time; the failure of one costs the others nothing."""
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
-from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,8 @@ import micro
 from experiments.config.errors import UserError
 from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size, synthetic
 from experiments.studies.method_comparison.equal_bytes import match_bytes
-from experiments.studies.method_comparison.kept import KeptResults
-from experiments.studies.method_comparison.processes import Call, Failed, processes, results, usable_cores
 from experiments.studies.method_comparison.settings import ComparisonSettings
+from experiments.studies.method_comparison.tasks import Results, Task, carry_out, processes
 from experiments.studies.method_comparison.trial import Row, one_thread, trial
 from experiments.studies.methods import build_methods
 from experiments.studies.recorded_gradients import numel_of, record, training_config
@@ -66,109 +67,56 @@ class Comparison:
             getattr(self, kind).extend(result)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One measurement.
-
-    Attributes:
-        name: for the user; no other measurement of the comparison has it.
-        kind: the list of Comparison that its result belongs to.
-        call: measures; can be pickled.
-    """
-
-    name: str
-    kind: str
-    call: Call
-
-
-class Runner:
-    """Carries out tasks that have no result yet, and keeps each result as it comes.
-
-    Args:
-        total: number of tasks that will come.
-    """
-
-    def __init__(self, kept: KeptResults, show_progress: ShowProgress, total: int) -> None:
-        self._kept, self._show, self._total = kept, show_progress, total
-        self._tasks: list[Task] = []
-        self._failed: dict[str, str] = {}
-
-    def run(
-        self, tasks: Sequence[Task], prepare: Callable[[], None], *, pool: ProcessPoolExecutor | None = None
-    ) -> None:
-        """Carry out tasks; ``prepare`` is called first where one of them has no result."""
-        self._tasks += tasks
-        left = [task for task in tasks if task.name not in self._kept.results]
-        for task in tasks:
-            if task not in left:
-                self._show(task.name, self._total)
-        if left:
-            prepare()
-        for place, result in results(pool, [task.call for task in left]):
-            name = left[place].name
-            if isinstance(result, Failed):
-                self._failed[name] = result.reason
-            else:
-                self._kept.add(name, result)
-            self._show(name, self._total)
-
-    def comparison(self) -> Comparison:
-        """Return what all tasks gave so far, in their order."""
-        done = Comparison()
-        for task in self._tasks:
-            if task.name in self._failed:
-                done.failures.append(f"failed: {task.name}: {self._failed[task.name]}")
-            elif task.name in self._kept.results:
-                done.add(task.kind, self._kept.results[task.name])
-        return done
-
-
-def measure(settings: ComparisonSettings, show_progress: ShowProgress, kept: KeptResults) -> Comparison:
+def measure(settings: ComparisonSettings, show_progress: ShowProgress, results: Results) -> Comparison:
     """Run all methods on all streams and world sizes, and time their selection; Ctrl-C ends it early.
 
     Args:
-        kept: what is among these is not measured again; what is measured is added.
+        results: what is among these is not measured again; what is measured is added.
 
     Raises:
         UserError: gradients that cannot be recorded, or that need more memory than allowed.
     """
     _check(settings)
     kernels.prepare()
-    runner = Runner(kept, show_progress, num_tasks(settings))
     methods = build_methods(settings.methods, settings.density)
-    failures, interrupted = [], False
-    try:
-        with tempfile.TemporaryDirectory(prefix="micro-compare-") as folder, processes(num_processes(settings)) as pool:
-            for stream in settings.streams:
+    done = Comparison()
+    with tempfile.TemporaryDirectory(prefix="micro-compare-") as folder, processes(num_processes(settings)) as pool:
+        of_streams = {
+            stream: _tasks_of(stream, methods, settings, Path(folder) / stream) for stream in settings.streams
+        }
+        times = [task for numel in settings.selection_lengths for task in _selection_times(settings, methods, numel)]
+        every_task = [*(task for tasks in of_streams.values() for task in tasks), *times]
+
+        def run(tasks: Sequence[Task], pool: ProcessPoolExecutor | None) -> None:
+            for name in carry_out(tasks, results, pool):
+                show_progress(name, len(every_task))
+
+        try:
+            for stream, tasks in of_streams.items():
                 path = Path(folder) / stream
-                run = partial(runner.run, prepare=partial(_make_file, stream, settings, path), pool=pool)
-                run(_trials(settings, methods, stream, path))
-                if stream == settings.streams[-1]:
-                    run(_tradeoffs(settings, path))
-                    run(_matches(settings, path))
+                if any(task.name not in results.done for task in tasks):
+                    _make_file(stream, settings, path)
+                run(tasks, pool)
                 path.unlink(missing_ok=True)
-        for numel in settings.selection_lengths:  # with nothing beside them
-            runner.run(_selection_times(settings, methods, numel), lambda: None)
-    except KeyboardInterrupt:
-        interrupted = True
-    except BrokenProcessPool:
-        failures.append("failed: a process was killed, perhaps for want of memory; the same command does what is left")
-    done = runner.comparison()
-    done.failures += failures
-    done.interrupted = interrupted
+            run(times, None)  # with nothing beside them
+        except KeyboardInterrupt:
+            done.interrupted = True
+        except BrokenProcessPool:
+            done.failures.append(
+                "failed: a process was killed, perhaps for want of memory; the same command does what is left"
+            )
+    for task in every_task:
+        if task.name in results.done:
+            done.add(task.kind, results.done[task.name])
+    done.failures[:0] = [f"failed: {name}: {reason}" for name, reason in results.failed.items()]
     return done
 
 
 def num_processes(settings: ComparisonSettings) -> int:
     """Return how many processes the trials are worth: one per core, each of which takes seconds to start."""
     sizes = sum(settings.world_sizes) * settings.num_steps * settings.numel * len(settings.methods)
-    return len(usable_cores()) if sizes * len(settings.streams) > WORTH_PROCESSES else 1
-
-
-def num_tasks(settings: ComparisonSettings) -> int:
-    """Return the number of measurements."""
-    trials = len(settings.streams) * len(settings.world_sizes) + len(settings.densities) + bool(settings.equal_bytes)
-    return trials * len(settings.methods) + len(settings.selection_lengths) * (len(settings.methods) + 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if sizes * len(settings.streams) > WORTH_PROCESSES else 1
 
 
 def _check(settings: ComparisonSettings) -> None:
@@ -189,27 +137,17 @@ def _check(settings: ComparisonSettings) -> None:
 
 
 def _make_file(stream: str, settings: ComparisonSettings, path: Path) -> None:
-    """Write the gradients of a stream to a file, unless it is there, which all processes map into their memory.
+    """Write the gradients of a stream to a file, which all processes map into their memory.
 
     They are drawn or recorded with one thread: its number changes a training's sums.
     """
-    if path.exists():
-        return
-    world_size, num_steps, max_gb = max(settings.world_sizes), settings.num_steps, settings.max_gb
+    sizes: dict[str, Any] = {"num_steps": settings.num_steps, "world_size": max(settings.world_sizes)}
+    sizes["max_gb"] = settings.max_gb
     with one_thread():
         if stream == RECORDED:
-            words = list(settings.recorded_training)
-            made = record(words, num_steps=num_steps, world_size=world_size, max_gb=max_gb)
+            made = record(list(settings.recorded_training), **sizes)
         else:
-            made = synthetic(
-                stream,
-                numel=settings.numel,
-                num_steps=num_steps,
-                world_size=world_size,
-                density=settings.density,
-                seed=settings.seed,
-                max_gb=max_gb,
-            )
+            made = synthetic(stream, numel=settings.numel, density=settings.density, seed=settings.seed, **sizes)
     torch.save(made, path)
 
 
@@ -219,51 +157,33 @@ def _read_file(path: Path) -> Gradients:
     return made
 
 
-def _trials(settings: ComparisonSettings, methods: Methods, stream: str, path: Path) -> list[Task]:
-    return [
-        Task(_trial_name(name, stream, world_size), "rows", partial(_trial, path, name, reducer, world_size))
-        for world_size in settings.world_sizes
+def _tasks_of(stream: str, methods: Methods, settings: ComparisonSettings, path: Path) -> list[Task]:
+    """Return the trials on a stream; on the last one also at further densities, and the searches for equal bytes."""
+    tasks = [
+        Task(f"{name} on {TITLES[stream]} gradients, {n} workers", "rows", partial(_trial, path, name, reducer, n))
+        for n in settings.world_sizes
         for name, reducer in methods.items()
     ]
-
-
-def _trial_name(method: str, stream: str, world_size: int) -> str:
-    return f"{method} on {TITLES[stream]} gradients, {world_size} workers"
+    if stream != settings.streams[-1]:
+        return tasks
+    for density in settings.densities:
+        for name, reducer in build_methods(settings.methods, density).items():
+            at_density = partial(_trial, path, name, reducer, settings.figure_world_size)
+            tasks.append(Task(f"{name} at density {density:g}", "tradeoffs", at_density))
+    for name in settings.methods if settings.equal_bytes else ():
+        search = partial(_match, path, name, settings)
+        tasks.append(Task(f"{name} with the bytes of {settings.equal_bytes}", "matches", search))
+    return tasks
 
 
 def _trial(path: Path, method: str, reducer: micro.Reducer, world_size: int) -> tuple[Row, list[Row]]:
     return trial(method, reducer, _read_file(path), world_size=world_size)
 
 
-def _tradeoffs(settings: ComparisonSettings, path: Path) -> list[Task]:
-    """Return runs of all methods at the further densities, with as many workers as the figures show."""
-    return [
-        Task(
-            f"{name} at density {density:g}",
-            "tradeoffs",
-            partial(_trial, path, name, reducer, settings.figure_world_size),
-        )
-        for density in settings.densities
-        for name, reducer in build_methods(settings.methods, density).items()
-    ]
-
-
-def _matches(settings: ComparisonSettings, path: Path) -> list[Task]:
-    """Return searches for the density at which each method sends as much as the reference at the target density."""
-    reference = settings.equal_bytes
-    if reference is None:
-        return []
-    return [
-        Task(f"{name} with the bytes of {reference}", "matches", partial(_match, path, name, settings))
-        for name in settings.methods
-    ]
-
-
 def _match(path: Path, method: str, settings: ComparisonSettings) -> list[Row]:
-    """Return the row of a method's density of equal bytes; none where its bytes do not follow the density."""
-    gradients, world_size = _read_file(path), settings.figure_world_size
+    world_size = settings.figure_world_size
     wanted = _bytes_share(path, str(settings.equal_bytes), settings.density, world_size)
-    return [asdict(match) for match in match_bytes([method], wanted, settings.density, gradients, world_size)]
+    return match_bytes(method, wanted, settings.density, _read_file(path), world_size)
 
 
 @lru_cache(maxsize=1)
@@ -273,10 +193,9 @@ def _bytes_share(path: Path, method: str, density: float, world_size: int) -> fl
 
 
 def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int) -> list[Task]:
-    of = settings.density, settings.repeats
-    references = Task(f"references of selection, d = {numel:,}", "times", partial(_reference_times, numel, *of))
-    return [references] + [
-        Task(f"selection of {name}, d = {numel:,}", "times", partial(_time_selection, name, reducer, numel, *of))
+    of = numel, settings.density, settings.repeats
+    return [Task(f"references of selection, d = {numel:,}", "times", partial(_reference_times, *of))] + [
+        Task(f"selection of {name}, d = {numel:,}", "times", partial(_time_selection, name, reducer, *of))
         for name, reducer in methods.items()
     ]
 

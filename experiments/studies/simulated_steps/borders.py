@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
-from experiments.studies.simulated_steps.step import DENSE, EXACT, Methods, Row, simulate_step
+from experiments.studies.simulated_steps.method_choices import DENSE, Methods
+from experiments.studies.simulated_steps.step import EXACT, Row, simulate_step
 from micro.planning import costs
 from micro.planning.collectives import Link
 from micro.planning.traces import Trace

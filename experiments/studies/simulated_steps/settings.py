@@ -9,17 +9,16 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.studies.methods import select_names
-from experiments.studies.simulated_steps.method_choices import method_choices
+from experiments.studies.simulated_steps.method_choices import DENSE, Methods, methods_of
 from experiments.studies.simulated_steps.network_choices import (
     ALGORITHMS,
-    AlgorithmChoice,
     NetworkChoice,
     NodeOptions,
     load_measured,
     network_choices,
 )
 from experiments.studies.simulated_steps.published_gains import COMPUTES, PUBLISHED, READINGS, headline, nearest
-from experiments.studies.simulated_steps.step import DENSE, EXACT, Methods, Way
+from experiments.studies.simulated_steps.step import EXACT, Way
 from experiments.studies.simulated_steps.trace_changes import GRAINS, rescaled
 from micro.parts import known
 from micro.planning.schedules.base import Schedule
@@ -31,6 +30,7 @@ WORKERS = "1,2,4,8,16,32,64,128,256,512,1024,2048"
 SCHEDULES = f"layerwise,single,mgwfbp,{EXACT}"
 METHODS = f"{DENSE},micro,oktopk,topk"
 SPARSE_SCHEDULES = (EXACT, "single")
+QUESTIONS = ("speedup", "timeline", "borders", "headline", "trees")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ class Study:
         methods, ways: dense under each schedule, each sparse method under the exact plan and as one bucket.
         workers, density: as given.
         selection: where the seconds of selection come from, in words.
+        questions: of QUESTIONS; the speed-ups are among what is written in any case.
     """
 
     recorded: tuple[Trace, ...]
@@ -58,6 +59,7 @@ class Study:
     workers: tuple[int, ...]
     density: float
     selection: str
+    questions: tuple[str, ...]
 
 
 def study_of(options: argparse.Namespace) -> Study:
@@ -73,7 +75,7 @@ def study_of(options: argparse.Namespace) -> Study:
     _check_nodes(nodes, networks)
     if options.two_level and options.select:
         raise UserError("--select holds no times of two levels: leave out --select or --two-level")
-    methods, selection = method_choices(
+    methods, selection = methods_of(
         options.methods, options.density, table=options.select, memory_gb_s=options.memory_gb_s
     )
     schedules = select_names(options.schedules, list(known(Schedule)), "schedules")
@@ -97,10 +99,11 @@ def study_of(options: argparse.Namespace) -> Study:
         workers=workers,
         density=options.density,
         selection=selection,
+        questions=tuple(select_names(options.only, QUESTIONS, "--only")),
     )
 
 
-def _algorithms(given: Sequence[str]) -> list[AlgorithmChoice | None]:
+def _algorithms(given: Sequence[str]) -> list[str | None]:
     """Return the algorithms given; None stands for each network's own."""
     words = select_names(given, ALGORITHMS, "algorithm") if given else []
     return [name for name in ALGORITHMS if name in words] or [None]

@@ -1,28 +1,59 @@
-"""The report of simulated steps, in Markdown."""
+"""The reports of simulated steps, in Markdown."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import pandas as pd
 
 from experiments.reports.markdown import table
 from experiments.reports.names import human, in_order, label
-from experiments.studies.simulated_steps.labels import rate_name, way_name
+from experiments.studies.simulated_steps.method_choices import DENSE
 from experiments.studies.simulated_steps.published_gains import Published, nearest
 from experiments.studies.simulated_steps.settings import Study
 
 Show = Callable[[pd.Series], str]
-SHOWN: dict[str, Show] = {
+SCHEDULES = {
+    "layerwise": "WFBP",
+    "single": "SyncEASGD",
+    "mgwfbp": "MG-WFBP",
+    "exact": "exact",
+    "ddp": "DDP",
+    "asc": "ASC-WFBP",
+    "dear": "DeAR",
+}
+SETTING = ["model", "network", "algorithm", "compute_s"]
+STEPS: dict[str, Show] = {
     "Speed-up": lambda row: f"{row['speedup']:.4g}",
     "Exposed, ms": lambda row: f"{1e3 * row['exposed_s']:.3g}",
     "Groups": lambda row: f"{row['num_groups']}",
 }
-SETTING = ["model", "network", "algorithm", "compute_s"]
+LEVELS: dict[str, Show] = {
+    "Step, ms": lambda row: f"{1e3 * row['step_s']:.4g}",
+    "Speed-up": STEPS["Speed-up"],
+    "Sent to other nodes, a worker and step, MB": lambda row: f"{row['between_bytes'] / 1e6:.3g}",
+    "Sent within the node, a worker and step, MB": lambda row: f"{row['within_bytes'] / 1e6:.3g}",
+    "Groups": STEPS["Groups"],
+}
 HOW_TO_READ = """\
 Nothing was trained: a trace gives each gradient's bytes and the moment it is ready, a model of a network what a
 collective takes, a schedule which gradients travel together. Gradients travel one group after the other. *Speed-up* is
 over one worker, which neither sends nor selects: workers x computation / step. *Groups* are collectives' worth of
 gradients. *Exposed* is the communication that backward does not hide. Selection takes the processor, and delays the
 rest of backward; under *exact* the plan knows of it. What a sparse method sends is counted for a steady step.
+"""
+HOW_LEVELS = """\
+Nothing was trained. *One level*: all workers exchange as one group. *Two levels*: gradients are averaged densely within
+a node, each worker exchanges its shard with those of the same place in other nodes by the method, and the updates are
+shared within the node (`micro.TwoLevel`). Both travel in groups by the exact plan for them, one group after the other.
+*Speed-up* is over one worker.
+
+*Ring*: collectives of all workers know nothing of nodes: a ring in the order of workers, which is as slow as its
+messages between nodes, and lists sent pairwise, which share the node's interface with those of all its workers.
+*Hierarchical*: collectives of all workers are divided by level, so that data which must leave a node leaves it once.
+Two levels call the same under both.
+
+Selection takes the processor and is counted before the exchange. In two levels it is from a shard, and taking shards
+apart and together reads and writes 20 bytes an element. What a method sends is counted for a steady step.
 """
 HIERARCHY = """\
 *Hierarchical*: nodes of {} workers, or one of fewer; {} is the network within a node, by ring, and the one named the
@@ -42,12 +73,26 @@ its ResNet-50; how many travel in each reading of ours stands in brackets.
 """
 
 
+def way_name(method: str, schedule: str, name_of: Callable[[str], str] = label) -> str:
+    """Return the name of a method under a schedule: of dense, the schedule's alone."""
+    name = SCHEDULES.get(schedule, schedule)
+    if method == DENSE:
+        return name
+    return f"{name_of(method)}, {'one bucket' if schedule == 'single' else name}"
+
+
+def rate_name(value: float) -> str:
+    """Write bits per second: ``100M``, ``10G``; never and always, where there is no border."""
+    if value in (0, math.inf):
+        return "always" if value else "never"
+    power = math.floor(math.log10(value) / 3 + 1e-9)
+    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T')[power]}"
+
+
 def speedups(steps: pd.DataFrame) -> str:
     """Return speed-ups and, in brackets, numbers of groups: a table per model, network and algorithm."""
-    parts = []
-    for setting, rows in steps.groupby(SETTING, sort=False):
-        parts += [f"## {_title(setting)}", _by_ways(rows, lambda row: f"{row['speedup']:.4g} ({row['num_groups']})")]
-    return "\n\n".join(parts)
+    shown: dict[str, Show] = {"": lambda row: f"{row['speedup']:.4g} ({row['num_groups']})"}
+    return "\n\n".join(block.removeprefix(":\n\n") for block in _sections(steps, "schedule", way_name, shown))
 
 
 def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> str:
@@ -55,8 +100,7 @@ def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> st
     parts = ["# Simulated steps", f"`{command}`", HOW_TO_READ + f"\nSeconds of selection: {study.selection}."]
     nodes = [network.nodes for network in study.networks if network.nodes and network.algorithm == "hierarchical"]
     parts += dict.fromkeys(HIERARCHY.format(each.ranks_per_node, each.intra.name) for each in nodes)
-    for setting, rows in frames["steps"].groupby(SETTING, sort=False):
-        parts += [f"## {_title(setting)}", f"Computation {study.assumed[str(setting[0])]}.", *_tables(rows)]
+    parts += _sections(frames["steps"], "schedule", way_name, STEPS, study.assumed)
     if "headline" in frames:
         parts += ["## Gains of merged gradients beside the published", HOW_GAINS + "\n" + _gains(frames["headline"])]
     if "borders" in frames:
@@ -67,31 +111,53 @@ def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> st
     return "\n\n".join(parts) + "\n"
 
 
+def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
+    """Return the report of one level beside two."""
+    parts = ["# One level and two, simulated", f"`{command}`", HOW_LEVELS.rstrip()]
+    parts.append(f"Density {study.density:g}. Seconds of selection: {study.selection}.")
+    for network in {each.name: each for each in study.networks}.values():
+        assert network.nodes is not None
+        parts.append(
+            f"*{network.name}*: nodes of {network.nodes.ranks_per_node} workers, or one of fewer; "
+            f"{network.nodes.intra.name} within them."
+        )
+    order = in_order(levels["method"])
+    levels = levels.sort_values("method", key=lambda names: names.map(order.index), kind="stable")
+    parts += _sections(levels, "levels", lambda method, count: f"{label(method)}, {count}", LEVELS, study.assumed)
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(
+    rows: pd.DataFrame,
+    kind: str,
+    name: Callable[[str, str], str],
+    shown: Mapping[str, Show],
+    assumed: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """Yield the blocks of a section per model, network and algorithm: its tables have a line per number of workers.
+
+    Args:
+        kind: column that tells a method's columns apart, as their schedule.
+        name: of a column, from the method and its kind.
+        shown: name of each table, and what its cells show of a row.
+        assumed: where the seconds of computation of a model come from.
+    """
+    for setting, own in rows.groupby(SETTING, sort=False):
+        yield f"## {_title(setting)}"
+        if assumed is not None:
+            yield f"Computation {assumed[str(setting[0])]}."
+        ways = dict.fromkeys(zip(own["method"], own[kind], strict=True))
+        for title, show in shown.items():
+            lines = []
+            for workers, some in own.groupby("workers"):
+                cells = {(row["method"], row[kind]): show(row) for _, row in some.iterrows()}
+                lines.append([str(workers), *(cells[way] for way in ways)])
+            yield f"{title}:\n\n{table(['workers', *(name(*way) for way in ways)], lines)}"
+
+
 def _title(setting: tuple[Hashable, ...]) -> str:
     model, network, algorithm, compute_s = setting
     return f"{human(str(model))} on {network}, {algorithm}, {compute_s:.3g} s of computation"
-
-
-def by_workers(rows: pd.DataFrame, ways: Mapping[tuple[str, str], str], columns: Sequence[str], show: Show) -> str:
-    """Return a table with a line for each number of workers.
-
-    Args:
-        ways: heading of each further column, by the values that its rows have in ``columns``.
-    """
-    lines = []
-    for workers, some in rows.groupby("workers", sort=True):
-        found = {tuple(row[column] for column in columns): show(row) for _, row in some.iterrows()}
-        lines.append([str(workers), *(found[way] for way in ways)])
-    return table(["workers", *ways.values()], lines)
-
-
-def _tables(rows: pd.DataFrame) -> list[str]:
-    return [f"{name}:\n\n{_by_ways(rows, show)}" for name, show in SHOWN.items()]
-
-
-def _by_ways(rows: pd.DataFrame, show: Show) -> str:
-    pairs = dict.fromkeys(zip(rows["method"], rows["schedule"], strict=True))
-    return by_workers(rows, {pair: way_name(*pair) for pair in pairs}, ["method", "schedule"], show)
 
 
 def _gains(headline: pd.DataFrame) -> str:

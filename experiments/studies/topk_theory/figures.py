@@ -21,7 +21,7 @@ from experiments.reports.plot_style import (
     lines_of,
     style,
 )
-from experiments.studies.method_comparison.panel_figures import REFERENCE_LINES, draw_spread
+from experiments.studies.method_comparison.figures import REFERENCE_LINES, draw_times
 
 MEASURED: LineSettings = {"color": BLUE, "linestyle": "-"}
 PREDICTED: LineSettings = {"color": VERMILLION, "linestyle": DASHES[1]}
@@ -97,8 +97,7 @@ def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) 
     lines = {**REFERENCE_LINES, **lines}
     for method, line in lines.items():
         rows = numbers[numbers["method"] == method]
-        axes.plot(rows["numel"], 1e3 * rows["select_s"], **line)
-        draw_spread(axes, rows, line["color"])
+        draw_times(axes, rows, line)
     axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,247 @@
+"""Figures of a comparison: a small panel per method, or all methods on common axes."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullLocator
+
+from experiments.reports.figure_parts import (
+    draw_band,
+    figure_of_panels,
+    handles_of,
+    head,
+    new_figure,
+    plain_log,
+    show_values,
+)
+from experiments.reports.names import in_legend, in_order
+from experiments.reports.plot_style import (
+    ALWAYS,
+    BLACK,
+    DASHES,
+    FREE,
+    GREY,
+    LIGHT,
+    MARKERS,
+    PAGE_INCHES,
+    PALETTE,
+    TARGET_LINE,
+    LineSettings,
+    highlight,
+    lines_of,
+    style,
+)
+from experiments.studies.gradient_sources import TITLES
+from experiments.studies.method_comparison.numbers import front, front_methods
+from experiments.studies.selection_times import ONE_READ, TORCH_TOPK
+
+COLUMNS = 5
+LOWEST = 0.02  # density / target below is cut off where it is drawn over steps
+FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no place on a logarithmic axis
+PUBLISHED = "_published"  # ends the name of a published form, after the method
+MOST_NAMED = 12  # of more methods most are grey: nobody finds fifty marks in a legend
+ALWAYS_NAMED = ("dense", "micro", "topk")
+GUIDE: LineSettings = {"color": GREY, "linewidth": 0.6}
+FRONT: LineSettings = {"color": BLACK, "linewidth": 0.7}
+OTHERS: LineSettings = {"color": LIGHT, "marker": "o", "linestyle": "none", "zorder": 1.0}
+REFERENCE_LINES: dict[str, LineSettings] = {
+    TORCH_TOPK: {"color": BLACK, "linestyle": DASHES[1], "linewidth": 0.8},
+    ONE_READ: {"color": GREY, "linestyle": DASHES[2], "linewidth": 0.8},
+}
+ERRORS = {
+    "step_error": "error of one update, mean over steps",
+    "cumulative_error": "error of the sum of all updates",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A figure of lines per stream.
+
+    Attributes:
+        x, y: columns; x is step or world_size.
+        names: of the two axes.
+        level, level_name: a dotted line at one height.
+        guide, guide_name: a grey line whose height follows from x; None: there is none.
+    """
+
+    x: str
+    y: str
+    names: tuple[str, str]
+    level: float = 1
+    level_name: str = "target"
+    guide: Callable[[int], int] | None = None
+    guide_name: str = ""
+
+
+DENSITY_STEPS = Kind(x="step", y="build_up", names=("step", "density / target"))
+BUILD_UP = Kind(
+    x="world_size",
+    y="build_up",
+    names=("workers", "density / target"),
+    guide=lambda workers: workers,
+    guide_name="no index shared",
+)
+VOLUME = Kind(  # the bound that Ok-Topk states for itself, arXiv 2201.07598; all pairs that a worker receives from all
+    x="world_size",
+    y="words_per_k",
+    names=("workers", "bytes sent / (4 k)"),
+    level=6,
+    level_name="6: the bound of Ok-Topk",
+    guide=lambda workers: 2 * (workers - 1),
+    guide_name="2 (workers - 1): k pairs from each",
+)
+
+
+@style()
+def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
+    """Draw a panel per method and a line per stream; columns method, stream and those of the kind."""
+    figure, panels = _panels(numbers, kind.names)
+    places, streams = sorted(numbers[kind.x].unique()), [each for each in TITLES if each in set(numbers["stream"])]
+    over_workers = kind.x == "world_size"
+    lines = {stream: _stream_line(stream, markers=over_workers) for stream in streams}
+    for method, axes in panels.items():
+        rows = numbers[numbers["method"] == method]
+        if kind.guide:
+            axes.plot(places, [kind.guide(place) for place in places], **GUIDE)
+        axes.axhline(kind.level, **TARGET_LINE)
+        for stream, line in lines.items():
+            own = rows[rows["stream"] == stream].sort_values(kind.x)
+            axes.plot(own[kind.x], own[kind.y], **line)
+    axes = next(iter(panels.values()))
+    axes.set_yscale("log")
+    if over_workers:
+        show_values(axes.xaxis, places if len(places) <= 4 else places[::2])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+        axes.set_ylim(bottom=max(axes.get_ylim()[0], LOWEST))
+    _few_ticks(axes)
+    handles = [Line2D([], [], label=TITLES[stream], **line) for stream, line in lines.items()]
+    handles.append(Line2D([], [], label=kind.level_name, **TARGET_LINE))
+    if kind.guide:
+        handles.append(Line2D([], [], label=kind.guide_name, **GUIDE))
+    head(figure, title, handles)
+    return figure
+
+
+@style()
+def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
+    """Milliseconds of selection over the length, log-log, a band between quartiles; columns method, numel, TIMES.
+
+    The references are among the methods, and drawn in every panel.
+    """
+    figure, panels = _panels(numbers[~numbers["method"].isin(REFERENCE_LINES)], ("elements d", "ms"))
+    for method, axes in panels.items():
+        own: LineSettings = {"color": highlight(method), "marker": "o", "linestyle": "-"}
+        for name, line in [*REFERENCE_LINES.items(), (method, own)]:
+            draw_times(axes, numbers[numbers["method"] == name], line)
+    axes = next(iter(panels.values()))
+    axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_major_formatter(LogFormatterSciNotation())
+    axes.xaxis.set_minor_locator(NullLocator())
+    _few_ticks(axes)
+    handles = [Line2D([], [], label="the method's selection", color=BLACK, marker="o")]
+    head(figure, title, [*handles, *handles_of(REFERENCE_LINES)])
+    return figure
+
+
+def draw_times(axes: Axes, rows: pd.DataFrame, line: LineSettings) -> None:
+    """Draw times in milliseconds over the length, and a band between their quartiles; columns numel, TIMES."""
+    middle, low, high = (1e3 * rows[column] for column in ("select_s", "select_s_low", "select_s_high"))
+    draw_band(axes, rows["numel"], middle, low, high, line)
+
+
+@style()
+def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
+    """Error against bytes sent, a point per method, and the line of those that no other beats in both.
+
+    Of many methods those on the line of either panel, dense, MiCRO and top-k have a mark of their own; others are grey.
+
+    Args:
+        numbers: columns method, bytes_share, step_error, cumulative_error.
+    """
+    figure = new_figure(PAGE_INCHES, 4.4)
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    sending = numbers[numbers["bytes_share"] > 0]
+    drawn = sending.set_index("method").loc[in_order(sending["method"])].reset_index()
+    drawn[list(ERRORS)] = drawn[list(ERRORS)].clip(lower=FLOOR)
+    marks = _marks(drawn)
+    for axes, (error, text) in zip(panels, ERRORS.items(), strict=True):
+        finite = drawn[np.isfinite(drawn[error])]
+        best = front(list(zip(finite["bytes_share"], finite[error], strict=True)))
+        axes.plot([x for x, _ in best], [y for _, y in best], zorder=1.5, **FRONT)
+        for _, row in finite.iterrows():
+            axes.plot(row["bytes_share"], row[error], **marks.get(row["method"], OTHERS))
+        axes.set(xlabel="bytes sent / bytes of the dense all-reduce")
+        axes.set_title(text, loc="left")
+        plain_log(axes.xaxis)
+        plain_log(axes.yaxis)
+    panels[0].set_ylabel(f"relative error ({FLOOR:g}: or less)")
+    handles = [Line2D([], [], label="front: none better in both", **FRONT)]
+    handles += handles_of({in_legend(method): mark for method, mark in marks.items()})
+    if others := len(drawn) - len(marks):
+        handles.append(Line2D([], [], label=f"{others} others, in the table", **OTHERS))
+    head(figure, title, handles)
+    return figure
+
+
+@style()
+def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
+    """Error of one update over compression, a line per method, log-log; columns method, compression, step_error."""
+    figure = new_figure(PAGE_INCHES, 3.6)
+    axes = figure.subplots()
+    lines = lines_of(in_order(numbers["method"]))
+    for method, line in lines.items():
+        rows = numbers[numbers["method"] == method].sort_values("compression")
+        axes.plot(rows["compression"], rows["step_error"].clip(lower=FLOOR), **line)
+    axes.set(xlabel="compression: bytes of the dense all-reduce / bytes sent", ylabel="||update - mean|| / ||mean||")
+    plain_log(axes.xaxis)
+    plain_log(axes.yaxis)
+    head(figure, title, handles_of({in_legend(method): line for method, line in lines.items()}))
+    return figure
+
+
+def _panels(numbers: pd.DataFrame, names: tuple[str, str]) -> tuple[Figure, Mapping[str, Axes]]:
+    """Return a figure with one small panel per method, on common axes with these names."""
+    methods = in_order(numbers["method"])
+    num_rows = -(-len(methods) // COLUMNS)
+    named = {in_legend(method): method for method in methods}
+    figure, panels = figure_of_panels(list(named), columns=-(-len(methods) // num_rows), height=1.05)
+    figure.supxlabel(names[0], fontsize=8)
+    figure.supylabel(names[1], fontsize=8)
+    return figure, {named[name]: axes for name, axes in panels.items()}
+
+
+def _few_ticks(axes: Axes) -> None:
+    """Write a logarithmic y axis as few plain numbers, for panels are low."""
+    low, high = axes.get_ylim()
+    ticks = (1,) if high / low > 300 else (1, 3) if high / low > 30 else (1, 2, 5)
+    axes.yaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _stream_line(stream: str, *, markers: bool) -> LineSettings:
+    place = list(TITLES).index(stream)
+    line: LineSettings = {"color": PALETTE[place], "linestyle": DASHES[place % len(DASHES)], "linewidth": 0.8}
+    return line | ({"marker": "osv^Dp"[place], "markersize": 2.5} if markers else {})
+
+
+def _marks(rows: pd.DataFrame) -> dict[str, LineSettings]:
+    """Return the mark of each method that has one of its own, hollow for a published form."""
+    methods: Sequence[str] = list(rows["method"])
+    if len(methods) > MOST_NAMED:
+        named = {method for error in ERRORS for method in front_methods(rows, error)} | set(ALWAYS_NAMED)
+        methods = [method for method in methods if method in named]
+    marks: dict[str, LineSettings] = {}
+    for place, method in enumerate(methods):
+        color = ALWAYS.get(method, FREE[(place + place // len(MARKERS)) % len(FREE)])
+        face = "none" if method.endswith(PUBLISHED) else color
+        mark: LineSettings = {"color": color, "marker": MARKERS[place % len(MARKERS)], "markerfacecolor": face}
+        marks[method] = mark | {"linestyle": "none", "markersize": 5}
+    return marks

@@ -1,0 +1,141 @@
+"""Measurements carried out in processes, one per core; what is done stays on disk, so that a command goes on."""
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.reports.output import write_file
+
+ENVIRONMENT = {  # of a process that measures; the memory is that of glibc
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 25),  # vectors shorter than that, in bytes, are made again at every step
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # so their memory is kept for the next step
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One measurement.
+
+    Attributes:
+        name: for the user; no other measurement of the comparison has it.
+        kind: the list of Comparison that its result belongs to.
+        call: measures; can be pickled, its result written as JSON.
+    """
+
+    name: str
+    kind: str
+    call: Callable[[], Any]
+
+
+class Results:
+    """Results of tasks by their names, in a file with a line for each after one that says what they follow from.
+
+    Args:
+        path: of the file.
+        basis: settings and code. Where the file has another one its results count for nothing, and the first new one
+            replaces them.
+    """
+
+    def __init__(self, path: Path, basis: dict[str, Any]) -> None:
+        self._path, self._head = path, json.dumps(basis, sort_keys=True, default=str)
+        self._is_begun = False
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        self.done = dict(filter(None, map(_result, lines[1:]))) if lines[:1] == [self._head] else {}
+        self.failed: dict[str, str] = {}
+
+    def add(self, name: str, result: Any) -> None:
+        """Keep a result."""
+        if not self._is_begun:  # written again, for an interrupt may have torn the last line
+            lines = [self._head, *map(json.dumps, self.done.items())]
+            write_file(self._path, "".join(f"{line}\n" for line in lines))
+            self._is_begun = True
+        self.done[name] = result
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([name, result]) + "\n")
+
+    def forget(self) -> None:
+        """Remove the file: nothing is left to measure."""
+        self._path.unlink(missing_ok=True)
+
+
+def carry_out(tasks: Sequence[Task], results: Results, pool: ProcessPoolExecutor | None) -> Iterator[str]:
+    """Carry out the tasks that have no result yet; yield the name of each when its result is there, or has failed.
+
+    Args:
+        pool: makes the calls, the last ones first: they have most ranks, and take longest. None: this process does.
+
+    Raises:
+        BrokenProcessPool: a process died.
+    """
+    left = {task.name: task for task in tasks if task.name not in results.done}
+    yield from (task.name for task in tasks if task.name not in left)
+    if pool is None:
+        ended: Iterator[tuple[str, Future[Any]]] = ((name, _called(task.call)) for name, task in left.items())
+    else:
+        futures = {pool.submit(left[name].call): name for name in reversed(left)}
+        ended = ((futures[future], future) for future in as_completed(futures))
+    for name, future in ended:
+        error = future.exception()
+        if error is None:
+            results.add(name, future.result())
+        elif isinstance(error, BrokenProcessPool):
+            raise error
+        else:
+            results.failed[name] = f"{type(error).__name__}: {error}"
+        yield name
+
+
+@contextmanager
+def processes(number: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Give processes for the time of a ``with``, at whose end they are killed; None in place of one."""
+    if number == 1:
+        yield None
+        return
+    before = dict(os.environ)
+    os.environ.update(ENVIRONMENT)  # processes inherit it
+    pool = ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"), initializer=_prepare)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _called(call: Callable[[], Any]) -> "Future[Any]":
+    future: Future[Any] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+def _prepare() -> None:
+    """Let Ctrl-C end this process without a word, and load the compiled kernels."""
+    from micro import kernels
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    kernels.prepare()
+
+
+def _result(line: str) -> tuple[str, Any] | None:
+    """Return a name and its result, None where the line is torn."""
+    try:
+        name, result = json.loads(line)
+    except ValueError:
+        return None
+    return name, result
