@@ -55,12 +55,12 @@ def _sections(options: argparse.Namespace) -> Iterator[Section]:
 
 def _link(options: argparse.Namespace) -> Iterator[Finding]:
     """What two ranks measured, what follows for their link and for those that were given, and what is first there."""
-    from experiments.checkup import advice, pair, verdict
+    from experiments.checkup import advice, break_even, pair
 
     measured = pair.measured_pair()
-    here = verdict.measured_link(measured)
-    links = {"this machine": here, **verdict.given_links(options.link_mbit, options.latency_us, here)}
-    yield from verdict.findings(links, measured, options.nproc)
+    here = break_even.measured_link(measured)
+    links = {"this machine": here, **break_even.given_links(options.link_mbit, options.latency_us, here)}
+    yield from break_even.findings(links, measured, options.nproc)
     yield from advice.findings(links, options.nproc, options.trace)
 
 

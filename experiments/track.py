@@ -13,7 +13,7 @@ from experiments.config.option_types import to_path
 from experiments.config.schema import TrackingConfig
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import judge
+from experiments.runs.status import status_of
 from experiments.tracking.wandb_account import check_wandb
 from experiments.tracking.wandb_mirror import mirror
 
@@ -73,9 +73,9 @@ def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
 
 def _check_whole(folder: RunFolder) -> None:
     """Refuse a damaged run before anything is made."""
-    verdict = judge(folder)
-    if verdict.problem:
-        raise UserError(f"{folder.path.name} is damaged: {verdict.problem}; run it again with resume=scratch")
+    status = status_of(folder)
+    if status.problem:
+        raise UserError(f"{folder.path.name} is damaged: {status.problem}; run it again with resume=scratch")
     for path in (folder.steps_path, folder.epochs_path):
         if path.exists():
             read_records(path)

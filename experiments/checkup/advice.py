@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from experiments.checkup.break_even import human_rate
 from experiments.checkup.findings import Finding
-from experiments.checkup.verdict import human_rate
 from experiments.config.paths import ROOT
 from experiments.reports.names import human, label
 from experiments.studies.advice.evidence import Evidence, load_evidence

@@ -1,12 +1,10 @@
 """A report as plain text, or as JSON."""
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from experiments.checkup.findings import Section, State
+from experiments.runs import atomic_files
 
 FORMAT = "micro-doctor-1"
 MARKS: Mapping[State, str] = {"here": "+", "absent": "-", "failed": "!"}
@@ -25,12 +23,4 @@ def show(section: Section) -> None:
 def to_json(sections: list[Section]) -> str:
     """Return the report as one JSON document; NaN and infinity become null."""
     found = {section.title: [asdict(line) for line in section.findings] for section in sections}
-    return json.dumps({"format": FORMAT, "sections": _finite(found)}, indent=1)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return atomic_files.to_json({"format": FORMAT, "sections": found}, indent=1)

@@ -109,7 +109,7 @@ class Notes:
         self._store.set(f"note/{note.rank}", text)
 
     def _behind(self) -> Note | None:
-        """Note that this rank has waited in vain; return the note of the rank furthest behind, if that can be told."""
+        """Note that this rank has waited in vain; return the note of the rank furthest behind, where one is."""
         calls, store = StoreCalls(), self._store
         assert store is not None
         calls.call(lambda: self._write(replace(self._note, waited=True)), None)

@@ -12,7 +12,7 @@ from experiments.config.errors import UserError, one_line
 from experiments.runs.atomic_files import load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import State, Verdict, judge
+from experiments.runs.status import State, Status, status_of
 
 
 class FinishedRun(Protocol):
@@ -20,14 +20,14 @@ class FinishedRun(Protocol):
 
     Attributes:
         remedy: what to do where they are broken.
-        verdict: whether all of it is there.
+        status: whether all of it is there.
     """
 
     @property
     def remedy(self) -> str: ...  # noqa: D102
 
     @property
-    def verdict(self) -> Verdict: ...  # noqa: D102
+    def status(self) -> Status: ...  # noqa: D102
 
     def config(self) -> Mapping[str, object]:
         """Return its configuration, nested as in config.yaml. Raises: UserError when it cannot be read."""
@@ -45,7 +45,7 @@ class FinishedRun(Protocol):
 @dataclass(frozen=True, slots=True)
 class _FolderRun:
     path: Path
-    verdict: Verdict
+    status: Status
 
     @property
     def remedy(self) -> str:
@@ -81,7 +81,7 @@ def in_folders(root: Path) -> dict[str, FinishedRun]:
         raise UserError(f"{root} holds no finished run{also}; make some with: python -m experiments.train")
     if unfinished:
         print(f"left out, not finished: {', '.join(unfinished)}")
-    return {folder.path.name: _FolderRun(folder.path, judge(folder)) for folder in done}
+    return {folder.path.name: _FolderRun(folder.path, status_of(folder)) for folder in done}
 
 
 def refuse_unreadable(found: Mapping[str, FinishedRun]) -> None:
@@ -91,7 +91,7 @@ def refuse_unreadable(found: Mapping[str, FinishedRun]) -> None:
 
 def refuse_damaged(found: Mapping[str, FinishedRun], names: Iterable[str]) -> None:
     """Raise UserError where one of some runs is damaged."""
-    refuse({name: found[name].verdict.problem for name in names if found[name].verdict.problem}, len(found))
+    refuse({name: found[name].status.problem for name in names if found[name].status.problem}, len(found))
 
 
 def refuse(problems: Mapping[str, str], num_runs: int) -> None:
@@ -117,10 +117,10 @@ def _unreadable(run: FinishedRun) -> str:
     try:
         run.config()
     except UserError as error:
-        return run.verdict.problem or str(error)
+        return run.status.problem or str(error)
     return ""
 
 
 def _unfinished_name(folder: RunFolder) -> str:
     names = {State.FAILED: " (failed)", State.DAMAGED: " (damaged)"}
-    return folder.path.name + names.get(judge(folder).state, "")
+    return folder.path.name + names.get(status_of(folder).state, "")

@@ -1,4 +1,4 @@
-"""Disks that cannot be written: how to find out by writing, and what the user is told."""
+"""Disks that cannot be written: how to find out by writing, and what to say of it."""
 
 import errno
 import os

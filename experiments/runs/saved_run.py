@@ -17,7 +17,7 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import load_json
 from experiments.runs.git_state import git_state
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import judge
+from experiments.runs.status import status_of
 
 
 def find_run(run: str, output: Path) -> RunFolder:
@@ -94,7 +94,7 @@ def _code_name(revision: str, changes: str | None) -> str:
 def compare_weights(original: RunFolder, again: RunFolder) -> str:
     """Return a sentence that says whether two finished runs ended with the same weights."""
     first, second = (load_json(folder.done_path).get("weights_sha256") for folder in (original, again))
-    if problem := judge(original).problem:
+    if problem := status_of(original).problem:
         return f"{original.path.name} is damaged, its weights are not compared: {problem}"
     if first is None:
         return f"{original.path.name} is not finished: no weights to compare"

@@ -1,4 +1,4 @@
-"""The state of a run, read from its folder alone: the one judge that all commands ask."""
+"""The state of a run, read from its folder alone: by one function for all commands."""
 
 import re
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Status:
     """What a run's folder is.
 
     Attributes:
@@ -37,27 +37,27 @@ class Verdict:
     problem: str = ""
 
 
-def judge(folder: RunFolder) -> Verdict:
+def status_of(folder: RunFolder) -> Status:
     """Return what the folder of a run is, which may not exist.
 
     A finished run is done only if all of it is there as it was written. An unfinished one is damaged if it has
     checkpoints, and none whose files and rows are there; the content of a checkpoint is verified where it is read.
     """
     if folder.is_done():
-        return _judge_finished(folder)
+        return _status_of_finished(folder)
     if folder.is_locked():
-        return Verdict(State.RUNNING)
+        return Status(State.RUNNING)
     found, problems = usable(folder)
     if problems and not found:
-        return Verdict(State.DAMAGED, f"no checkpoint can be used: {'; '.join(problems)}")
+        return Status(State.DAMAGED, f"no checkpoint can be used: {'; '.join(problems)}")
     if folder.failure_path.exists():
-        return Verdict(State.FAILED)
-    return Verdict(State.STOPPED if folder.config_path.exists() else State.NEW)
+        return Status(State.FAILED)
+    return Status(State.STOPPED if folder.config_path.exists() else State.NEW)
 
 
 def state_of(folder: RunFolder) -> State:
     """Return the state of the run in ``folder``, which may not exist."""
-    return judge(folder).state
+    return status_of(folder).state
 
 
 def saved_step(folder: RunFolder) -> int | None:
@@ -91,9 +91,9 @@ def run_log(folder: RunFolder) -> Path:
     return folder.path / "run.log"
 
 
-def _judge_finished(folder: RunFolder) -> Verdict:
+def _status_of_finished(folder: RunFolder) -> Status:
     try:
         check_done(folder)
     except DamagedRun as error:
-        return Verdict(State.DAMAGED, str(error))
-    return Verdict(State.DONE)
+        return Status(State.DAMAGED, str(error))
+    return Status(State.DONE)

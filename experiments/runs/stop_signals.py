@@ -1,14 +1,11 @@
 """Stop signals during a run: it saves its state and ends."""
 
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, leave_with
-
-_SHOW_CURSOR = "\x1b[?25h"  # the display of the progress hides it
 
 
 class StopSignals:
@@ -53,9 +50,8 @@ class StopSignals:
 
 
 def _leave_at_once() -> None:
-    cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""
     line = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint"
-    leave_with(f"{cursor}{line}", exit_code(signal.SIGINT))
+    leave_with(line, exit_code(signal.SIGINT))
 
 
 stop_signals = StopSignals()

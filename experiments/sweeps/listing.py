@@ -7,7 +7,7 @@ from experiments.reports.measures import in_words
 from experiments.runs.atomic_files import load_json
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import State, failure_reason, judge, last_step, saved_step, state_of
+from experiments.runs.status import State, failure_reason, last_step, saved_step, state_of, status_of
 
 
 def lines_of(folders: Collection[RunFolder], queued: Collection[RunFolder] = ()) -> list[str]:
@@ -25,16 +25,16 @@ def counted(folders: Iterable[RunFolder], queued: Collection[RunFolder] = ()) ->
 
 def describe(folder: RunFolder) -> str:
     """Return a short description of a run: its measure, who runs it, its damage, why it failed, where it resumes."""
-    verdict = judge(folder)
-    if verdict.state == State.DAMAGED:
-        return verdict.problem
-    if verdict.state == State.DONE:
+    status = status_of(folder)
+    if status.state == State.DAMAGED:
+        return status.problem
+    if status.state == State.DONE:
         return in_words(last_row(folder.epochs_path))
-    if verdict.state == State.RUNNING:
+    if status.state == State.RUNNING:
         return str(folder.owner() or "")
-    if verdict.state == State.FAILED:
+    if status.state == State.FAILED:
         return failure_reason(folder)
-    if verdict.state == State.NEW:
+    if status.state == State.NEW:
         return ""
     step = saved_step(folder)
     return "no checkpoint: starts from step 0" if step is None else f"resumes from step {step}"

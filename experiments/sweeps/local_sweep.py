@@ -48,7 +48,7 @@ class LocalSweep:
     """Carry out runs, ``at_once`` at a time; print one line for each that ends.
 
     A stop signal is passed on to all runs, which save, and no run is started after it. A second Ctrl-C kills them. A
-    run that another process has in use is passed over. No run is started after a failure with ``on_error`` stop, or on
+    run that another process has in use is skipped. No run is started after a failure with ``on_error`` stop, or on
     a disk that takes no more.
 
     Args:
@@ -88,7 +88,7 @@ class LocalSweep:
         while self._waiting and len(self._processes) < self._at_once and not (self._signal or self._is_ending):
             folder, config = self._waiting.popleft()
             if folder.is_locked():
-                self._pass_over(folder)
+                self._skip(folder)
             elif state_of(folder) != State.DONE:
                 self._start(folder, config)
         return len(self._processes) > before
@@ -117,15 +117,15 @@ class LocalSweep:
         elif why == _STOPPED:
             _print(f"stopped: {name}")
         elif folder.is_locked():  # another process was first
-            self._pass_over(folder)
+            self._skip(folder)
         else:
             log = failure_log(folder)
             _print(f"failed: {name}: {why}" + (f"; see {log}" if log else ""))
             self._num_failed += 1
             self._is_ending |= self._on_error == "stop" or not _can_be_written(ended.config)
 
-    def _pass_over(self, folder: RunFolder) -> None:
-        _print(f"passed over: {folder.path.name} is in use by {folder.owner() or 'another process'}")
+    def _skip(self, folder: RunFolder) -> None:
+        _print(f"skipped: {folder.path.name} is in use by {folder.owner() or 'another process'}")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         is_second = number == self._signal == signal.SIGINT

@@ -31,7 +31,7 @@ class Trainer:
     Attributes:
         position: the next step, and the epoch it is in.
         resumed_from: the checkpoint that the run resumed from, None for a run that starts from step 0.
-        passed_over: why checkpoints were not used, a line for each.
+        unused_checkpoints: why checkpoints were not used, a line for each.
         groups: of ranks in which the run was trained; none where it does not go on without lost workers.
 
     Raises:
@@ -44,7 +44,7 @@ class Trainer:
         self._config, self._workers, self._folder = config, workers, folder
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
-        own, self.passed_over = self._checkpointer.resume()
+        own, self.unused_checkpoints = self._checkpointer.resume()
         notes.begin("the warm-up")
         workers.warm_up()
         self.resumed_from = own or read_start_from(config, workers)

@@ -31,7 +31,7 @@ from experiments.runs.ending import write_done
 from experiments.runs.finished_requests import unmet_request
 from experiments.runs.manifest import code_of_attempts, collect_manifest
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import judge
+from experiments.runs.status import status_of
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.live import followed
@@ -107,7 +107,7 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
     """
     if not folder.is_done():
         return False
-    problem = judge(folder).problem
+    problem = status_of(folder).problem
     if problem and config.resume != "scratch":
         choice = "add resume=scratch to start again (what is there moves to attempts/)"
         raise UserError(f"the run was finished, and is damaged: {problem}; {choice}")
@@ -121,7 +121,7 @@ def print_resume(config: TrainConfig, folder: RunFolder) -> None:
     manifest = load_json(folder.manifest_path)
     if manifest.get("host") != socket.gethostname():
         return
-    for line in manifest.get("passed_over", ()):
+    for line in manifest.get("unused_checkpoints", ()):
         print(f"checkpoint not used: {line}", file=sys.stderr)
     if manifest.get("began_at_step"):
         why = " (resume=scratch is for damaged runs, this one is whole)" if config.resume == "scratch" else ""
@@ -292,7 +292,7 @@ def _manifest(
             "steps": began.step + steps_left,
             "began_at_step": began.step,
             "earlier_git": code_of_attempts(folder) if began.step else [],
-            "passed_over": list(trainer.passed_over),
+            "unused_checkpoints": list(trainer.unused_checkpoints),
             **({"groups": plain(trainer.groups)} if trainer.groups else {}),
         },
     )

@@ -1,7 +1,6 @@
 """`bench step`: every method beside its floor, or beside an older revision of this code."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -44,20 +43,6 @@ def test_ratios_are_of_pairs_of_turns() -> None:
     row = command.compared(measure.Case("micro", 10, 0.1), pairs)
     assert (row["floors"], row["total_s"], row["bytes_sent"]) == (0.5, 0.5, 1.0)
     assert (row["old_floors"], row["new_floors"]) == (3.0, 1.5)
-
-
-def test_a_command_that_is_stopped_writes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = measure.Case("micro", 2000, 0.05)
-    row = dict.fromkeys(command.RATIOS, 0.5) | {"floors_half": "0.50-0.50"}
-
-    def stopped(*_: Any) -> Any:
-        yield {"method": case.method, "numel": case.numel, "density": case.density, **row}
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "_measured", stopped)
-    with pytest.raises(SystemExit, match="130"):
-        main([*WORDS, "--out", str(tmp_path)])
-    assert pd.read_csv(tmp_path / "step.csv")["method"].tolist() == ["micro"]
 
 
 def test_bytes_are_those_of_operations_and_compiled_loops() -> None:

@@ -1,6 +1,5 @@
 """The benchmarks whose tables stand on the pages run, small, through their entry point."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +8,6 @@ import pytest
 from experiments.bench import main
 from experiments.benchmarks import loop
 from experiments.benchmarks.gpu import steps
-from experiments.benchmarks.network import command as network
 from experiments.ranks.hosts import unavailable
 from tests.dist.processes import ranks
 
@@ -52,26 +50,6 @@ def test_rules(tmp_path: Path) -> None:
     assert set(table["rule"]) == {"agreed", "repaired", "published"}
     assert len(table) == 3 * 4 * 6  # rules, gradients, steps
     assert (tmp_path / "new" / "out" / "rules.pdf").exists()
-
-
-def test_a_network_run_that_is_stopped_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = dict.fromkeys(("forward_s", "update_s", "backward_s", "cpu_s", "kernel_s"), 0.1)
-    both = {f"{prefix}{part}": value for part, value in known.items() for prefix in ("", "alone_")}
-    seconds = {"step_s": 0.5, "least_s": 0.4, "most_s": 0.6, "compute_s": 0.25, "wire_s": 0.2, "predicted_s": 0.45}
-    parts = {"predicted_exposed_s": 0.1, "predicted_select_s": 0.0, "samples_per_s": 9.0, "num_steps": 2}
-    row = {"rate": "1gbit", "method": "ddp", "title": "DDP", "link_bytes": 2e6, "counted_bytes": 1e6}
-
-    def measured(*_: object) -> Iterator[dict[str, object]]:
-        yield row | seconds | parts | both
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(network, "_measured", measured)
-    with pytest.raises(SystemExit, match="130"):
-        main(["network", "--out", str(tmp_path), *MLP])
-    assert pd.read_csv(tmp_path / "network.csv")["over_bound"].tolist() == [2.0]
-    page = (tmp_path / "network.md").read_text()
-    assert "DDP 2.00" in page
-    assert " 250.0 |" in page  # ms above the bound
 
 
 @pytest.mark.net

@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.schema import ClusterConfig
-from experiments.launching.elastic import start_ranks
-from experiments.launching.failures import RankFailure
 from experiments.runs.records import read_records
-from experiments.runs.run_folder import RunFolder
 from tests.dist.commands import only_run, run
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import train
@@ -45,18 +41,3 @@ def test_ranks_on_a_full_disk_end_with_one_line_and_go_on(tmp_path: Path) -> Non
             assert again.returncode == 0, again.stderr
         assert digest_of(disk.path) == digest_of(tmp_path / "whole")
         assert [row["step"] for row in read_records(folder / "steps.jsonl")] == list(range(48))
-
-
-def test_a_rank_that_can_report_nothing_in_its_folder_is_understood(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """The launcher tries the disk itself."""
-    with mounted(MemoryDisk(tmp_path / "disk", "64k")) as disk:
-        (disk.path / "job").write_text("fill")
-        cluster = ClusterConfig(name="local", nnodes=1, nproc_per_node=1)
-        with pytest.raises(RankFailure) as caught:
-            start_ranks(RunFolder(disk.path), "idle_worker", cluster, env={"PYTHONPATH": str(WORKERS)})
-        assert not (disk.path / "failure.json").exists()
-    assert f" failed: cannot write {disk.path}: no space left on device (" in str(caught.value)
-    assert caught.value.failure.of_disk
-    assert capfd.readouterr() == ("", "")

@@ -52,11 +52,6 @@ def test_a_mistake_is_one_line(way: str, overrides: tuple[str, ...], words: tupl
     assert "\n" not in str(raised.value)
 
 
-def test_an_exchange_counts_once_in_its_round() -> None:
-    first, second = [5.0, 7.0], [6.0, 6.5]  # seconds of two rounds of ten batches
-    assert rounds.batch_seconds([first, second], 10) == {"step_s": 0.625, "least_s": 0.6, "most_s": 0.7}
-
-
 def steps_of(sent: int) -> list[dict[str, Any]]:
     """Five steps, of which the last exchanges in three collectives."""
     quiet: dict[str, Any] = {"compute_s": 0.04, "bytes_sent": 0, "num_collectives": 0}

@@ -70,13 +70,13 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     assert "is not finite at step" in again.stderr
 
 
-def test_a_run_in_use_elsewhere_is_passed_over_and_said(tmp_path: Path) -> None:
+def test_a_run_in_use_elsewhere_is_skipped_with_a_line(tmp_path: Path) -> None:
     words = study(tmp_path, "[[seed=0, epochs=1], [seed=1, epochs=1]]")
     first, second = (folder_of(config) for config in compose_runs(jobs_of(words[0], words[1:2])))
     with first.claim():
         beside = sweep(*words)
     assert beside.returncode == 1
-    assert f"passed over: {first.path.name} is in use by pid {os.getpid()} on " in beside.stderr
+    assert f"skipped: {first.path.name} is in use by pid {os.getpid()} on " in beside.stderr
     assert "1 of 2 runs done, 0 failed, 1 left" in beside.stderr
     assert second.is_done()
     assert sweep(*words).returncode == 0

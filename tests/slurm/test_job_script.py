@@ -13,7 +13,6 @@ from experiments import sweep
 from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
 from experiments.config.identity import run_name
-from experiments.config.schema import from_yaml, to_yaml
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.runs.run_folder import folder_of
 from experiments.sweeps.job_script import Array, arrays_of, ranges, script
@@ -162,20 +161,6 @@ def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(UserError, match=r"--backend slurm needs squeue.* --dry-run"):
         submit_array("study", jobs, prepare_runs(jobs), dry_run=False)
     assert not (tmp_path / "runs").exists()
-
-
-def test_how_a_run_is_queued_is_not_in_its_name(tmp_path: Path) -> None:
-    common = [*TINY, "cluster.nnodes=2", "cluster.nproc_per_node=1", "cluster.rdzv_endpoint=localhost:2999"]
-    queued, by_hand = prepare_runs(
-        [
-            [*common, "cluster=slurm", "cluster.slurm.partition=gpu", "cluster.slurm.time_limit=1-00:00:00"],
-            [*common, "cluster=nodes"],
-        ]
-    )
-    assert run_name(queued) == run_name(by_hand)
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(queued))
-    assert from_yaml(path) == queued
 
 
 @pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda")])

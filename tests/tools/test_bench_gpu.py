@@ -3,17 +3,13 @@
 import os
 import subprocess
 import sys
-import warnings
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
-from unittest.mock import patch
 
 import pandas as pd
 import pytest
 import torch
 
-from experiments.benchmarks.gpu import timing
 from experiments.benchmarks.gpu.command import SOUND, faults
 from experiments.studies.methods import known_methods
 
@@ -96,41 +92,3 @@ def test_what_is_wrong_or_badly_compiled_is_named() -> None:
     assert len(found) == 2
     assert "the scan" in found[0]
     assert "absorb" in found[1]
-
-
-def test_seconds_are_the_median_between_events_after_a_warm_up() -> None:
-    clock, calls = count(), count()
-
-    class Event:
-        def __init__(self, *, enable_timing: bool) -> None: ...
-
-        def record(self) -> None:
-            self.at = next(clock)
-
-        def synchronize(self) -> None: ...
-
-        def elapsed_time(self, later: "Event") -> float:
-            return float(later.at - self.at)
-
-    def work() -> None:
-        for _ in range(100 if next(calls) < timing.WARMUP else 2):
-            next(clock)
-
-    with patch.object(torch.cuda, "Event", Event):
-        assert timing.seconds(work) == pytest.approx(3e-3)
-    assert next(calls) == timing.WARMUP + timing.ROUNDS
-
-
-def test_waits_are_the_warnings_about_synchronizing_operations() -> None:
-    modes: list[str] = []
-
-    def work() -> None:
-        for _ in range(2):  # of one place: both count
-            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
-        warnings.warn("something else", stacklevel=1)
-
-    with patch.object(torch.cuda, "set_sync_debug_mode", modes.append):
-        assert timing.waits(work) == 2
-        with pytest.raises(ZeroDivisionError):
-            timing.waits(lambda: 1 / 0)
-    assert modes == ["warn", "default"] * 2

@@ -69,7 +69,7 @@ def test_checkpoints_come_by_steps_and_a_torn_one_falls_back(tmp_path: Path) -> 
     part.write_bytes(part.read_bytes()[:-10])
     end = Run(parted)
     assert end.began_at == 6
-    assert "rank1.pt" in end.trainer.passed_over[0]
+    assert "rank1.pt" in end.trainer.unused_checkpoints[0]
     assert end.digest == whole.digest
     assert [row["step"] for row in read_records(end.folder.steps_path)] == list(range(10))
 

@@ -194,7 +194,7 @@ def test_an_older_checkpoint_is_taken_where_only_later_rows_are_damaged(unfinish
     lines_of(stopped.folder.steps_path, lambda rows: rows[:-1])
     end = Run(config)
     assert end.began_at == 12
-    assert "steps.jsonl" in end.trainer.passed_over[0]
+    assert "steps.jsonl" in end.trainer.unused_checkpoints[0]
     assert end.digest == whole.digest
 
 

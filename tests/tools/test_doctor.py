@@ -1,4 +1,4 @@
-"""The doctor: every check is a line, no key is ever shown, and the verdict agrees with the costs it is drawn from."""
+"""The doctor: every check is a line, no key is ever shown, and the comparison agrees with the costs it comes from."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import pytest
 
 from experiments import doctor
 from experiments.checkup import pair
+from experiments.checkup.break_even import compare, in_words, measured_link
 from experiments.checkup.findings import Finding, section
 from experiments.checkup.pair import Measured
 from experiments.checkup.surroundings import datasets, disks, slurm, wandb
-from experiments.checkup.verdict import in_words, judge, measured_link
 from micro.planning import costs
 from micro.planning.collectives import Link
 from tests.refusals import refused
@@ -77,19 +77,19 @@ def test_the_measured_link_gives_back_what_two_ranks_took() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 5, 16])
 def test_both_take_the_same_time_at_the_break_even(world_size: int) -> None:
-    rate = judge(Link(1e-4, 1e-9), MEASURED, world_size).break_even_bits_per_s
-    even = judge(Link(1e-4, 8 / rate), MEASURED, world_size)
+    rate = compare(Link(1e-4, 1e-9), MEASURED, world_size).break_even_bits_per_s
+    even = compare(Link(1e-4, 8 / rate), MEASURED, world_size)
     assert even.sparse_s == pytest.approx(even.dense_s)
-    assert judge(Link(1e-4, 8.1 / rate), MEASURED, world_size).pays
-    assert not judge(Link(1e-4, 7.9 / rate), MEASURED, world_size).pays
+    assert compare(Link(1e-4, 8.1 / rate), MEASURED, world_size).pays
+    assert not compare(Link(1e-4, 7.9 / rate), MEASURED, world_size).pays
 
 
 def test_the_border_is_in_words() -> None:
     fast, slow, free = Link(1e-6, 1e-12), Link(1e-6, 1e-6), replace(MEASURED, select_s=0.0)
-    assert not judge(fast, MEASURED, 4).pays
-    assert judge(slow, MEASURED, 4).pays
-    assert "at any rate" in in_words(judge(Link(0.0, 1e-9), free, 4), free)
-    assert "nothing to save" in in_words(judge(slow, MEASURED, 1), MEASURED)
+    assert not compare(fast, MEASURED, 4).pays
+    assert compare(slow, MEASURED, 4).pays
+    assert "at any rate" in in_words(compare(Link(0.0, 1e-9), free, 4), free)
+    assert "nothing to save" in in_words(compare(slow, MEASURED, 1), MEASURED)
 
 
 @pytest.mark.parametrize(

@@ -81,20 +81,6 @@ def test_a_signal_in_the_work_of_a_command_is_one_line(
     assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
 
 
-IN_EXEC = """
-import sys
-from experiments.config.command_line import run_command
-sys.exit(run_command(lambda: exec("import signal; signal.raise_signal(signal.SIGINT)")))
-"""
-
-
-def test_an_interrupt_in_code_that_is_executed_from_a_text_ends_with_its_code_too(tmp_path: Path) -> None:
-    """Python ends by SIGINT then, if it is KeyboardInterrupt that was raised; imports execute such code."""
-    (tmp_path / "command.py").write_text(IN_EXEC)
-    ended = start("-m", "command", env={**os.environ, "PYTHONPATH": str(tmp_path)})
-    assert (ended.returncode, ended.stderr) == (130, "stopped by Ctrl-C\n")
-
-
 def after(num_steps: int, strike: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Strike this process when a training has taken so many steps."""
     step = Trainer.step

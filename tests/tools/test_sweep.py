@@ -265,7 +265,7 @@ def test_a_configuration_of_another_version_is_told_in_one_line(tmp_path: Path) 
         ("sweep demo --jobs many", "--jobs", "many"),
         ("sweep demo --jobs 0", "--jobs", "0"),
         ("sweep demo jobs=4", "jobs", "'jobs'"),
-        ("sweep demo --jbos 4", "no such option", "--jbos"),
+        ("sweep demo --jbos 4", "--jbos", "4"),
         ("sweep demo --backend pbs", "--backend", "pbs"),
         ("sweep demo sparsifier=mikro", "did you mean 'micro'", "mikro"),
         ("sweep status dmeo", "did you mean 'demo'", "dmeo"),

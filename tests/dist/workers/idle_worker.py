@@ -47,10 +47,3 @@ if job == "SIGSEGV":
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(1000)
-if job.startswith("fill"):
-    try:
-        with (run_dir / "filled").open("ab", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-    except OSError:
-        os._exit(3)

@@ -20,7 +20,7 @@ ASSUMED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Comparison:
     """The time of a reduction of one model's gradient on one link.
 
     Attributes:
@@ -57,7 +57,7 @@ def given_links(rates_mbit: Sequence[float], latency_us: float | None, here: Lin
 
 
 def findings(links: Mapping[str, Link], measured: Measured, world_size: int) -> Iterator[Finding]:
-    """Yield what was measured, then a verdict for each link; the first is the measured one."""
+    """Yield what was measured, then a comparison for each link; the first is the measured one."""
     here = next(iter(links.values()))
     between = f"between {WORLD_SIZE} gloo ranks on this machine"
     yield Finding(name="latency", value=f"{1e6 * here.alpha_s:.3g} us", note=f"a message, {between}")
@@ -68,23 +68,23 @@ def findings(links: Mapping[str, Link], measured: Measured, world_size: int) -> 
         note=f"MiCRO at density {measured.density:g} on {measured.numel:,} numbers, {WORLD_SIZE} ranks, CPU",
     )
     for name, link in links.items():
-        verdict = judge(link, measured, world_size)
+        comparison = compare(link, measured, world_size)
         yield Finding(
             name=name,
-            value="can pay" if verdict.pays else "cannot pay",
-            note=in_words(verdict, measured),
-            state="here" if verdict.pays else "absent",
-            data=asdict(verdict),
+            value="can pay" if comparison.pays else "cannot pay",
+            note=in_words(comparison, measured),
+            state="here" if comparison.pays else "absent",
+            data=asdict(comparison),
         )
     yield Finding(name="assumptions", value="", note=ASSUMED)
 
 
-def judge(link: Link, measured: Measured, world_size: int) -> Verdict:
+def compare(link: Link, measured: Measured, world_size: int) -> Comparison:
     """Compare MiCRO with dense for ``world_size`` workers, each with its own link of this kind.
 
     The time of the selection was measured with two workers; with more workers each of them searches less.
     """
-    return Verdict(
+    return Comparison(
         numel=measured.numel,
         world_size=world_size,
         bits_per_s=_rate(link),
@@ -94,16 +94,16 @@ def judge(link: Link, measured: Measured, world_size: int) -> Verdict:
     )
 
 
-def in_words(verdict: Verdict, measured: Measured) -> str:
-    """Return the verdict as a few sentences."""
-    if verdict.world_size == 1:
+def in_words(comparison: Comparison, measured: Measured) -> str:
+    """Return the comparison as a few sentences."""
+    if comparison.world_size == 1:
         return "One worker sends nothing: there is nothing to save."
     times = (
-        f"The gradient of {measured.model} among {verdict.world_size} workers: dense all-reduce "
-        f"{_duration(verdict.dense_s)}, MiCRO at density {measured.density:g} {_duration(verdict.sparse_s)} "
+        f"The gradient of {measured.model} among {comparison.world_size} workers: dense all-reduce "
+        f"{_duration(comparison.dense_s)}, MiCRO at density {measured.density:g} {_duration(comparison.sparse_s)} "
         f"({_duration(measured.select_s)} to select)."
     )
-    return f"{times} {_border(verdict.break_even_bits_per_s)}"
+    return f"{times} {_border(comparison.break_even_bits_per_s)}"
 
 
 def human_rate(bits_per_s: float) -> str:
