@@ -33,6 +33,7 @@ from micro.checkpoints.rank_states import AllRanks, RankStates
 from micro.checkpoints.resizing import average
 from micro.codecs.base import Codec, Key
 from micro.codecs.half import BFloat16, Half
+from micro.codecs.indices import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.raw import Raw
@@ -56,7 +57,6 @@ from micro.feedback import EF21, ErrorFeedback, Feedback, Memory, MomentumCorrec
 from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.group_comm import GroupComm
-from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.local import LocalSteps, Outer, RoundStats
 from micro.lockstep import SimulatedRanks
 from micro.nonfinite import NonFiniteGradient, Policy

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
 from micro.codecs.base import Key
+from micro.codecs.bits import num_packed_bytes, pack, unpack
 from micro.codecs.fused import FusedCodec
 from micro.parts import Rule, check_rule
 from micro.randomness import uniform, words

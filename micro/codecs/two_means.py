@@ -6,9 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.bits import num_packed_bytes, pack, unpack
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
+from micro.codecs.bits import num_packed_bytes, pack, unpack
 from micro.parts import Rule, check_rule
 
 BITS = 2

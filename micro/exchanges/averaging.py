@@ -17,7 +17,7 @@ from micro.traffic import Calls
 
 
 @dataclass(frozen=True, slots=True)
-class Averaged:
+class Mean:
     """What became of an average of encoded values.
 
     Attributes:
@@ -31,7 +31,7 @@ class Averaged:
     first_bad: int | None = None
 
 
-AverageEncoded = Callable[..., Reduction[Averaged]]
+AverageEncoded = Callable[..., Reduction[Mean]]
 """A way to average encoded values that all ranks have at the same indices, with the arguments of `mean_encoded_`."""
 
 
@@ -78,7 +78,7 @@ def mean_encoded_(
     mean: Tensor,
     memory: Tensor | None = None,
     grad: Tensor | None = None,
-) -> Reduction[Averaged]:
+) -> Reduction[Mean]:
     """Average encoded values: scatter them, add in full precision, share the encoded means; see `mean_of`.
 
     An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
@@ -120,7 +120,7 @@ def mean_encoded_(
         return soonest(flagged.last_bytes(wires).all()), all_finite([fits, fit])
 
     is_finite, fits = yield Fill(into=mean, work=decode_others)
-    return Averaged(is_finite, fits, first_bad)
+    return Mean(is_finite, fits, first_bad)
 
 
 def _messages(numel: int, codec: Codec, dtype: torch.dtype, world_size: int, *, gap: int) -> Messages:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from torch import Tensor
 
 from micro.codecs.base import Codec, Key
+from micro.codecs.indices import IndexCodec, Int32
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.index_codecs import IndexCodec, Int32
 from micro.parts import NoState, StatefulPart
 from micro.requests import Reduction
 from micro.sparse import Exchanged, Overlap, Selection, Step

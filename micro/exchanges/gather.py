@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.exchanges.averaging import Averaged
+from micro.exchanges.averaging import Mean
 from micro.exchanges.base import Exchange, NoState, Transport
 from micro.exchanges.gathering import (
     gather_header,
@@ -114,7 +114,7 @@ class Gather(Exchange[NoState]):
         mean: Tensor,
         memory: Tensor | None = None,
         grad: Tensor | None = None,
-    ) -> Reduction[Averaged]:
+    ) -> Reduction[Mean]:
         """Average the values of all indices, as ``exchange`` does, without indices; see `mean_encoded_`."""
         codec, n, count = transport.wire.values, transport.comm.world_size, values.numel()
         size = codec.num_bytes(count, values.dtype)
@@ -124,7 +124,7 @@ class Gather(Exchange[NoState]):
         header = yield from gather_header(values, is_finite=is_finite, counts=(count,) * n)
         wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
         fits = yield Fill(into=mean, work=lambda: codec.decode_mean_into_(wires, mean, n))
-        return Averaged(header.is_finite, fits, first_bad)
+        return Mean(header.is_finite, fits, first_bad)
 
 
 def _equal_slices(pairs: SparseValues, world_size: int) -> Iterator[SparseValues]:

@@ -97,8 +97,8 @@ def gather_indices(
     comm, codec = transport.comm, transport.wire.indices
     if transport.overlap is Overlap.SAME or comm.world_size == 1:
         return selection.indices
-    if selection.everyone is not None:
-        return selection.everyone
+    if selection.all_indices is not None:
+        return selection.all_indices
     if transport.overlap is Overlap.LEADER:
         return (yield from _from_leader(selection, counts, numel, transport))
     spans = (selection.spans if codec.by_range else None) or ((0, numel),) * comm.world_size

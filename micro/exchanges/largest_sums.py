@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.codecs.indices import Int32
 from micro.exchanges.base import Transport
 from micro.exchanges.gathering import Header, count_of, gather_header
 from micro.exchanges.regions import gather_sums
 from micro.health import Finite, flag_of
-from micro.index_codecs import Int32
 from micro.on_device import on_device
 from micro.requests import AllGather, AllGatherLists, Once, Reduction
 from micro.sparse import SparseValues

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.codecs.indices import Int32
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, Transport
 from micro.exchanges.gathering import Header, count_of, gather_header, header_call
@@ -25,7 +26,6 @@ from micro.exchanges.largest_sums import (
 )
 from micro.exchanges.regions import add_up, add_up_calls, gather_sums, gather_sums_calls
 from micro.exchanges.traffic import Choice
-from micro.index_codecs import Int32
 from micro.partition import equal_slice
 from micro.parts import Rule, check_rule
 from micro.requests import AllGatherLists, AllReduce, Reduction

@@ -6,11 +6,11 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from micro.codecs.indices import Int32
 from micro.codecs.raw import Raw
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.gathering import decode_lists, gather_indices
 from micro.exchanges.traffic import Choice
-from micro.index_codecs import Int32
 from micro.on_device import on_device
 from micro.partition import equal_slice
 from micro.requests import AllGatherLists, AllToAll, Reduction

@@ -1,4 +1,4 @@
-"""Compiled packing of small whole numbers, and of ascending places; `micro.bits` says how they lie."""
+"""Compiled packing of small whole numbers, and of ascending places; `micro.codecs.bits` says how they lie."""
 
 from typing import Any
 
@@ -143,17 +143,17 @@ def _get_places(lows: Any, highs: Any, low: Any, gap: Any, places: Any) -> Any:
 
 
 def pack(codes: Tensor, width: int, packed: Tensor) -> None:
-    """Fill ``packed`` as `micro.bits.pack` has it."""
+    """Fill ``packed`` as `micro.codecs.bits.pack` has it."""
     pack_codes(codes.to(torch.int32).contiguous().numpy(), width, packed.numpy())
 
 
 def unpack(packed: Tensor, width: int, codes: Tensor) -> None:
-    """Fill ``codes`` (count,) as `micro.bits.unpack` has them."""
+    """Fill ``codes`` (count,) as `micro.codecs.bits.unpack` has them."""
     unpack_codes(packed.contiguous().numpy(), width, codes.numpy())
 
 
 def put_places(places: Tensor, low: int, gap: int, lows: Tensor, highs: Tensor) -> None:
-    """Fill ``lows`` and ``highs`` as `micro.index_codecs` has them of ascending places."""
+    """Fill ``lows`` and ``highs`` as `micro.codecs.indices` has them of ascending places."""
     _put_places(places.contiguous().numpy(), low, gap, lows.numpy(), highs.numpy())
 
 

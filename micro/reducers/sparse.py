@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from micro.codecs.base import Codec
+from micro.codecs.indices import IndexCodec, Int32
 from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.density.base import Density, Target, target_count
@@ -21,7 +22,6 @@ from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
 from micro.flat import Layout
 from micro.health import FirstBad, index_of, is_finite_by
-from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.reducers.base import BucketState, Reducer

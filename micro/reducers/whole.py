@@ -16,7 +16,7 @@ from micro.reducers.outcome import cut_
 from micro.reducers.rounding import write_
 from micro.requests import AllReduce, Reduction
 from micro.spans import Seconds
-from micro.sparse import AllBut, AllValues, SparseValues
+from micro.sparse import AllLeaving, AllValues, SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def send_all_encoded(
     def on_deliver() -> None:
         if rest is not None:
             state.spare = state.residual.detach()  # which gets the memory of the rest
-            feedback.settle_(state.memory, AllBut(rest), (), 1.0)
+            feedback.settle_(state.memory, AllLeaving(rest), (), 1.0)
         if unsent is not None:
             feedback.keep_(state.memory, AllValues(unsent))
 

@@ -104,7 +104,7 @@ class Micro(Selector[Any]):
             counts=found.counts,
             spans=spans,
             threshold=found.threshold,
-            everyone=found.everyone,
+            all_indices=found.all_indices,
             overfull=found.overfull,
         )
 
@@ -112,12 +112,12 @@ class Micro(Selector[Any]):
         dealt = DealtBlocks(acc.numel(), comm.world_size, block)
         search = Search(acc, acc.numel(), dealt.spans(step.index), step, comm, dealt=dealt)
         found = yield from self.threshold_rule.search(state, search)
-        everyone = found.everyone
+        all_indices = found.all_indices
         return Selection(
             dealt.places(found.indices, step.index, comm.rank),
             counts=found.counts,
             threshold=found.threshold,
-            everyone=None if everyone is None else dealt.places_of_all(everyone, found.counts, step.index),
+            all_indices=None if all_indices is None else dealt.places_of_all(all_indices, found.counts, step.index),
             overfull=found.overfull,
         )
 

@@ -84,7 +84,7 @@ class ScalingSelector(WrappingSelector[S]):
             counts=chosen.counts,
             spans=chosen.spans,
             scale=chosen.scale,
-            everyone=chosen.everyone,
+            all_indices=chosen.all_indices,
             overfull=chosen.overfull,
         )
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from micro.codecs.base import Codec
+from micro.codecs.indices import Bitmap, IndexCodec
 from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.density.base import Target, target_count
 from micro.health import flag_of, soonest
-from micro.index_codecs import Bitmap, IndexCodec
 from micro.reducers.rounding import write_
 from micro.requests import AllGatherLists, Once, Reduction
 from micro.sparse import Step

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs.base import from_bytes, to_bytes
+from micro.codecs.indices import IndexCodec, Int32
 from micro.comm import Comm
 from micro.exchanges.base import Exchange, NoState, Transport, Wire
 from micro.exchanges.traffic import Choice
 from micro.health import Finite, flag_of, soonest
-from micro.index_codecs import IndexCodec, Int32
 from micro.kernels.reference import places_of
 from micro.on_device import on_device
 from micro.parts import Rule, check_rule

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from micro.codecs.indices import IndexCodec, Int32
 from micro.comm import Comm
 from micro.density.base import Density, Target
 from micro.feedback import Feedback, NoFeedback
 from micro.health import Finite, is_finite_by
-from micro.index_codecs import IndexCodec, Int32
 from micro.nonfinite import Policy, check_policy
 from micro.parts import as_part
 from micro.reducers.base import BucketState

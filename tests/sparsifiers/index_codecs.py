@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import micro
-from micro.index_codecs import Bitmap, Packed, Shortest
+from micro.codecs.indices import Bitmap, Packed, Shortest
 from tests.sparsifiers.base import (
     BUILD_UP,
     EXACT,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro import bits, kernels, randomness
+from micro import kernels, randomness
+from micro.codecs import bits
 from micro.codecs.base import Codec
 from micro.codecs.fused import FusedCodec
 from micro.codecs.half import BFloat16, Half

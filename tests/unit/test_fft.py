@@ -12,8 +12,8 @@ from torch import Tensor
 import micro
 from experiments.training.recording import step_row
 from experiments.training.workers import Reduced
+from micro.codecs.indices import Packed
 from micro.density.accordion import Accordion
-from micro.index_codecs import Packed
 from micro.zoo.fft import FFTReducer
 from micro.zoo.range_float import RangeFloat
 

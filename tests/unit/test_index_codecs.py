@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import micro
-from micro.bits import num_packed_bytes, pack, unpack
-from micro.index_codecs import Bitmap, IndexCodec, Int32, Packed, Shortest
+from micro.codecs.bits import num_packed_bytes, pack, unpack
+from micro.codecs.indices import Bitmap, IndexCodec, Int32, Packed, Shortest
 from tests.drawn_indices import draw
 from tests.products import grid
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import micro
-from micro.index_codecs import IndexCodec, Int32, Shortest
+from micro.codecs.indices import IndexCodec, Int32, Shortest
 from micro.interleaving import DealtBlocks
 from tests.products import grid
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.codecs.indices import Packed
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.largest_sums import OktopkState
 from micro.exchanges.oktopk import Oktopk
-from micro.index_codecs import Packed
 from micro.lockstep import SimulatedRanks
 from micro.operations import PADDING
 from micro.requests import carried_out

@@ -90,15 +90,15 @@ class Agreed(ThresholdRule[AgreedState]):
             found = yield from _collect(state, search, room, cuts)
             cut = yield from _cut(found, search, cuts)
         rank, threshold = search.comm.rank, _between(state, cut)
-        everyone = None if room is None else room.kept(found.rows, found.counts, cut.taken, search, cuts)
-        if everyone is None:
+        all_indices = None if room is None else room.kept(found.rows, found.counts, cut.taken, search, cuts)
+        if all_indices is None:
             mine, is_overfull = _kept(state, found, cut, rank, cuts), room is not None
         else:
             first, is_overfull = sum(cut.taken[:rank]), False
-            mine = everyone[first : first + cut.taken[rank]]
+            mine = all_indices[first : first + cut.taken[rank]]
         _prepare_next(state, threshold, cut, k)
         state.last = [] if self.slack is None else list(cut.taken)
-        return Found(mine, cut.taken, threshold, everyone, is_overfull)
+        return Found(mine, cut.taken, threshold, all_indices, is_overfull)
 
     def _room(self, state: AgreedState, search: Search) -> Room | None:
         """Return the room for candidates in this step's message; None where they do not travel in it."""

@@ -64,14 +64,14 @@ class Found:
         indices: (k_r,) int32, in the vector.
         counts: every rank's k_r.
         threshold: the one that was used.
-        everyone: (sum(counts),) int32 indices in the vector of what all ranks chose, where they are known already.
+        all_indices: (sum(counts),) int32 indices in the vector of what all ranks chose, where they are known already.
         overfull: whether they would be, had the message not been too small.
     """
 
     indices: Tensor
     counts: tuple[int, ...]
     threshold: float
-    everyone: Tensor | None = None
+    all_indices: Tensor | None = None
     overfull: bool = False
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.bits import get_places, num_packed_bytes, put_places
 from micro.codecs.base import from_bytes, to_bytes
+from micro.codecs.bits import get_places, num_packed_bytes, put_places
 from micro.on_device import on_device
 from micro.parts import Part
 
@@ -22,7 +22,7 @@ class IndexCodec(Part, ABC):
     """
 
     kind: ClassVar[str] = "indices"
-    home: ClassVar[str] = "micro.index_codecs"
+    home: ClassVar[str] = "micro.codecs.indices"
     group: ClassVar[str] = "micro.index_codecs"
     by_range: ClassVar[bool] = True
 
