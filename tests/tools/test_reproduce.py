@@ -12,6 +12,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -24,6 +25,7 @@ from experiments.reports.page import load_page
 from experiments.studies.paper_reproduction import papers, parts
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Paper, Part, load_paper
+from experiments.studies.paper_reproduction.verdicts import Question, answer
 from experiments.sweeps import study
 from experiments.training.runner import execute
 from tests.refusals import refused
@@ -37,7 +39,7 @@ parts:
     small: sweep tiny output={runs}
   curves:
     shows: Figures of two runs
-    small: figures --runs {runs} --out {here} --only convergence,residual
+    small: figures --runs {runs} --out {here} --only density,residual
 """
 TINY_STUDY = """\
 overrides: [model=mlp, cluster=simulated, cluster.world_size=2, batch_size=200, epochs=1, measure_residual_every=1]
@@ -120,6 +122,8 @@ def test_every_part_of_every_paper_runs_in_a_new_folder(name: str, tmp_path: Pat
             words[0] = a_few_runs_of(words[0], tmp_path)
         assert in_this_process(replace(part, words=(tool, *words, *SMALL[tool]))) == 0, part
         assert any((part.runs or part.folder).iterdir())
+        for question in part.verdicts:
+            assert answer(question, part.folder).startswith("Ours: ")
 
 
 def a_few_runs_of(name: str, folder: Path) -> str:
@@ -156,6 +160,10 @@ def test_unknown_names_are_told_in_one_line(
         (TINY.replace("small: sweep tiny", "small: sweeep tiny"), "must begin with one of"),
         (TINY.replace("{runs} --out", "{ruins} --out"), "{ruins}"),
         (TINY.replace("parts:", "parts: ["), "tiny.yaml"),
+        (
+            TINY.replace("shows: Two runs", "shows: Two runs\n    verdicts: [{numbers: a.csv}]"),
+            "verdicts of part training",
+        ),
     ],
 )
 def test_bad_files_are_told_with_their_name(tiny: Path, tmp_path: Path, text: str, said: str) -> None:
@@ -169,7 +177,7 @@ def test_bad_files_are_told_with_their_name(tiny: Path, tmp_path: Path, text: st
     [
         (["figures", "--nonsense"], "--nonsense"),
         (["compare", "--methods", "micor"], "did you mean 'micro'"),
-        (["theory", "--steps", "-1"], "--steps must be at least 0"),
+        (["theory", "--steps", "-1"], "--steps.*-1"),
         (["simulate", "--methods", "randomk"], "no formula for the selection of randomk"),
     ],
 )
@@ -190,7 +198,7 @@ def test_page_escapes_what_it_is_given_and_loads_only_what_stands_beside_it(tmp_
     assert loads.found == ["some/a%20figure.png"]
     assert "Name &amp; co" in text
     assert "<i>shown" not in text
-    assert "The paper: best &lt;b&gt;of all" in text
+    assert "The paper: best &lt;b&gt;of all&lt;/b&gt;." in text
     assert "<h3>Head</h3>" in text
     assert write_paper_page(paper_of(part), tmp_path).read_text() == text
 
@@ -198,8 +206,46 @@ def test_page_escapes_what_it_is_given_and_loads_only_what_stands_beside_it(tmp_
 def test_page_says_what_is_missing(tmp_path: Path) -> None:
     parts = part_of(tmp_path, "figures"), part_of(tmp_path, "sweep", "demo", f"output={tmp_path}/runs", name="training")
     text = write_paper_page(paper_of(*parts), tmp_path).read_text()
-    assert "left nothing to show" in text
     assert "holds no finished run" in text
+    assert text.count("<h2") == 1, "a part that left nothing is not mentioned"
+
+
+NUMBERS = pd.DataFrame(
+    {"method": ["ours", "ours", "theirs", "theirs"], "size": [1, 4, 1, 4], "cost": [2.0, 3.0, 4.0, 3.5], "form": ""}
+)
+VERDICTS = {  # of a question on NUMBERS: what is asked beside rows "method == 'ours'", and its answer
+    "2 to 3, 2 of 2. The claim *holds*": {"value": "cost", "holds": "value <= 3"},
+    "2 to 3, 1 of 2. The claim *holds in part*": {"value": "cost", "holds": "value < 3"},
+    "2 to 3, 0 of 2. The claim *does not hold here*": {"value": "cost", "holds": "value < 2"},
+    "2 to 2, 1 of 1. The claim *holds*": {"value": "cost", "holds": "value < 3", "per": ["method"]},
+    "0.5 to 2, 1 of 2. The claim *holds in part*": {
+        "value": "cost_beside - cost",
+        "holds": "value > 1",
+        "beside": "method == 'theirs'",
+        "per": ["size"],
+    },
+    "0.5 to 1.5, 2 of 2. The claim *holds*": {
+        "value": "cost_beside - cost",
+        "holds": "value > 0",
+        "beside": "method == 'theirs'",
+        "nearest": "cost",
+    },
+    "the runs have nothing to compare": {"value": "cost", "holds": "value > 0", "rows": "method == 'nobody'"},
+    "there is no other.csv": {"value": "cost", "holds": "value > 0", "numbers": "other.csv"},
+}
+
+
+@pytest.mark.parametrize("said", VERDICTS)
+def test_a_verdict_is_drawn_from_the_numbers(said: str, tmp_path: Path) -> None:
+    NUMBERS.to_csv(tmp_path / "n.csv", index=False)
+    given = {"numbers": "n.csv", "rows": "method == 'ours'", "says": "{least:g} to {most:g}, {there} of {all}."}
+    assert said in answer(Question(**(given | VERDICTS[said])), tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_question_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    NUMBERS.to_csv(tmp_path / "n.csv", index=False)
+    question = Question(numbers="n.csv", rows="method == 'ours'", value="prize", holds="value > 0", says="")
+    refused(lambda: answer(question, tmp_path), "n.csv", "prize", error=UserError)
 
 
 def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(

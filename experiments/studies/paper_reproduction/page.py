@@ -20,6 +20,7 @@ from experiments.runs.atomic_files import load_json
 from experiments.runs.run_folder import RunFolder
 from experiments.studies.paper_reproduction.papers import Paper, Part
 from experiments.studies.paper_reproduction.parts import seconds_of
+from experiments.studies.paper_reproduction.verdicts import answer
 
 MACHINE = ("host", "platform", "gpus", "cuda", "num_threads")  # keys of a manifest, shown as they are
 
@@ -35,8 +36,8 @@ def write_paper_page(paper: Paper, out: Path) -> Path:
     note = f"{paper.source}. Reproduced at {paper.scale} scale; nothing here is the paper's own figure."
     blocks = [f"# {escaped(paper.name)}", escaped(note)]
     for part in paper.parts:
-        blocks += _head(part, out)
-        blocks += _training(part) if part.trains else _drawn(part, out)
+        if shown := _training(part) if part.trains else _drawn(part, out):
+            blocks += [*_head(part, out), *shown]
     text = "\n\n".join(blocks) + "\n"
     write_file(out / "page.md", text)
     return write_html(text, f"{paper.name}, {paper.scale} scale", out / "index.html")
@@ -45,28 +46,28 @@ def write_paper_page(paper: Paper, out: Path) -> Path:
 def _head(part: Part, out: Path) -> list[str]:
     blocks = [f"## {escaped(part.shows)}"]
     if part.claim:
-        blocks.append(escaped(f"The paper: {part.claim}"))
-    blocks.append(fenced(part.command))
+        blocks.append(escaped(f"The paper: {part.claim}."))
+    blocks += [answer(question, part.folder) for question in part.verdicts]
     seconds = seconds_of(part, out)
-    return blocks if seconds is None else [*blocks, f"Took {seconds:.0f} s."]
+    took = "" if seconds is None else f"Made in {seconds:.0f} s by:"
+    return [*blocks, *([took] if took else []), fenced(part.command)]
 
 
 def _drawn(part: Part, out: Path) -> list[str]:
-    """Return the figures and the reports of a part that does not train."""
+    """Return the figures and the reports of a part that does not train; nothing where it left none."""
     figures = [block for path in sorted(part.folder.rglob("*.png")) for block in _figure(path, out)]
-    reports = [below(path.read_text(), 2) for path in sorted(part.folder.rglob("*.md"))]
-    return [*figures, *reports] or ["This part left nothing to show."]
+    return [*figures, *(below(path.read_text(), 2) for path in sorted(part.folder.rglob("*.md")))]
 
 
 def _figure(path: Path, out: Path) -> list[str]:
-    """Return a figure, and below it the files beside it: the same for print, its numbers, the runs they are of."""
+    """Return a figure, and a sentence that names the files beside it."""
     name, numbers, runs = path.relative_to(out), path.with_suffix(".csv"), path.with_name(f"{path.stem}.runs.txt")
-    beside = [str(name.with_suffix(".pdf"))]
+    words = f"{path.stem}: the same for print is {name.with_suffix('.pdf')}"
     if numbers.exists():
-        beside.append(f"numbers: {numbers.name}, {len(numbers.read_text().splitlines()) - 1} rows")
+        words += f", its {len(numbers.read_text().splitlines()) - 1} rows of numbers are in {numbers.name}"
     if runs.exists():
-        beside.append(f"of {len(runs.read_text().splitlines())} runs")
-    return [f"![{escaped(path.stem)}](<{quote(name.as_posix())}>)", f"*{escaped('; '.join(beside))}*"]
+        words += f", and {len(runs.read_text().splitlines())} runs went into it"
+    return [f"![{escaped(path.stem)}](<{quote(name.as_posix())}>)", f"*{escaped(words)}.*"]
 
 
 def _training(part: Part) -> list[str]:

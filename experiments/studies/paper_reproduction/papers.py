@@ -1,7 +1,7 @@
 """The parts of a paper's reproduction: conf/paper/NAME.yaml, read and checked."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from yaml import YAMLError
 from experiments.config.checks import CHOICES
 from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
+from experiments.studies.paper_reproduction.verdicts import Question
 
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
@@ -32,6 +33,7 @@ class Part:
         name: of its folder.
         shows: what it shows, in words.
         claim: what the paper says of that; empty where it is not known.
+        verdicts: whether that holds here, asked of what the command writes.
         words: the command, a module of experiments first.
         folder: where it writes, unless it trains.
     """
@@ -41,6 +43,7 @@ class Part:
     words: tuple[str, ...]
     folder: Path
     claim: str = ""
+    verdicts: tuple[Question, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -103,8 +106,8 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
             places = {"out": out, "here": out / name, "runs": out / "runs", "root": root}
             words = _command(given[scale], places, path)
             words += overrides if words[0] == SWEEP else ()
-            claim = given.get("claim", "")
-            parts.append(Part(name=name, shows=given["shows"], words=tuple(words), folder=out / name, claim=claim))
+            told = {"claim": given.get("claim", ""), "verdicts": _questions(given.get("verdicts", ()), name, path)}
+            parts.append(Part(name=name, shows=given["shows"], words=tuple(words), folder=out / name, **told))
     if not parts:
         raise UserError(f"paper {key} has nothing at scale {scale}: choose one of {', '.join(_scales(content))}")
     return Paper(key=key, name=content["name"], source=content["source"], scale=scale, parts=tuple(parts))
@@ -123,6 +126,13 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or set(content) != KEYS or not isinstance(content["parts"], dict):
         raise UserError(f"{path} must have the keys {', '.join(sorted(KEYS))}, parts being a mapping")
     return {str(key): value for key, value in content.items()}
+
+
+def _questions(given: Sequence[Mapping[str, Any]], part: str, path: Path) -> tuple[Question, ...]:
+    try:
+        return tuple(Question(**each) for each in given)
+    except TypeError as error:
+        raise UserError(f"{path}: verdicts of part {part}: {one_line(error)}") from None
 
 
 def _command(text: str, places: dict[str, Any], path: Path) -> list[str]:
