@@ -86,7 +86,6 @@ from micro.selectors.topk import TopK
 from micro.sign_sgd import SignSGD
 from micro.simulate import SimulatedStep, Simulation
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
-from micro.staleness import Staleness, Waits
 from micro.stats import StepStats
 from micro.summary import StepSummary
 
@@ -171,7 +170,6 @@ __all__ = [
     "SparseReducer",
     "SparseValues",
     "Split",
-    "Staleness",
     "StatefulPart",
     "Step",
     "StepStats",
@@ -184,7 +182,6 @@ __all__ = [
     "TwoLevel",
     "TwoMeans",
     "Union",
-    "Waits",
     "WarmUp",
     "Wire",
     "__version__",

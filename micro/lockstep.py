@@ -4,14 +4,10 @@ No rank has a thread of its own, none waits, and what follows from what all hold
 differ in what they request there is an error that names them.
 """
 
-import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,6 +15,7 @@ from torch import Tensor
 
 from micro.comm import Comm, Started
 from micro.peer_failures import PeerError, words_of_failure
+from micro.rank_threads import ask, cores_for, in_thread
 from micro.requests import (
     AllGather,
     AllGatherLists,
@@ -54,18 +51,11 @@ class SimulatedComm(Comm):
         return SimulatedComm(ranks.index(self.rank), members)
 
     def start(self, requests: Sequence[Request]) -> Started:
-        """Have requests answered for synchronous code, which runs in a thread of `SimulatedRanks.run`; see Comm."""
+        """Have requests answered for synchronous code, which `SimulatedRanks.run` runs; see Comm."""
         if self.world_size == 1:
             return super().start(requests)
-        ask: Callable[[list[Request]], list[Any]] | None = getattr(_thread, "ask", None)
-        if ask is None:
-            raise RuntimeError("what a simulated rank requests is answered within SimulatedRanks.carry_out or run")
-        answers = ask(list(requests))
+        answers = ask(requests)
         return Started(lambda: answers, lambda: True)
-
-
-_thread = threading.local()
-"""``ask``: how the synchronous code of a simulated rank, which runs in this thread, has its requests answered."""
 
 
 class SimulatedRanks:
@@ -97,7 +87,8 @@ class SimulatedRanks:
             The error of the first rank that failed; in the others a PeerError that names it is raised.
             PeerError: ranks differ in what they request.
         """
-        return _Run(self.comms, reductions, self._shares, _cores_of(on_cores, len(self.comms)), is_timed=True).results()
+        cores = cores_for(len(self.comms)) if on_cores else None
+        return _Run(self.comms, reductions, self._shares, cores, is_timed=True).results()
 
     def run(self, work: Callable[[Comm], T]) -> list[T]:
         """Call synchronous ``work`` on every rank, each in a thread of its own, and return the results in rank order.
@@ -106,8 +97,8 @@ class SimulatedRanks:
         """
         num_threads = torch.get_num_threads()
         try:
-            calls = [_in_thread(work, comm) for comm in self.comms]
-            cores = _cores_of(True, len(self.comms))
+            calls = [in_thread(work, comm) for comm in self.comms]
+            cores = cores_for(len(self.comms))
             return _Run(self.comms, calls, self._shares, cores, is_timed=False).results()
         finally:
             torch.set_num_threads(num_threads)  # new threads take the last number set
@@ -348,67 +339,3 @@ def _check_sizes(ranks: Sequence[int], requests: Sequence[Request]) -> None:
             sent = [other.sizes[at] for other in requests if isinstance(other, AllToAll)]
             if sent != list(request.received):
                 raise PeerError(f"rank {ranks[at]} is sent {sent} elements, and expects {list(request.received)}")
-
-
-def _in_thread(work: Callable[[Comm], T], comm: Comm) -> Reduction[T]:
-    """Return synchronous code of a rank as a reduction: it runs in a thread, and what it requests is yielded here."""
-    asked, told = SimpleQueue[Any](), SimpleQueue[Any]()
-    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
-
-    def ask(requests: list[Request]) -> list[Any]:
-        asked.put(requests)
-        answers: list[Any] | BaseException = told.get()
-        if isinstance(answers, BaseException):
-            raise answers
-        return answers
-
-    def body() -> None:
-        _one_thread()
-        _thread.ask = ask
-        ended: Future[T] = Future()
-        try:
-            with nullcontext() if stream is None else torch.cuda.stream(stream):
-                ended.set_result(work(comm))
-        except BaseException as error:
-            ended.set_exception(error)
-        asked.put(ended)
-
-    threading.Thread(target=body, name=f"rank_{comm.rank}", daemon=True).start()
-    error: BaseException | None = None
-    while not isinstance(said := asked.get(), Future):
-        if error is None:
-            try:
-                told.put((yield said))
-                continue
-            except BaseException as thrown:  # another rank has failed: this one is to know, and to end
-                error = thrown
-        told.put(error)
-    result: T = said.result()
-    return result
-
-
-def _cores_of(on_cores: bool, world_size: int) -> ThreadPoolExecutor | None:
-    """Return what lets several ranks compute at a time; None where they take turns in the caller's thread."""
-    num_threads = torch.get_num_threads()
-    return _cores(num_threads) if on_cores and min(num_threads, world_size) > 1 else None
-
-
-@cache
-def _cores(num_threads: int) -> ThreadPoolExecutor:
-    """Return as many threads, in which torch's operations have one thread each, kept for all that is simulated."""
-    have_begun = threading.Barrier(num_threads + 1)
-    pool = ThreadPoolExecutor(num_threads, "simulated_ranks", initializer=_one_thread)
-    for _ in range(num_threads):
-        pool.submit(have_begun.wait)
-    have_begun.wait()
-    torch.set_num_threads(num_threads)  # new threads take the last number set
-    return pool
-
-
-os.register_at_fork(after_in_child=_cores.cache_clear)  # a child has none of its parent's threads
-
-
-def _one_thread() -> None:
-    """Give torch's operations one thread here: the ranks are the parallelism."""
-    torch.get_num_threads()  # sets this thread's number, which would otherwise happen later and undo the next line
-    torch.set_num_threads(1)

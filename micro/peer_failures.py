@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
 
 import torch.distributed as dist
 
@@ -108,32 +107,6 @@ class PeerFailures:
 
     def _read(self, key: str) -> str | None:
         return self._store.get(key).decode() if self._store.check([key]) else None
-
-
-class Pending(Protocol):
-    """A collective that was started."""
-
-    def wait(self) -> object:
-        """Wait for its end."""
-
-    def is_completed(self) -> bool:
-        """Return whether it has ended."""
-
-
-class Watched:
-    """A collective on the CPU that was started; to wait for it ends too when another rank has failed."""
-
-    def __init__(self, work: dist.Work, failures: PeerFailures) -> None:
-        self._work = work
-        self._failures = failures
-
-    def is_completed(self) -> bool:
-        """Return whether it has ended."""
-        return self._work.is_completed()
-
-    def wait(self) -> None:
-        """Wait for its end; see PeerFailures.wait."""
-        self._failures.wait(self._work)
 
 
 def _is_timeout(error: BaseException) -> bool:

@@ -64,7 +64,7 @@ class MicroCallback(TrainerCallback):
         """Add this rank's file to the checkpoint."""
         if self.attachment is not None and not args.save_only_model:
             own = self._trainer._get_output_dir(trial=getattr(self._trainer, "_trial", None))
-            first, *_ = gather_objects(own, self.attachment.group)  # in a search rank 0 alone knows the trial's folder
+            first = gather_objects(own, self.attachment.group)[0]  # in a search rank 0 alone knows the trial's folder
             folder = Path(str(first)) / f"checkpoint-{state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
             torch.save(self.attachment.state_dict(), _file(folder, self.attachment.comm.rank))

@@ -9,12 +9,13 @@ import torch
 
 import micro
 from experiments import staleness
+from experiments.studies.staleness.counts import Staleness, Waits
 
 LAYOUT = micro.Layout(("often", "empty", "seldom"), ((10,), (0,), (2, 5)))
 
 
 def test_waits_are_those_counted_by_hand() -> None:
-    seen = micro.Staleness(LAYOUT)
+    seen = Staleness(LAYOUT)
     for step in range(6):
         update = torch.zeros(20)
         update[0:6] = 1.0  # six of ten at every step, the others at every third
@@ -23,9 +24,7 @@ def test_waits_are_those_counted_by_hand() -> None:
         seen.observe(update)
     waits = seen.by_parameter()
     assert list(waits) == ["often", "seldom"]
-    assert waits["often"] == micro.Waits(
-        numel=10, density=pytest.approx(0.6 + 0.4 / 3), median=1.0, tail=3.0, never=0.0
-    )
+    assert waits["often"] == Waits(numel=10, density=pytest.approx(0.6 + 0.4 / 3), median=1.0, tail=3.0, never=0.0)
     assert waits["seldom"].never == 0.5
     assert waits["seldom"].density == pytest.approx(0.5 / 6)
     assert waits["seldom"].median == waits["seldom"].tail == math.inf
@@ -33,7 +32,7 @@ def test_waits_are_those_counted_by_hand() -> None:
 
 def test_of_no_step_nothing_is_known() -> None:
     with pytest.raises(ValueError, match="staleness of no step: call observe first"):
-        micro.Staleness(LAYOUT).by_parameter()
+        Staleness(LAYOUT).by_parameter()
 
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pandas as pd
 
-import micro
 from experiments.config.errors import UserError
 from experiments.studies.recorded_gradients import Training
+from experiments.studies.staleness.counts import Staleness
 from experiments.training.preflight import prepare_runs
 
 FIXED = ("sparsifier=", "cluster=", "cluster.device=", "cluster.world_size=")  # what the command sets itself
@@ -17,7 +17,7 @@ FIXED = ("sparsifier=", "cluster=", "cluster.device=", "cluster.world_size=")  #
 def measured(
     words: Sequence[str], methods: Sequence[str], *, num_steps: int, world_size: int
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Train with each method in turn; yield it and a row per parameter: method, parameter, and what `micro.Waits` has.
+    """Train with each method in turn; yield it and a row per parameter: method, parameter, and what `Waits` has.
 
     Parameters come in the order in which a backward makes their gradients.
 
@@ -31,7 +31,7 @@ def measured(
     configs = prepare_runs([[*words, f"sparsifier={method}", *fixed] for method in methods])
     for method, config in zip(methods, configs, strict=True):
         with closing(Training(config)) as training:
-            staleness = micro.Staleness(training.layout)
+            staleness = Staleness(training.layout)
             for _ in training.steps(num_steps):
                 staleness.observe(training.update())
         rows = [
