@@ -15,7 +15,7 @@ SYSTEM := tests/slurm tests/net tests/dist/test_soak.py tests/dist/test_gallery.
   tests/tools/test_notebooks.py tests/tools/test_browser.py
 TESTS := tests/dist tests/tools tests/unit $(addprefix --ignore=,$(SYSTEM)) # what takes longest first: the end fills with what is short
 # Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
-SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)') --dist loadgroup --no-loadscope-reorder
+SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print((len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) + 2)') --dist loadgroup --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all sources, and pytest rewrite all tests
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 

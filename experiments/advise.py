@@ -10,7 +10,6 @@ The trace of a model is what `experiments.profile backward` measured, the times 
 Writes advice.md, advice.csv and a figure over the rate of the link.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,9 +53,7 @@ def _run(words: list[str]) -> int:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        prog="python -m experiments.advise", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("experiments.advise", description=__doc__)
     add = parser.add_argument
     rates = comma_list(to_positive)
     add("--link-mbit", type=rates, required=True, metavar="RATE,RATE", help="of each worker's link, in Mbit/s")

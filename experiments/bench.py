@@ -54,16 +54,11 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        prog="python -m experiments.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("experiments.bench", description=__doc__)
     commands = parser.add_subparsers(dest="benchmark", required=True)
     for benchmark in (step, loop, rules, network, network_rounds, gpu):
         command = commands.add_parser(
-            benchmark.NAME,
-            help=(benchmark.__doc__ or "").splitlines()[0],
-            description=benchmark.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0], description=benchmark.__doc__
         )
         command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
         benchmark.add_arguments(command)

@@ -103,9 +103,7 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        prog="python -m experiments.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("experiments.compare", description=__doc__)
     words, whole_numbers, densities = comma_list(str), comma_list(whole_number()), comma_list(to_density)
     parser.add_argument(
         "--methods", type=words, default=[], metavar="A,B", help="names of conf/sparsifier; all by default"

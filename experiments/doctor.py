@@ -65,9 +65,7 @@ def _link(options: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m experiments.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("experiments.doctor", description=__doc__)
     add, workers, rates = parser.add_argument, whole_number(1, MOST_ON_A_MACHINE), comma_list(to_positive)
     add("--nproc", type=workers, default=4, metavar="N", help="workers to ask about (%(default)s)")
     add("--link-mbit", type=rates, default=[], metavar="RATE,RATE", help="other links to ask about, in Mbit/s")

@@ -65,7 +65,7 @@ def _kinds(given: Sequence[str]) -> list[str]:
 def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser(
-        prog="python -m experiments.figures",
+        "experiments.figures",
         description="Redraw every figure (PDF, PNG and the numbers as CSV) and the summary table from finished runs.",
         epilog="example: python -m experiments.figures dataset=digits sparsifier=dense,topk,micro",
     )

@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
 def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser(
-        prog="python -m experiments.pages",
+        "experiments.pages",
         description="Write pages of conf/page and their figures from the table of runs in results/published/runs.",
         epilog="example: python -m experiments.pages long --runs results/study",
     )

@@ -68,9 +68,7 @@ def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        prog="python -m experiments.profile", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("experiments.profile", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="backward|link|select")
     for module in (backward, link, select):
         command = commands.add_parser(module.NAME, help=(module.__doc__ or "").splitlines()[0])

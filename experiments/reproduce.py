@@ -68,11 +68,7 @@ def _root(given: Path | None) -> str:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        prog="python -m experiments.reproduce",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("experiments.reproduce", description=__doc__)
     parser.add_argument("paper", help=f"one of {', '.join(known_papers())}")
     add_settings(parser, help="settings for every run of its studies")
     parser.add_argument("--scale", default="small", help=f"one of {', '.join(SCALES)} (%(default)s)")

@@ -65,9 +65,7 @@ def check_options(options: argparse.Namespace) -> Study:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        prog="python -m experiments.simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("experiments.simulate", description=__doc__)
     add = parser.add_argument
     add(
         "--trace",

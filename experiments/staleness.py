@@ -6,7 +6,6 @@ figure: staleness.md, staleness.csv, staleness.pdf and .png. The words of the tr
     python -m experiments.staleness --methods dense,micro,topk --steps 200 density=0.01 model=resnet20 dataset=cifar10
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,11 +47,7 @@ def _run(words: list[str]) -> int:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        prog="python -m experiments.staleness",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("experiments.staleness", description=__doc__)
     parser.add_argument(
         "--methods",
         type=comma_list(str),

@@ -4,7 +4,6 @@ Every run of the grid is checked before the first one starts. Finished runs are 
 their last checkpoint, and after a failed run the others still run.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -132,12 +131,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {"status": _status, "rerun": _rer
 
 def _parser(what: str, *, verb: str = "", metavar: str = "NAME", epilog: str | None = None) -> Parser:
     doc = (__doc__ or "").splitlines()[0]
-    parser = Parser(
-        prog=f"{_PROG} {verb}".strip(),
-        description=None if verb else doc,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog=f"{_PROG} {verb}".strip(), description=None if verb else doc, epilog=epilog)
     parser.add_argument("name", metavar=metavar, help=what)
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="settings for every run")
     return parser

@@ -9,7 +9,6 @@ does the error of top-k keep within (1 - k/d)^2, and what does each way to find 
 Source of the theory: Shi, Chu, Cheung and See, arXiv 1911.08772. Writes theory.csv, theory.md and figures.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,9 +56,7 @@ def _run(words: list[str]) -> int:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        prog="python -m experiments.theory", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser("experiments.theory", description=__doc__)
     parser.add_argument("--world-size", type=whole_number(), default=4, help="simulated workers (%(default)s)")
     parser.add_argument("--density", type=to_density, default=0.01, help="of top-k, in (0, 1] (%(default)s)")
     parser.add_argument(

@@ -41,7 +41,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python -m experiments.track",
+        "experiments.track",
         description="Make the W&B mirror of runs from their folders, in place of the one that they had.",
         epilog="example: python -m experiments.track results/runs/* --mode offline",
     )

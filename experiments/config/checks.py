@@ -41,7 +41,7 @@ RANGES = {
     "lr_end": PART,
     "lr_warmup_epochs": NOT_NEGATIVE,
     "lr_warmup_start": NOT_NEGATIVE,
-    "peak_tflops": NOT_NEGATIVE,
+    "peak_tflops": POSITIVE,
     "measure_residual_every": COUNT_OR_NONE,
     "measure_test_every": COUNT_OR_NONE,
     "model.num_classes": COUNT,

@@ -7,9 +7,11 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
-from experiments.config.conf_files import read_yaml
+from omegaconf import OmegaConf
+
 from experiments.config.paths import CONF
 from experiments.config.schema import Flat, SparsifierConfig, TrainConfig, defaults_of_schema, flat
 
@@ -128,7 +130,11 @@ def place(method: str) -> tuple[float, str]:
 def _in_files() -> dict[str, Flat]:
     defaults = defaults_of_schema(SparsifierConfig)
     names = sorted((path.stem for path in METHODS.glob("*.yaml")), key=place)
-    return {name: flat(defaults | read_yaml(METHODS / f"{name}.yaml")) for name in names}
+    return {name: flat(defaults | _content(METHODS / f"{name}.yaml")) for name in names}
+
+
+def _content(path: Path) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
 
 
 def _words(part: str, parts: Parts) -> list[str]:

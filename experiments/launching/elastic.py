@@ -28,14 +28,13 @@ from experiments.config.schema import ClusterConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
 from experiments.launching.error_files import failure_of_process, read_failure, write_failure
 from experiments.launching.failures import Failure, Kind, RankFailure, is_timeout, root_cause, short_line
+from experiments.launching.process_lifetime import LAUNCHER_PID, TERMINAL
 from experiments.launching.stalls import furthest_behind, place_of, read_notes
 from experiments.runs.atomic_files import cannot_write, disk_errors
 from experiments.runs.disks import is_of_disk, try_to_write
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
-LAUNCHER_PID = "MICRO_LAUNCHER_PID"
-TERMINAL = "MICRO_TERMINAL"  # the path of the launcher's terminal, on which rank 0 may draw
 _SAVED = frozenset(map(exit_code, STOP_SIGNALS))
 _AGENT_SIGNALS = (signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 30  # for the ranks to end at a signal, at least: the agent's own time

@@ -1,4 +1,4 @@
-"""Ways to end a process: with its parent, or at once."""
+"""What a launcher tells its ranks of itself, and ways to end a process: with its parent, or at once."""
 
 import ctypes
 import os
@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from typing import NoReturn
 
+LAUNCHER_PID = "MICRO_LAUNCHER_PID"
+TERMINAL = "MICRO_TERMINAL"  # the path of the launcher's terminal, on which rank 0 may draw
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

@@ -27,7 +27,6 @@ from experiments.ranks.measures import Row, Settings, own_device
 from experiments.reports.markdown import table
 from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
-from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task, load_task
 from micro.objects import gather_objects
 from micro.planning.traces import Layer, Trace
@@ -78,7 +77,7 @@ def work(settings: Settings) -> list[Row]:
     steps = []
     for step in range(WARMUP + settings["steps"]):
         batch = next(batches)
-        seed_step(config.seed, step, dist.get_rank(), device)
+        task.seed(step, dist.get_rank())
         dist.barrier()  # ranks contend for the machine as they do in training, where every step joins them
         steps.append(watched.step(partial(_loss, task, batch=batch), optimizer))
     row = {

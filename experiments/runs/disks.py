@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.config.units import human_bytes
+from rich.filesize import decimal
 
 _READ_ONLY = "make its disk writable again"
 _LARGE = "raise the limit on the size of files (ulimit -f)"
@@ -53,7 +53,7 @@ def free_space(path: Path) -> str:
         usage = shutil.disk_usage(folder)
     except OSError:
         return "nothing known of it"
-    return f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free"
+    return f"{decimal(usage.free)} of {decimal(usage.total)} free"
 
 
 def try_to_write(folder: Path) -> None:

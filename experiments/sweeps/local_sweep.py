@@ -19,7 +19,7 @@ from types import FrameType
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_of
-from experiments.launching.elastic import TERMINAL
+from experiments.launching.process_lifetime import TERMINAL
 from experiments.reports.measures import in_words
 from experiments.runs.manifest import RUNS_AT_ONCE
 from experiments.runs.output import check_outputs

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from experiments.launching.elastic import TERMINAL
+from experiments.launching.process_lifetime import TERMINAL
 from experiments.reports.measures import in_words
 
 

@@ -16,7 +16,6 @@ from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.training.bucketing import agreed_plan, bucket_caps, check_buckets
 from experiments.training.gradient_workers import GradientWorkers
-from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, kept_buffers, learnt_buffers, moved_to
 from micro.group_comm import GroupComm
@@ -64,7 +63,7 @@ class DdpWorkers(GradientWorkers):
         started = time.perf_counter()
         batches = [next(self._epoch) for _ in range(self._config.accumulate)]
         load_s = time.perf_counter() - started
-        seed_step(self._config.seed, step, self.rank, self.task.device)
+        self.task.seed(step, self.rank)
         self._attachment.clip = self._clip(lr)
         began = self._comm.now(self.task.device)
         loss = self._backward(batches, self._scale(lr))
@@ -112,7 +111,7 @@ class DdpWorkers(GradientWorkers):
         with kept_buffers(self.task.model), self._attachment.rehearsal():
             for _ in range(2 if self.plan else 1):
                 self._carries = [None]
-                seed_step(self._config.seed, 0, self.rank, self.task.device)
+                self.task.seed(0, self.rank)
                 self._backward([next(self._batches.epoch(0))], 1.0)
         for parameter in self.task.model.parameters():
             if parameter.grad is not None:

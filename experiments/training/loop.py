@@ -15,10 +15,8 @@ from experiments.runs.ending import check_ending
 from experiments.runs.records import Extent
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
-from experiments.training.groups import groups_until_now, plain
 from experiments.training.optimizers import learning_rate
-from experiments.training.recording import Recorder, step_row
-from experiments.training.throughput import Throughput
+from experiments.training.recording import Recorder, speed_of_words, step_row
 from experiments.training.workers import Workers
 
 
@@ -32,7 +30,8 @@ class Trainer:
         position: the next step, and the epoch it is in.
         resumed_from: the checkpoint that the run resumed from, None for a run that starts from step 0.
         unused_checkpoints: why checkpoints were not used, a line for each.
-        groups: of ranks in which the run was trained; none where it does not go on without lost workers.
+        groups: of ranks that trained together: their first step, and how many they are; none where the run does not go
+            on without lost workers.
 
     Raises:
         UserError: a record or checkpoint cannot be read or written.
@@ -50,8 +49,7 @@ class Trainer:
         self.resumed_from = own or read_start_from(config, workers)
         if self.resumed_from:
             self._load(self.resumed_from, of=folder.path if own else config.start_from)
-        self.groups = groups_until_now(config, own, workers.num_ranks)
-        self._throughput = Throughput(workers.task.config, workers.task)
+        self.groups = _groups_until_now(config, own, workers.num_ranks)
         self._recorder = Recorder(folder, own.records if own else {}) if workers.is_main else None
 
     def run(self, mark_done: Callable[[dict[str, Any]], None] = lambda row: None) -> bool:
@@ -139,7 +137,7 @@ class Trainer:
             "train_loss": at.loss_sum / self._workers.num_steps,
             **self._workers.task.measures(sums),
             "num_samples": int(sums[-1]),
-            **self._throughput.row(at.step, at.time_s),
+            **speed_of_words(self._workers.task, at.step, at.time_s),
         }
         if self._recorder:
             self._recorder.epoch(row)
@@ -158,7 +156,7 @@ class Trainer:
             "model": self._workers.task.model.state_dict(),
             "optimizer": self._workers.optimizer_state,
             "num_steps": self._workers.num_steps,
-            **({"groups": plain(self.groups)} if self.groups else {}),
+            **({"groups": self.groups} if self.groups else {}),
         }
 
     def _load(self, saved: Saved, *, of: object) -> None:
@@ -183,3 +181,13 @@ class Trainer:
             index = min(at.index * self._workers.num_steps // before, self._workers.num_steps)
             at = Position(at.step, at.epoch, index, at.loss_sum * index / max(at.index, 1), at.time_s)
         self.position = at
+
+
+def _groups_until_now(config: TrainConfig, saved: Saved | None, num_ranks: int) -> list[dict[str, int]]:
+    """Return the groups in which a run was trained until ``saved``, and the present one; see Trainer."""
+    if config.rounds.lost_workers == "stop":
+        return []
+    earlier = list(saved.shared.get("groups", ())) if saved else []
+    if earlier and earlier[-1]["num_ranks"] == num_ranks:
+        return earlier
+    return [*earlier, {"step": saved.position.step if saved else 0, "num_ranks": num_ranks}]

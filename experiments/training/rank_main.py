@@ -10,6 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -21,9 +22,8 @@ import torch.distributed as dist
 from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig, from_yaml, to_yaml
 from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, name_of
-from experiments.launching.elastic import LAUNCHER_PID
 from experiments.launching.error_files import recorded_errors
-from experiments.launching.process_lifetime import die_with_parent, leave
+from experiments.launching.process_lifetime import LAUNCHER_PID, die_with_parent, leave
 from experiments.launching.stalls import notes
 from experiments.runs.atomic_files import disk_errors, load_json, write_atomic, write_json
 from experiments.runs.checkpoints import remove_all
@@ -36,7 +36,6 @@ from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.live import followed
 from experiments.training.devices import choose_device
-from experiments.training.groups import in_words, plain, with_ranks_there
 from experiments.training.loop import Trainer
 from experiments.training.tasks import Task, load_task
 from experiments.training.workers import Workers
@@ -127,7 +126,8 @@ def print_resume(config: TrainConfig, folder: RunFolder) -> None:
         why = " (resume=scratch is for damaged runs, this one is whole)" if config.resume == "scratch" else ""
         print(f"resumed from step {manifest['began_at_step']}: {folder.path}{why}", file=sys.stderr)
     for group in manifest.get("groups", ())[1:]:
-        print(in_words(group, config.world_size), file=sys.stderr)
+        ranks = f"{group['num_ranks']} of {config.world_size} ranks"
+        print(f"went on with {ranks} from step {group['step']}", file=sys.stderr)
 
 
 def stopped(folder: RunFolder, number: int) -> SystemExit:
@@ -152,7 +152,9 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
         False if a signal stopped the run, which is saved and can be resumed.
     """
     device, store = start_group(config)
-    there = with_ranks_there(config, dist.get_world_size()) if store else config
+    there = config
+    if store and dist.get_world_size() != config.world_size:  # some are lost: the data is dealt among those there
+        there = replace(config, cluster=replace(config.cluster, world_size=dist.get_world_size()))
     with _threads(config.cluster.num_threads), _workers(there, device) as workers, ExitStack() as owned:
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         hosts = Counter(workers.gather_items(socket.gethostname()))
@@ -293,7 +295,7 @@ def _manifest(
             "began_at_step": began.step,
             "earlier_git": code_of_attempts(folder) if began.step else [],
             "unused_checkpoints": list(trainer.unused_checkpoints),
-            **({"groups": plain(trainer.groups)} if trainer.groups else {}),
+            **({"groups": trainer.groups} if trainer.groups else {}),
         },
     )
 

@@ -8,7 +8,10 @@ import micro
 from experiments.runs.atomic_files import RecordError
 from experiments.runs.records import Extent, RecordWriter
 from experiments.runs.run_folder import RunFolder
+from experiments.training.tasks import Task
 from experiments.training.workers import Reduced
+
+BACKWARD = 3  # forward and backward take three times as many operations as forward
 
 
 class Recorder:
@@ -145,3 +148,23 @@ def _round(rounds: Sequence[micro.RoundStats]) -> dict[str, Any]:
 def _joint_norm(norms: Sequence[float]) -> float | None:
     """Return the norm of several vectors together, None of none."""
     return math.hypot(*norms) if norms else None
+
+
+def speed_of_words(task: Task, num_steps: int, seconds: float) -> dict[str, float]:
+    """Return the words in a second since the start of a run, and the model FLOPs utilisation; nothing without words.
+
+    That is the arithmetic of forward and backward, as the model counts it, over what the devices could have done in the
+    time of all steps (``peak_tflops``), communication and drawing of batches included. The attention of a causal model
+    counts as a whole, and what is computed twice to save memory counts once.
+
+    Source: Chowdhery et al., PaLM, 2022, arXiv 2204.02311, appendix B.
+    """
+    config, words = task.config, task.words_per_batch
+    if not words or not num_steps or not seconds:
+        return {}
+    speed = num_steps * config.world_size * config.accumulate * words / seconds
+    if config.peak_tflops is None:
+        return {"words_per_s": speed}
+    num_devices = 1 if config.cluster.simulated else config.world_size  # simulated workers share one
+    used = BACKWARD * task.model.flops_per_word(config.dataset.sequence_length) * speed  # type: ignore[operator]
+    return {"words_per_s": speed, "mfu": used / (config.peak_tflops * 1e12 * num_devices)}

@@ -11,7 +11,6 @@ import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.training.optimizers import build_optimizer, set_lr_
-from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Carry, Task
 from experiments.training.workers import learnt_buffers, moved_to
 from micro.clipping import clip_
@@ -72,7 +71,7 @@ class Replica:
         """Compute the gradient of a step, clipped, step, and drop it; return the mean loss and the seconds."""
         started = time.perf_counter()
         set_lr_(self.optimizer, self._config.optimizer, lr)
-        seed_step(self._config.seed, step, self.rank, self._task.device)
+        self._task.seed(step, self.rank)
         losses = []
         for batch in batches:
             loss, self._carry = self._task.loss(self.model, batch, self._carry)

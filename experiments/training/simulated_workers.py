@@ -13,7 +13,6 @@ import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.training.gradient_workers import GradientWorkers
-from experiments.training.seeding import seed_step
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, kept_buffers, moved_to
 from micro import kernels
@@ -118,7 +117,7 @@ class SimulatedWorkers(GradientWorkers):
     def _gradient(self, step: int, rank: int, batches: Sequence[Batch], lr: float) -> Tensor:
         with kept_buffers(self.task.model) if rank else nullcontext():
             self._point_gradients_at(rank)
-            seed_step(self._config.seed, step, rank, self.task.device)
+            self.task.seed(step, rank)
             losses = [self._backward(rank, batch, self._scale(lr)) for batch in batches]
         return torch.stack(losses).mean()
 
@@ -148,7 +147,7 @@ class SimulatedWorkers(GradientWorkers):
             for name, parameter in self._parameters.items()
         ]
         with kept_buffers(self.task.model):
-            seed_step(self._config.seed, 0, 0, self.task.device)
+            self.task.seed(0, 0)
             self.task.loss(self.task.model, next(self._batches[0].epoch(0)))[0].backward()
         for watch in watches:
             watch.remove()

@@ -60,7 +60,7 @@ MISTAKES = {
     "model.settings.depth=3": ("depth", "model.settings"),
     "model=mlp model.settings.hidden=99999999999999": ("mlp", "99999999999999"),
     "model=mlp model.settings.hidden=a": ("hidden", "'a'"),
-    "model=mlp peak_tflops=0": ("peak_tflops", "mlp"),
+    "model=mlp peak_tflops=1": ("peak_tflops", "mlp"),
     "model=lstm_small": ("lstm", "digits"),
     "model=neumf_small dataset=latent": ("batch_size", "16"),
     "dataset.augment=flip": ("dataset.augment", "flip"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from experiments.launching.elastic import TERMINAL
+from experiments.launching.process_lifetime import TERMINAL
 from experiments.tracking.progress import bar
 
 
