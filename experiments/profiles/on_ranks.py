@@ -8,7 +8,7 @@ import torch.distributed as dist
 from experiments.config.errors import UserError
 from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment, is_rank
-from experiments.ranks.group import RankGroup
+from experiments.ranks.group import measuring_ranks
 from experiments.ranks.measures import Row, Settings
 from experiments.runs.manifest import cpu_model
 from experiments.training.devices import device_of_rank
@@ -27,8 +27,7 @@ def start(work: Work, settings: Settings, *, nproc: int, device: str) -> list[Ro
     Raises:
         RankFailure: a rank failed.
     """
-    on_gpus = device != "cpu" and torch.cuda.device_count() >= nproc
-    with RankGroup(nproc, backend="nccl" if on_gpus else "gloo") as ranks:
+    with measuring_ranks(nproc, device=device) as ranks:
         rows: list[Row] = ranks.call(work, settings)[0]
     return rows
 

@@ -225,10 +225,10 @@ class RankGroup:
 
 
 @contextmanager
-def measuring_ranks(world_size: int, code: Path | None = None) -> Iterator[RankGroup]:
-    """Yield ranks on GPUs if each can have one, else on the CPU; ``code`` as in `RankGroup`."""
+def measuring_ranks(world_size: int, *, device: str = "auto", code: Path | None = None) -> Iterator[RankGroup]:
+    """Yield ranks on GPUs if each can have one and ``device`` allows it, else on the CPU; ``code``: see `RankGroup`."""
     import torch
 
-    backend = "nccl" if torch.cuda.device_count() >= world_size else "gloo"
-    with RankGroup(world_size, backend=backend, code=code) as ranks:
+    on_gpus = device != "cpu" and torch.cuda.device_count() >= world_size
+    with RankGroup(world_size, backend="nccl" if on_gpus else "gloo", code=code) as ranks:
         yield ranks

@@ -2,8 +2,8 @@
 
 Reports a step's time beside what no step can be faster than (the larger of its computation, measured without
 communication on the same hosts, and of its bytes at the rate of the link), what the kernel counted on the links beside
-what each method counts itself, and the time that is predicted from profiles taken on the same hosts in the same run;
-and where a step goes that is longer than its bound. Needs root on Linux.
+what each method counts itself, and the time that is predicted from profiles taken on the same hosts in the same run.
+Needs root on Linux.
 
 Each rate takes --link-seconds, and each method there at most about --seconds and two steps; profiles of the model and
 of the methods take about a minute before. With the defaults a run ends within twelve minutes on two idle cores, one for
@@ -11,11 +11,11 @@ each host. A line tells each method as it is done. A run that is stopped writes 
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -32,7 +32,6 @@ from experiments.benchmarks.network.links import (
 )
 from experiments.benchmarks.network.page import blocks, compared
 from experiments.benchmarks.network.prediction import (
-    UNKNOWN,
     Prediction,
     measure_link,
     profile_methods,
@@ -60,7 +59,6 @@ DEFAULTS = [
     "batch_size=16",
 ]
 SETTLED = ("sparsifier", "schedule", "cluster", "output", "density")
-PARTS = ("forward_s", "backward_s", "update_s", "cpu_s", "kernel_s", "select_s", "exchange_s", "rest_s", "exposed_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -187,14 +185,15 @@ def _measure(setup: Setup, prediction: Prediction, links: Links, rate: str, argu
     started = time.monotonic()
     links.ranks.call(training.begin, setup.method, setup.overrides, plan)
     warm = links.ranks.call(training.take, WARMUP)
-    pair_s = sum(max(answer[kind][-1]["step_s"] for answer in warm) for kind in ("steps", "compute"))
+    pair_s = sum(max(answer[kind][-1] for answer in warm) for kind in ("steps", "compute"))
     affordable = int((arguments.seconds - (time.monotonic() - started)) / pair_s)
     num_steps = max(FEWEST_STEPS, min(arguments.steps, affordable))
     answers, sent = links.counted(training.take, num_steps)
     link_bytes = sent / num_steps
     step_s, compute_s = (_slowest([answer[kind] for answer in answers]) for kind in ("steps", "compute"))
-    middle_s = statistics.median(compute_s)
+    alone_s = statistics.median(compute_s)
     is_hook = setup.method == FP16
+    predicted_s = math.nan if is_hook else prediction.step_s(setup.method, setup.reducer, schedule, alone_s)
     return {
         "rate": rate,
         "method": setup.name,
@@ -206,22 +205,12 @@ def _measure(setup: Setup, prediction: Prediction, links: Links, rate: str, argu
         "samples_per_s": arguments.hosts * setup.config.batch_size / statistics.median(step_s),
         "link_bytes": link_bytes,
         "counted_bytes": statistics.fmean(statistics.fmean(answer["bytes"]) for answer in answers),
-        **(UNKNOWN if is_hook else prediction.step(setup.method, setup.reducer, schedule, middle_s)),
-        "compute_s": middle_s,
+        "predicted_s": predicted_s,
+        "compute_s": alone_s,
         "wire_s": FRAME * 8 * link_bytes / bits_per_s(rate),
-        **_parts("", [answer["steps"] for answer in answers]),
-        **_parts("alone_", [answer["compute"] for answer in answers]),
     }
 
 
-def _slowest(steps: Sequence[Sequence[dict[str, float]]]) -> list[float]:
+def _slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
     """Return the seconds of each step on its slowest rank."""
-    return [max(parts["step_s"] for parts in together) for together in zip(*steps, strict=True)]
-
-
-def _parts(prefix: str, steps: Sequence[Sequence[dict[str, float]]]) -> dict[str, Any]:
-    """Return the seconds of each part that is known, as the median over steps and ranks; of the kernel's the mean."""
-    taken = [parts for of_rank in steps for parts in of_rank]
-    known = [part for part in PARTS if part in taken[0]]
-    middle = {part: statistics.fmean if part == "kernel_s" else statistics.median for part in known}
-    return {prefix + part: middle[part]([parts[part] for parts in taken]) for part in known}
+    return [max(together) for together in zip(*ranks, strict=True)]

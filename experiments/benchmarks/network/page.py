@@ -1,6 +1,5 @@
 """The tables and the figure of ``bench network``."""
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,20 +32,6 @@ STEPS: Columns = {
     "predicted s": Column("predicted_s", "{:.4g}"),
     "predicted / step": Column("predicted_share", "{:.2f}"),
 }
-PARTS: Columns = {
-    "method": Column("title"),
-    "over max ms": Column("over_ms", "{:.1f}"),
-    "forward and update": Column("ends_ms", "{:+.1f}"),
-    "backward": Column("slowed_ms", "{:+.1f}"),
-    "after backward": Column("exposed_s", "{:.1f}", 1e3),
-    "predicted": Column("predicted_exposed_s", "{:.1f}", 1e3),
-    "select": Column("select_s", "{:.1f}", 1e3),
-    "rest": Column("rest_s", "{:.1f}", 1e3),
-    "predicted both": Column("predicted_select_s", "{:.1f}", 1e3),
-    "in collectives": Column("exchange_s", "{:.1f}", 1e3),
-    "processor": Column("added_cpu_ms", "{:+.1f}"),
-    "of it in the kernel": Column("added_kernel_ms", "{:+.1f}"),
-}
 NOTES = """\
 - *step s*: median over steps of the slowest rank's, with the *least* and the *most*. *compute s*: the same step without
   communication, taken beside each of them. *wire s*: bytes on the link with headers of full segments at the link's
@@ -55,32 +40,16 @@ NOTES = """\
   counts itself; torch's own have closed forms.
 - *predicted s*: by what `experiments.profile` measures on the same hosts in the same run, gradients' times scaled to
   the computation beside the steps, less what a link that has rested is ahead of its rate."""
-NOTES_OF_PARTS = """\
-Where a step goes, in ms, as medians over steps and ranks: by how much *forward and update*, and *backward* up to its
-last gradient, take longer than in the step without communication; how long the step waits *after backward*, and what is
-*predicted* of that; what a reduction takes to *select*, for the *rest* of its computation (*predicted both* together),
-and *in collectives*, waits included, hidden or not; the *processor*'s time that a rank's process uses more than without
-communication, and *of it in the kernel*, as TCP does (a mean: it is counted coarsely). For DDP and torch's hooks
-*backward* includes the wait."""
 
 
 def compared(frame: pd.DataFrame, dense_method: str) -> pd.DataFrame:
-    """Add what follows from the numbers: how much faster than DDP, how well bytes and predictions agree, the parts."""
+    """Add what follows from the numbers: how much faster than DDP, how well bytes and predictions agree."""
     dense = frame[frame["method"] == dense_method].set_index("rate")["step_s"]
-    parts = {name: pd.Series(math.nan, frame.index) for name in ("exposed_s", "select_s", "rest_s", "exchange_s")}
-    frame = frame.assign(**{name: column for name, column in parts.items() if name not in frame})
-    bound = frame[["compute_s", "wire_s"]].max(axis="columns")
-    ends, alone_ends = (frame[f"{p}forward_s"] + frame[f"{p}update_s"] for p in ("", "alone_"))
     return frame.assign(
         times_ddp=frame["rate"].map(dense) / frame["step_s"],
         link_share=frame["link_bytes"] / frame["counted_bytes"],
         predicted_share=frame["predicted_s"] / frame["step_s"],
-        over_bound=frame["step_s"] / bound,
-        over_ms=1e3 * (frame["step_s"] - bound),
-        ends_ms=1e3 * (ends - alone_ends),
-        slowed_ms=1e3 * (frame["backward_s"] - frame["exposed_s"].fillna(0.0) - frame["alone_backward_s"]),
-        added_cpu_ms=1e3 * (frame["cpu_s"] - frame["alone_cpu_s"]),
-        added_kernel_ms=1e3 * (frame["kernel_s"] - frame["alone_kernel_s"]),
+        over_bound=frame["step_s"] / frame[["compute_s", "wire_s"]].max(axis="columns"),
     )
 
 
@@ -89,7 +58,7 @@ def blocks(frame: pd.DataFrame, title: str) -> Iterator[str]:
     yield f"{title}; {HOSTS}."
     yield NOTES
     for rate, rows in frame.groupby("rate", sort=False):
-        yield from (f"## {rate}", table(rows, STEPS), NOTES_OF_PARTS, table(rows, PARTS))
+        yield from (f"## {rate}", table(rows, STEPS))
         slow = named(rows, "over_bound", rows["over_bound"] > GOAL)
         yield (
             f"More than {GOAL - 1:.0%} above the larger of computation and wire: {slow}. "

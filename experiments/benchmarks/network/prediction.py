@@ -1,7 +1,6 @@
 """The time of a step as `experiments.profile` and a schedule predict it, from profiles taken on the same hosts."""
 
 import argparse
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,10 +61,8 @@ class Prediction:
         """Return the buckets that a schedule makes for a method."""
         return schedule.plan(self._problem(method, reducer, self.trace))
 
-    def step(
-        self, method: str, reducer: micro.Reducer, schedule: Schedule | None, compute_s: float
-    ) -> dict[str, float]:
-        """Return the seconds of a step, and its parts that can be compared.
+    def step_s(self, method: str, reducer: micro.Reducer, schedule: Schedule | None, compute_s: float) -> float:
+        """Return the seconds of a step.
 
         Args:
             schedule: None where the method brings its own: DDP's buckets for dense, one for everything else.
@@ -75,18 +72,9 @@ class Prediction:
         own = "ddp" if isinstance(reducer, micro.DenseReducer) else "single"
         schedule = schedule or micro.build(Schedule, own)
         ends = schedule.cut(self._problem(method, reducer, self.trace))
-        now = self._problem(method, reducer, rescaled(self.trace, compute_s))
-        found = schedule.timeline(now, ends)
-        ahead_s = min(self.ahead_s, found.exposed_s)
-        return {
-            "predicted_s": found.step_s - ahead_s,
-            "predicted_exposed_s": found.exposed_s - ahead_s,
-            "predicted_select_s": found.backward_s - now.trace.backward_s,
-        }
+        found = schedule.timeline(self._problem(method, reducer, rescaled(self.trace, compute_s)), ends)
+        return found.step_s - min(self.ahead_s, found.exposed_s)
 
     def _problem(self, method: str, reducer: micro.Reducer, trace: Trace) -> Problem:
         n = self.network.world_size
         return problem_of(trace, self.network, reducer, n, select=self.select, method=method)
-
-
-UNKNOWN = dict.fromkeys(("predicted_s", "predicted_exposed_s", "predicted_select_s"), math.nan)  # of torch's own hooks

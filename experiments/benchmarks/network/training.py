@@ -1,10 +1,8 @@
 """Training by one method after another on a rank of ``bench network``, beside the same step without communication."""
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +23,6 @@ from micro.planning.schedules.base import Plan
 
 DDP, FP16 = "ddp", "torch_fp16"  # torch's own; everything else is ours
 CPU = torch.device("cpu")
-Parts = dict[str, float]  # of a step, by name: seconds
 Wrapped = tuple[DistributedDataParallel, Callable[[], float], micro.Attachment | None]
 
 
@@ -52,49 +49,30 @@ class Training:
         self._optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
         self._ddp, self._bytes_sent, self._attachment = _wrapped(method, config, model, plan)
 
-    def step(self) -> tuple[Parts, float]:
-        """Train one step; return its parts and the bytes that this rank sent, as its method counts them."""
-        return self._step() | self._reduction(), self._bytes_sent()
+    def step(self) -> tuple[float, float]:
+        """Train one step; return its seconds and the bytes that this rank sent, as its method counts them."""
+        return self._step(), self._bytes_sent()
 
-    def compute(self) -> Parts:
-        """Take a step that sends nothing and leaves the weights as they are; return its parts."""
+    def compute(self) -> float:
+        """Take a step that sends nothing and leaves the weights as they are; return its seconds."""
         (group,) = self._optimizer.param_groups
         lr, group["lr"] = group["lr"], 0.0
         with self._ddp.no_sync():
-            parts = self._step()
+            seconds = self._step()
         group["lr"] = lr
-        return parts
+        return seconds
 
     def close(self) -> None:
         """Give back the thread and the process group of the method, if it has some."""
         if self._attachment is not None:
             self._attachment.close()
 
-    def _step(self) -> Parts:
-        kernel_s, cpu_s, started = os.times().system, time.process_time(), time.perf_counter()
+    def _step(self) -> float:
+        started = time.perf_counter()
         zero_gradients_(self._optimizer)
-        loss = self._task.loss(self._ddp, next(self._batches))[0]
-        forwarded = time.perf_counter()
-        loss.backward()
-        reduced = time.perf_counter()
+        self._task.loss(self._ddp, next(self._batches))[0].backward()
         self._optimizer.step()
-        ended = time.perf_counter()
-        return {
-            "step_s": ended - started,
-            "forward_s": forwarded - started,
-            "backward_s": reduced - forwarded,
-            "update_s": ended - reduced,
-            "cpu_s": time.process_time() - cpu_s,
-            "kernel_s": os.times().system - kernel_s,
-        }
-
-    def _reduction(self) -> Parts:
-        """Return the parts of a reduction of ours: on its lane, and after backward; nothing of torch's own."""
-        if self._attachment is None:
-            return {}
-        stats = self._attachment.stats
-        sums = {key: sum(getattr(each, key) for each in stats) for key in ("select_s", "exchange_s", "rest_s")}
-        return {**sums, "exposed_s": self._attachment.exposed_s}
+        return time.perf_counter() - started
 
 
 def _wrapped(method: str, config: TrainConfig, model: nn.Module, plan: Plan | None) -> Wrapped:
@@ -127,15 +105,15 @@ def begin(method: str, overrides: list[str], plan: Plan | None) -> None:
     _training = Training(method, overrides, plan)
 
 
-def take(number: int) -> dict[str, list[Any]]:
-    """Train some steps, beside each one without communication; return the parts of both, and the bytes sent."""
+def take(number: int) -> dict[str, list[float]]:
+    """Train some steps, beside each one without communication; return the seconds of both, and the bytes sent."""
     assert _training
     steps, sent, compute = [], [], []
     for _ in range(number):
         dist.barrier()
-        parts, num_bytes = _training.step()
+        seconds, num_bytes = _training.step()
         dist.barrier()
-        steps.append(parts)
+        steps.append(seconds)
         sent.append(num_bytes)
         compute.append(_training.compute())
     dist.barrier()

@@ -124,7 +124,7 @@ def _measured(arguments: argparse.Namespace, cases: list[Case], console: Console
         sides: dict[str, RankGroup] = {}
         if arguments.against is not None:
             tree = stack.enter_context(checked_out(arguments.against))
-            sides[OLD] = stack.enter_context(measuring_ranks(arguments.nproc, tree))
+            sides[OLD] = stack.enter_context(measuring_ranks(arguments.nproc, code=tree))
         sides[NEW] = stack.enter_context(measuring_ranks(arguments.nproc))
         for number, case in enumerate(cases):
             if arguments.against is None:
