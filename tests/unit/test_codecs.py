@@ -364,37 +364,6 @@ def test_eight_bits_lose_little_of_a_normal_gradient() -> None:
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
-def of_rule(name: str, rule: str) -> micro.Codec:
-    return micro.build(micro.Codec, {"name": name, "rule": rule})
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Int8(block=0), "block of int8 must be at least 1, got 0"),
-        (lambda: Sign(block=0), "block of sign must be at least 1, got 0"),
-        (lambda: OneBit(block=-1), "block of onebit must be at least 1, got -1"),
-        (lambda: QSGD(bits=1), "bits of qsgd must be in 2 to 16, got 1"),
-        (lambda: of_rule("qsgd", "newest"), "rule of qsgd must be one of repaired, published, got 'newest'"),
-        (lambda: TernGrad(clip=0.0), "clip of terngrad must be positive, got 0.0"),
-        (lambda: of_rule("terngrad", "newest"), "rule of terngrad must be one of"),
-        (lambda: of_rule("natural", "newest"), "rule of natural must be one of"),
-        (lambda: RangeFloat(bits=3), "bits of range_float must be in 4 to 16, got 3"),
-        (lambda: RangeFloat(mantissa=8), "mantissa of range_float must be in 0 to 7 for 8 bits, got 8"),
-        (lambda: RangeFloat(bits=16, mantissa=7), "mantissa of range_float must be in 8 to 15 for 16 bits, got 7"),
-    ],
-)
-def test_settings_are_checked(make: Callable[[], micro.Codec], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize("density", [0.5, micro.WarmUp(density=1.0, start_density=0.5, steps=2)])
-def test_everything_goes_with_a_density_of_one(density: float | micro.WarmUp) -> None:
-    with pytest.raises(ValueError, match="selector everything sends all values: set density=1"):
-        micro.SparseReducer(Everything(), density)
-
-
 def test_everything_is_every_index_and_saves_none() -> None:
     selector, comm = Everything(), micro.Comm()
     state = selector.start()

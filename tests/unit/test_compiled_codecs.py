@@ -180,15 +180,6 @@ def test_parts_are_encoded_and_decoded_in_one_call_as_one_by_one(
         assert torch.equal(one, other)
 
 
-def test_the_last_bytes_of_messages_are_theirs() -> None:
-    for numel, longer in ((10, 5), (8, 4), (2, 1), (0, 0)):
-        messages = equal_messages(numel, 4, longer, longer - 1 if numel % 4 else longer, 1)
-        wires = torch.zeros(messages.num_bytes, dtype=torch.uint8)
-        for place, row in enumerate(messages.rows, 1):
-            wires[row[3]] = place
-        assert messages.last_bytes(wires).tolist() == [1, 2, 3, 4]
-
-
 def test_a_mean_that_is_not_finite_is_found() -> None:
     wires = torch.stack([Half().encode(torch.full((5000,), 65504.0), KEY)] * 2)
     assert Half().decode_mean_into_(wires, torch.empty(5000), 2)
@@ -234,13 +225,6 @@ def test_places_are_packed_as_in_torch(low: int, gap: int, count: int) -> None:
     with in_torch():
         assert torch.equal(packed, bits.put_places(places, low, gap, length))
         assert torch.equal(bits.get_places(packed, count, low, gap, length), places)
-
-
-def test_a_loop_is_compiled_anew_when_one_that_it_calls_has_changed() -> None:
-    from micro.kernels import blockwise, jit
-
-    assert jit._files() in blockwise.encode_int8._cache._cache_file._source_stamp
-    assert {"noise.py", "packing.py", "tiles.py"} <= {name for name, _, _ in jit._files()}
 
 
 def test_random_bits_are_the_same_in_both_forms_and_evenly_spread() -> None:

@@ -74,17 +74,3 @@ def test_the_error_of_large_numbers_is_a_number() -> None:
     with closing(micro.Simulation(DCTReducer(density=1 / 8, size=4), layout, 2)) as simulation:
         large = simulation.step(grads * 2.0**90).stats[0].relative_error  # squares are beyond single precision
     assert large == pytest.approx(ordinary)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"size": 0}, "size of dct must be at least 1, got 0"),
-        ({"transform": "fft"}, "transform of dct must be one of dct, none, got 'fft'"),
-        ({"exchange": "union"}, "exchange of dct must be gather, got 'union'"),
-        ({"feedback": "momentum"}, "feedback of dct must be one of none, residual, got 'momentum'"),
-    ],
-)
-def test_what_does_not_fit_is_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DCTReducer(density=0.1, **settings)  # type: ignore[arg-type]

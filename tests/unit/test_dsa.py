@@ -7,10 +7,8 @@ from torch import Tensor
 import micro
 from micro.comm import Traffic
 from micro.exchanges.base import Wire
-from micro.exchanges.dsa import DSA
 from micro.sparse import Exchanged, Overlap, SparseValues
 from tests.exchanging import exchanged
-from tests.products import grid
 from tests.sparsifiers.base import gathered
 
 NUMEL = 24
@@ -130,37 +128,3 @@ def test_published_loses_the_smallest_of_every_choice_and_its_ties() -> None:
     assert dense(NUMEL, results[1].sent) == acc[1].tolist()
     repaired, _ = exchange(acc, [[0, 1, 2, 3], [2]])
     assert dense(NUMEL, *repaired[0].update)[:4] == [2.0, -0.5, 4.0, 0.5]
-
-
-@grid(world_size=[1, 2, 5], share=[0.2, 0.9], codec=[micro.Half(), micro.BFloat16()])
-def test_rounding_stays_in_the_residual(world_size: int, share: float, codec: micro.Codec) -> None:
-    acc = torch.randn(world_size, NUMEL, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    results, _ = exchange(acc, some(world_size, NUMEL, share), wire=Wire(codec))
-    sent = torch.tensor([dense(NUMEL, got.sent) for got in results], dtype=torch.float64).sum(0)
-    updates = [torch.tensor(dense(NUMEL, *got.update), dtype=torch.float64) for got in results]
-    assert all(torch.equal(update, updates[0]) for update in updates)
-    torch.testing.assert_close(world_size * updates[0], sent, rtol=1e-14, atol=1e-14)
-    assert not torch.equal(sent, acc.sum(0))
-
-
-@grid(name=micro.known(micro.IndexCodec), world_size=[1, 4, 7])
-def test_any_form_of_indices_gives_the_same(name: str, world_size: int) -> None:
-    acc, chosen = accumulators(world_size), some(world_size, NUMEL, 0.1)
-    usual, _ = exchange(acc, chosen)
-    got, _ = exchange(acc, chosen, wire=Wire(indices=micro.build(micro.IndexCodec, name)))
-    assert [dense(NUMEL, *result.update) for result in got] == [dense(NUMEL, *result.update) for result in usual]
-
-
-@WORLDS
-def test_a_nonfinite_rank_is_known_to_all(world_size: int) -> None:
-    results, _ = exchange(accumulators(world_size), some(world_size, NUMEL, 0.2), bad_rank=world_size - 1)
-    assert [result.is_finite for result in results] == [False] * world_size
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="rule of dsa must be one of repaired, published, got 'paper'"):
-        micro.build(micro.Exchange, {"name": "dsa", "rule": "paper"})
-    with pytest.raises(ValueError, match="rule published of dsa sends values as they are, got codec half: use raw"):
-        micro.SparseReducer(micro.TopK(), 0.1, exchange=DSA(rule="published"), codec=micro.Half())
-    with pytest.raises(ValueError, match="exchange dsa sends each rank's own choice"):
-        micro.SparseReducer(micro.RandomK(), 0.1, exchange=DSA())

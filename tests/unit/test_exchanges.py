@@ -9,7 +9,6 @@ import micro
 from micro.exchanges.base import Wire
 from micro.sparse import Exchanged, Overlap, SparseValues
 from tests.exchanging import exchanged
-from tests.products import grid
 
 NUMEL = 40
 LARGEST_HALF = 65504.0
@@ -103,21 +102,6 @@ def test_gather_adds_what_each_rank_chose(world_size: int, overlap: Overlap) -> 
     assert_exchanged(results, chosen, update, contributed)
 
 
-@grid(kind=[micro.Union(), micro.Gather()], codec=[micro.Raw(), micro.Half()], world_size=[1, 2, 3, 5, 8])
-def test_nobody_chooses_anything(kind: micro.Exchange, codec: micro.Codec, world_size: int) -> None:
-    acc = accumulators(world_size)
-    chosen: list[list[int]] = [[] for _ in range(world_size)]
-    zero = torch.zeros(NUMEL, dtype=torch.float64)
-    assert_exchanged(exchange(kind, codec, acc, chosen, Overlap.ANY), chosen, zero, torch.zeros_like(acc))
-
-
-@grid(kind=[micro.Union(), micro.Gather()], codec=[micro.Raw(), micro.Half()], ill=[{0}, {2}, {0, 1, 2, 3}])
-def test_one_nonfinite_rank_makes_all_know(kind: micro.Exchange, codec: micro.Codec, ill: set[int]) -> None:
-    is_finite = tuple(rank not in ill for rank in range(4))
-    results = exchange(kind, codec, accumulators(4), choices(4, Overlap.ANY), Overlap.ANY, is_finite=is_finite)
-    assert [result.is_finite for result in results] == [False] * 4
-
-
 def halves(x: np.ndarray) -> np.ndarray:
     """Round to half precision, cut at its largest number, and back: numpy's own rounding, not torch's."""
     return np.clip(x, -LARGEST_HALF, LARGEST_HALF).astype(np.float16).astype(np.float64)
@@ -186,44 +170,9 @@ def test_what_half_precision_cuts_off_stays_in_the_residual(kind: micro.Exchange
     torch.testing.assert_close(applied[:3], grads.mean(0)[:3], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_raw_changes_nothing(dtype: torch.dtype) -> None:
-    values = torch.tensor([1e300, -1.1, 0.0, float("inf")], dtype=dtype)
-    codec = micro.Raw()
-    assert codec.lossless
-    assert torch.equal(codec.decode(codec.encode(values, (0,)), 4, dtype), values)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_half_is_two_bytes_and_finite(dtype: torch.dtype) -> None:
-    values = torch.tensor([1e38, -1e38, 65519.0, 1.0, -0.1, 1e-9, 0.0], dtype=dtype)
-    codec = micro.Half()
-    assert not codec.lossless
-    wire = codec.encode(values, (0,))
-    assert wire.dtype == torch.uint8
-    assert wire.numel() == codec.num_bytes(7, dtype) == 14
-    decoded = codec.decode(wire, 7, dtype)
-    assert decoded.dtype == dtype
-    assert torch.isfinite(decoded).all()
-    if dtype != torch.bfloat16:
-        assert decoded.double().tolist() == halves(values.double().numpy()).tolist()
-
-
 def test_sparse_values_add_with_a_factor() -> None:
     vector = torch.ones(5)
     SparseValues(torch.tensor([0, 4], dtype=torch.int32), torch.tensor([2.0, 3.0], dtype=torch.float64)).add_to_(
         vector, alpha=-2.0
     )
     assert vector.tolist() == [-3.0, 1.0, 1.0, 1.0, -5.0]
-
-
-def test_gather_refuses_a_selector_whose_leader_chooses_for_all() -> None:
-    with pytest.raises(
-        ValueError, match=r"exchange gather .* with leader one rank chooses for all: use exchange union"
-    ):
-        micro.SparseReducer(micro.Leader(), 0.1, exchange=micro.Gather())
-
-
-def test_error_feedback_refuses_an_unbiased_estimator() -> None:
-    with pytest.raises(ValueError, match="set feedback=none"):
-        micro.SparseReducer(micro.RandomK(unbiased=True), 0.1)

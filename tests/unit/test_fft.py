@@ -12,8 +12,6 @@ from torch import Tensor
 import micro
 from experiments.training.recording import step_row
 from experiments.training.workers import Reduced
-from micro.codecs.indices import Packed
-from micro.density.accordion import Accordion
 from micro.zoo.fft import FFTReducer
 from micro.zoo.range_float import RangeFloat
 
@@ -124,12 +122,6 @@ def test_a_smooth_gradient_is_sent_in_few_bins() -> None:
     assert step.stats[0].relative_error == pytest.approx(0.0, abs=1e-14)
 
 
-def test_zeros_are_zeros() -> None:
-    step = once(FFTReducer(density=0.2), torch.zeros(WORLD_SIZE, 37))
-    assert not step.update.any()
-    assert step.stats[0].relative_error == 0.0
-
-
 def test_a_single_spike_spreads_over_all_bins() -> None:
     grads = torch.zeros(WORLD_SIZE, 16, dtype=torch.float64)
     grads[:, 5] = 2.0
@@ -193,43 +185,7 @@ def test_relative_error_of_noise_is_what_theory_says(density: float) -> None:
     assert stats.relative_error == pytest.approx(math.sqrt(1 - density * (1 + math.log(1 / density))), rel=0.02)
 
 
-@pytest.mark.parametrize("bits", [4, 8, 10, 16])
-@pytest.mark.parametrize(("numel", "length"), [(257, 270), (13, 16), (1, 2)])
-@pytest.mark.parametrize("density", [0.15, 0.5])
-def test_bytes_are_the_closed_form(bits: int, numel: int, length: int, density: float) -> None:
-    num_bins = length // 2 + 1
-    count = max(1, math.floor(density * num_bins))
-    stats = once(FFTReducer(density=density, bits=bits), gradients(numel, dtype=torch.float32)).stats[1]
-    bitmap, payload, header, flag = math.ceil(num_bins / 8), math.ceil(2 * bits * count / 8), 4, 1
-    assert stats.indices_bytes == (WORLD_SIZE - 1) * bitmap
-    assert stats.values_bytes == (WORLD_SIZE - 1) * (payload + header + flag)
-    assert stats.counts_bytes == 0
-    assert stats.num_collectives == 2
-
-
-def test_other_forms_of_the_indices_change_the_bytes_alone() -> None:
-    grads = gradients(257)
-    usual = once(FFTReducer(density=0.02), grads)
-    packed = once(FFTReducer(density=0.02, indices=Packed()), grads)
-    assert torch.equal(usual.update, packed.update)
-    assert packed.stats[0].indices_bytes < usual.stats[0].indices_bytes
-
-
 # --- the schedule, the statistics, the policy -------------------------------------------------------------------------
-
-
-def test_a_diminishing_theta_is_a_rising_density() -> None:
-    theta = micro.WarmUp(density=0.5, start_density=0.05, steps=4)
-    grads, errors = gradients(257), list[float]()
-    with closing(simulate(FFTReducer(density=theta, bits=32), 257)) as simulation:
-        for index in range(6):
-            stats = simulation.step(grads).stats[0]
-            assert stats.target_density == theta.at(index)
-            assert stats.local_count == math.floor(theta.at(index) * 136)
-            errors.append(stats.relative_error or 0.0)
-    assert errors[:5] == sorted(errors[:5], reverse=True)
-    assert len(set(errors[:5])) == 5
-    assert errors[4] == errors[5]
 
 
 def test_densities_are_shares_of_the_bins() -> None:
@@ -242,44 +198,9 @@ def test_densities_are_shares_of_the_bins() -> None:
     assert (same.global_count, same.density_error, same.build_up) == (34, 0.0, 1.0)
 
 
-def test_nan_on_one_rank_skips_the_step_of_all() -> None:
-    grads = gradients(37)
-    grads[1, 4] = float("nan")
-    step = once(FFTReducer(density=0.25, nonfinite="skip"), grads)
-    assert [(stats.skipped, stats.global_count, stats.relative_error) for stats in step.stats] == [(True, 0, None)] * 3
-
-
 def test_records_hold_the_relative_error_and_the_share_of_the_bins() -> None:
     stats = once(FFTReducer(density=0.25), gradients(257)).stats[0]
     reduced = Reduced(loss=torch.tensor(1.0), stats=(stats,), compute_s=0.0, exposed_s=0.0, load_s=0.0)
     row = step_row(0, 0, 1.0, 0.1, reduced, 1.0, 1.0)
     assert row["relative_error"] == stats.relative_error
     assert row["target_density"] == row["local_density"] == 0.25
-
-
-# --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def test_parts_by_name() -> None:
-    spec = {"name": "fft", "bits": 8, "feedback": "residual", "indices": {"name": "packed"}}
-    built = micro.build(micro.Reducer, spec, density=0.15, nonfinite="skip", seed=3)
-    expected = FFTReducer(
-        density=0.15, bits=8, feedback=micro.ErrorFeedback(), indices=Packed(), nonfinite="skip", seed=3
-    )
-    assert built == expected
-    assert FFTReducer(density=0.15).feedback == micro.NoFeedback()
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"density": 0.0}, r"density must be in \(0, 1\], got 0.0"),
-        ({"bits": 3}, "bits of range_float must be in 4 to 16, got 3"),
-        ({"feedback": "some"}, "feedback must be one of .*none.*residual.*, got 'some'"),
-        ({"indices": "bitmapp"}, "got 'bitmapp'; did you mean 'bitmap'"),
-        ({"density": Accordion(density=0.1, high=0.2, interval=2)}, "density accordion differs by layer"),
-    ],
-)
-def test_errors_say_what_is_allowed(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FFTReducer(**{"density": 0.1, **settings})  # type: ignore[arg-type]

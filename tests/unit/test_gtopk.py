@@ -8,9 +8,7 @@ import micro
 from micro.comm import Traffic
 from micro.exchanges.base import Wire
 from micro.sparse import Exchanged, SparseValues
-from micro.zoo.gtopk import GTopK, _prune
 from tests.exchanging import exchanged
-from tests.fake_device import DeviceTensor, fake_device
 from tests.products import grid
 
 NUMEL = 23
@@ -146,66 +144,3 @@ def test_an_index_that_comes_in_from_another_part_of_the_tree() -> None:
     assert [(row[2].item(), row[7].item()) for row in left] == [(3.0, 2.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
     left = [acc[rank] - torch.tensor(dense(got.sent), dtype=torch.float64) for rank, got in enumerate(published)]
     assert [(row[2].item(), row[7].item()) for row in left] == [(3.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
-
-
-@WORLDS
-def test_a_nonfinite_rank_is_known_to_all(world_size: int) -> None:
-    acc = accumulators(world_size)
-    results, _ = exchange(acc, [top(row, 3) for row in acc.tolist()], 3, "repaired", bad_rank=world_size - 1)
-    assert [result.is_finite for result in results] == [False] * world_size
-
-
-def test_a_round_is_one_message_of_a_length_that_all_know() -> None:
-    acc = accumulators(5)
-    full, short = [top(row, 4) for row in acc.tolist()], [top(row, 4) for row in acc.tolist()]
-    short[3] = short[3][:1]
-    marks = [0, 1, 2, 1, 1]  # ranks whose lists are in what each sends up
-    for chosen in (full, short):
-        _, traffics = exchange(acc, chosen, 4, "repaired")
-        for rank, traffic in enumerate(traffics):
-            assert [op for op, _ in traffic.calls] == ["scatter"] * 3 + ["broadcast"]
-            up, down = 4 * (1 + marks[rank]) if rank else 0, 4 * (1 + 5) * 4 / 5
-            assert traffic.num_bytes["counts"] == pytest.approx(up + down)
-            assert traffic.num_bytes["indices"] == pytest.approx(4 * 4 * ((rank > 0) + 4 / 5))
-            assert traffic.num_bytes["values"] == pytest.approx(8 * 4 * ((rank > 0) + 4 / 5))
-
-
-@pytest.mark.parametrize("name", micro.known(micro.IndexCodec))
-def test_any_form_of_indices_gives_the_same(name: str) -> None:
-    acc = accumulators(6)
-    chosen = [top(row, 4) for row in acc.tolist()]
-    usual, _ = exchange(acc, chosen, 4, "repaired")
-    got, _ = exchange(acc, chosen, 4, "repaired", wire=Wire(indices=micro.build(micro.IndexCodec, name)))
-    assert [dense(*result.update) for result in got] == [dense(*result.update) for result in usual]
-    assert [dense(result.sent) for result in got] == [dense(result.sent) for result in usual]
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="rule of gtopk must be one of repaired, published, got 'paper'"):
-        micro.build(micro.Exchange, {"name": "gtopk", "rule": "paper"})
-    with pytest.raises(ValueError, match="exchange gtopk sends values as they are, got codec half: use raw"):
-        micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(), codec=micro.Half())
-    with pytest.raises(ValueError, match="exchange gtopk needs ranks that search the whole vector"):
-        micro.SparseReducer(micro.Micro(), 0.1, exchange=GTopK())
-    with pytest.raises(ValueError, match="exchange gtopk sends each rank's own choice"):
-        micro.SparseReducer(micro.Leader(), 0.1, exchange=GTopK())
-
-
-@pytest.mark.parametrize("name", [name for name in micro.known(micro.IndexCodec) if name != "int32"])
-def test_published_sends_pairs_of_float64_alone(name: str) -> None:
-    indices = micro.build(micro.IndexCodec, name)
-    micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(), indices=indices)
-    with pytest.raises(ValueError, match=f"rule published of gtopk sends indices as float64, got indices {name}"):
-        micro.SparseReducer(micro.TopK(), 0.1, exchange=GTopK(rule="published"), indices=indices)
-
-
-def test_a_list_is_pruned_on_a_device_without_a_wait() -> None:
-    acc = accumulators(1)[0]
-    entries = SparseValues(torch.arange(NUMEL, dtype=torch.int32), acc)
-    expected = _prune(entries, 7)
-    with fake_device() as waits:
-        found = _prune(SparseValues(DeviceTensor(entries.indices), DeviceTensor(acc)), 7)
-        assert not waits.seen
-        for got, want in zip(found, expected, strict=True):
-            assert got.indices.tolist() == want.indices.tolist()
-            assert got.values.tolist() == want.values.tolist()

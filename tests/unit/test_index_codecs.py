@@ -74,13 +74,6 @@ def test_lists_that_follow_each_other_come_back_as_one(codec: IndexCodec, counts
     assert joined.tolist() == [start + i for found, (start, _) in zip(lists, spans, strict=True) for i in found]
 
 
-@grid(codec=CODECS, place=["front", "back"])
-def test_indices_all_at_one_end(codec: IndexCodec, place: str) -> None:
-    span, count = 10_000, 50
-    indices = torch.arange(count, dtype=torch.int32) + (0 if place == "front" else span - count)
-    assert torch.equal(codec.decode(codec.encode(indices, span), count, span), indices)
-
-
 @pytest.mark.parametrize("density", [0.5, 0.25, 0.1, 0.03, 0.01, 0.001, 0.0001])
 def test_packed_indices_take_the_logarithm_of_the_density_and_two_bits(density: float) -> None:
     span = 10_000_000

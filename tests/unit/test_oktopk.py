@@ -16,7 +16,6 @@ from micro.exchanges.base import Transport, Wire
 from micro.exchanges.largest_sums import OktopkState
 from micro.exchanges.oktopk import Oktopk
 from micro.lockstep import SimulatedRanks
-from micro.operations import PADDING
 from micro.requests import carried_out
 from micro.selectors.fits.reused import ReusedState
 from micro.sparse import Exchanged, Overlap, Selection, Step
@@ -231,19 +230,6 @@ def test_volume_stays_within_six_k(stream: Stream, n: int) -> None:
             assert stats[0].overfull or sum(map(volume, stats)) / n <= 6 * k * (n - 1) / n
 
 
-def test_what_is_told_beside_the_volume_is_counted() -> None:
-    n, d, k = 4, 400, 20
-    made = reducer("published", k / d, balance=None, repartition=3, reevaluate=2)
-    with closing(micro.Simulation(made, micro.Layout.flat(d), n, dtype=torch.float64)) as simulation:
-        first, second = (simulation.step_(normal(step, n, d)) for step in range(2))
-    boundaries = 2 * 8 * (n - 1) * (n - 1) / n
-    sent = sum(stats.counts_bytes for stats in first) - n * ((4 + 12) * (n - 1) + boundaries)
-    sums = sent / (12 * (n - 1))
-    assert sums == int(sums)
-    assert max(first[0].counts) <= sums <= PADDING * sum(first[0].counts)
-    assert all(stats.counts_bytes == (4 + 12) * (n - 1) for stats in second)
-
-
 def test_the_histogram_leaves_few_sums_to_compare() -> None:
     n, d, k = 4, 20000, 1000
     made = reducer("repaired", k / d)
@@ -373,25 +359,6 @@ def test_published_applies_no_zeros_and_only_what_exceeds_the_threshold() -> Non
         assert state.threshold == pytest.approx(2.0 * 1.008)
 
 
-@pytest.mark.parametrize("rule", ["repaired", "published"])
-def test_a_run_goes_on_from_its_middle(rule: str) -> None:
-    n, d, layout = 3, 200, micro.Layout.flat(200)
-    made = reducer(rule, 0.05, repartition=6, reevaluate=4, balance=1.0)
-    with closing(micro.Simulation(made, layout, n)) as simulation:
-        for step in range(9):  # between two repartitions and two re-evaluations
-            simulation.step(layers(step, n, d).float())
-        saved = simulation.state_dict()
-        expected = [simulation.step(layers(step, n, d).float(), residuals=True) for step in range(9, 20)]
-    with closing(micro.Simulation(made, layout, n)) as resumed:
-        resumed.load_state_dict(saved)
-        for step, taken in zip(range(9, 20), expected, strict=True):
-            again = resumed.step(layers(step, n, d).float(), residuals=True)
-            assert torch.equal(again.update, taken.update)
-            assert again.residuals is not None
-            assert taken.residuals is not None
-            assert torch.equal(again.residuals, taken.residuals)
-
-
 # --- the reused threshold ---------------------------------------------------------------------------------------------
 
 
@@ -445,30 +412,3 @@ def test_published_goes_on_where_the_authors_code_fails() -> None:
         assert not simulation.step(torch.zeros(3, 40, dtype=torch.float64)).update.any()
         later = simulation.step(normal(1, 3, 40))
         assert int(torch.count_nonzero(later.update)) == 4
-
-
-# --- mistakes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: built(rule="exact"), "rule of oktopk must be one of repaired, published, got 'exact'"),
-        (lambda: built(reevaluate=5), "reevaluate of oktopk is a setting of rule=published, got rule=repaired"),
-        (
-            lambda: micro.Estimated(fit={"name": "reused_published", "reevaluate": 0}),
-            "reevaluate of reused_published must be at least 1, got 0",
-        ),
-        (lambda: Oktopk(repartition=0), "repartition of oktopk must be at least 1, got 0"),
-        (lambda: Oktopk(rule="published", reevaluate=-1), "reevaluate of oktopk must be at least 1, got -1"),
-        (lambda: Oktopk(balance=0.5), "balance of oktopk must be at least 1, or null for never, got 0.5"),
-    ],
-)
-def test_mistakes_are_named(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_values_must_travel_as_they_are() -> None:
-    with pytest.raises(ValueError, match="oktopk"):
-        micro.SparseReducer(micro.Estimated(fit="reused"), 0.1, exchange=Oktopk(), codec=micro.Half())

@@ -323,20 +323,6 @@ def test_counts_are_not_gathered_where_all_ranks_hold_the_same() -> None:
         assert [op for op, _ in calls] == ["all_reduce", "all_reduce"]
 
 
-def test_one_nonfinite_rank_makes_all_know() -> None:
-    for each in (micro.Union(), micro.Gather()):
-        results = exchanged(InPieces(each=each, ends=(10, 40)), Overlap.ANY, 3, ill=1)
-        assert [found.is_finite for found, _ in results] == [False] * 3
-
-
-@pytest.mark.parametrize("codec", [micro.Half(), micro.QSGD(), micro.Int8()], ids=lambda codec: codec.name)
-@pytest.mark.parametrize("each", [micro.Union(), micro.Gather()], ids=lambda each: each.name)
-def test_what_a_codec_rounds_is_booked_as_not_sent(codec: micro.Codec, each: micro.Exchange) -> None:
-    results = exchanged(InPieces(each=each, ends=(3, 20, 40)), Overlap.ANY, 4, wire=Wire(codec))
-    sent = torch.stack([dense(found.sent) for found, _ in results])
-    torch.testing.assert_close(4 * dense(*results[0][0].update), sent.sum(0), rtol=1e-12, atol=1e-12)
-
-
 def test_rounding_is_drawn_anew_in_every_piece() -> None:
     codec, acc = micro.QSGD(), torch.linspace(0.001, 1.0, 1000, dtype=DTYPE).repeat(2)
     chosen = Selection(torch.arange(2000, dtype=torch.int32), counts=(2000,))
@@ -360,27 +346,6 @@ def test_pieces_of_so_many_mib_are_equal(numel: int, piece_mb: float, sizes: lis
 def test_ends_of_another_vector_are_refused() -> None:
     with pytest.raises(ValueError, match="ends of in_pieces must end at 7, the vector's length, got 8"):
         InPieces(ends=(3, 8)).pieces(7, 4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"each": "gtopk", "piece_mb": 1}, r"exchange gtopk \(rule repaired\) depends on the whole vector"),
-        ({"each": "oktopk", "piece_mb": 1}, "exchange oktopk"),
-        ({"each": {"name": "gather", "rule": "published"}, "piece_mb": 1}, r"exchange gather \(rule published\)"),
-        ({"each": {"name": "dsa", "rule": "published"}, "piece_mb": 1}, r"exchange dsa \(rule published\)"),
-        ({"each": InPieces(piece_mb=1), "piece_mb": 1}, "exchange in_pieces"),
-        ({}, "needs either ends or piece_mb"),
-        ({"ends": (3,), "piece_mb": 1}, "needs either ends or piece_mb"),
-        ({"ends": (3, 3)}, r"ends of in_pieces must rise from above 0, got \(3, 3\)"),
-        ({"ends": (0, 3)}, "must rise from above 0"),
-        ({"piece_mb": 0}, "piece_mb of in_pieces must be positive, got 0"),
-        ({"piece_mb": float("nan")}, "piece_mb of in_pieces must be a finite number or null, got nan"),
-    ],
-)
-def test_pieces_that_cannot_be_are_refused(settings: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        micro.build(micro.Exchange, {"name": "in_pieces", **settings})
 
 
 def test_parts_are_checked_together_through_the_pieces() -> None:

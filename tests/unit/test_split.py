@@ -85,25 +85,6 @@ def test_buckets_can_be_cut_and_joined_without_losing_a_residual() -> None:
         assert name in ("body.bias", "head.bias") or piece.any()
 
 
-@pytest.mark.parametrize("bad", ["body.bias", "head.weight"])
-def test_one_gradient_with_nan_leaves_out_dense_and_sparse_parameters_alike(bad: str) -> None:
-    reducer = micro.Split(reducer=TOPK, min_dims=2, nonfinite="skip")
-    with closing(simulation(reducer)) as split:
-        split.step(gradients(0))
-        before = torch.stack(split.residuals())
-        grads = gradients(1)
-        LAYOUT.split(grads[1])[bad][0] = float("nan")
-        out = split.step(grads, residuals=True)
-        assert not out.update.any()
-        assert all(stats.skipped and stats.numel == LAYOUT.numel for stats in out.stats)
-        kept = torch.where(torch.isfinite(grads), grads, 0)
-        for name, place in LAYOUT.slices():
-            waiting = 0 if name in VECTORS else before[:, place] + kept[:, place]
-            assert out.residuals is not None
-            assert torch.equal(out.residuals[:, place], waiting * torch.ones_like(kept[:, place]))
-        assert split.step(gradients(2)).stats[0].step == 2
-
-
 def test_a_dense_start_is_the_mean_and_sends_no_indices() -> None:
     with closing(simulation(micro.Split(reducer=TOPK, start_step=2))) as split:
         for step in range(4):
@@ -113,16 +94,6 @@ def test_a_dense_start_is_the_mean_and_sends_no_indices() -> None:
             assert (out.stats[0].indices_bytes == 0) == (step < 2)
             assert out.stats[0].step == step
             assert out.stats[0].dense_numel == (LAYOUT.numel if step < 2 else 0)
-
-
-def test_a_dense_start_goes_on_after_a_restart() -> None:
-    reducer = micro.Split(reducer=TOPK, start_step=3, min_dims=2)
-    with closing(simulation(reducer)) as split, closing(simulation(reducer)) as restored:
-        for step in range(2):
-            split.step(gradients(step))
-        restored.load_state_dict(split.state_dict())
-        for step in range(2, 6):
-            assert torch.equal(split.step(gradients(step)).update, restored.step(gradients(step)).update)
 
 
 @pytest.mark.parametrize("inner", [micro.PowerSGD(rank=1), FFTReducer(density=0.2, feedback=micro.ErrorFeedback())])
