@@ -6,6 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from experiments.config.units import human_bytes
 from experiments.reports.figure_parts import head, new_figure, plain_log, show_metric
@@ -115,6 +116,9 @@ def _draw_range(axes: Axes, height: int, row: pd.Series, color: str) -> None:
 def _show_bytes(axes: Axes) -> None:
     axes.margins(x=0.1)
     plain_log(axes.xaxis)
+    low, high = axes.get_xlim()
+    if high > 100 * low:
+        axes.xaxis.set_major_locator(LogLocator(numticks=4))
     axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
 
 

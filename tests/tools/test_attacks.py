@@ -33,7 +33,7 @@ from experiments.runs.checkpoints import Checkpoint
 from experiments.runs.rank_files import read_rank
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_run import saved_config
-from experiments.studies.simulated_steps.network_files import load_network
+from experiments.studies.simulated_steps.networks import load_network
 from experiments.sweeps.job_script import arrays_of, script
 from experiments.sweeps.study import jobs_of
 from experiments.tracking.sources import read

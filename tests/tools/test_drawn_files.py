@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from experiments.studies.simulated_steps.network_files import load_network
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -27,6 +26,7 @@ from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.saved_run import other_code, saved_config
 from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
+from experiments.studies.simulated_steps.networks import load_network
 from experiments.sweeps.listing import describe
 from experiments.sweeps.study import jobs_of
 from experiments.tracking.sources import from_folders
