@@ -28,6 +28,9 @@ class Codec(Part, ABC):
     lossless: ClassVar[bool] = False
     diverges_with_feedback: ClassVar[bool] = False  # its errors exceed what it is given: a residual would grow
 
+    def prepare(self, device: torch.device) -> None:
+        """Compile what codes values on ``device``, and check it there, so that no step waits for it. Here nothing."""
+
     @abstractmethod
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return the bytes that ``count`` values take, which are accumulated as ``dtype``."""

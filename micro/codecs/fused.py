@@ -24,6 +24,11 @@ class FusedCodec(Codec):
 
     has_gpu_form: ClassVar[bool] = False  # whether Triton's kernels code it
 
+    def prepare(self, device: torch.device) -> None:
+        """Compare a GPU's code with torch; see Codec."""
+        if kernels.is_served(device):
+            serving(self, torch.empty(1, device=device))
+
     @abstractmethod
     def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
         """Return what ``encode`` returns of one value or more."""

@@ -4,6 +4,7 @@ All forms give the same indices and, but for sums that thresholds are fitted to,
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from micro.health import FirstBad
 from micro.kernels import reference
 from micro.kernels.sums import Sums
-from micro.kernels.table import compiled, family, form, function, has_numba, module, on_gpu
+from micro.kernels.table import compiled, family, form, function, has_numba, is_served, module, on_gpu
 
 __all__ = [
     "above",
@@ -33,6 +34,7 @@ __all__ = [
     "form",
     "gather",
     "has_numba",
+    "is_served",
     "kth_by_run",
     "largest",
     "largest_of_each",
@@ -48,6 +50,7 @@ __all__ = [
     "take_",
 ]
 
+CPU = torch.device("cpu")
 MOST_MERGED = 64  # lists that are merged one after the other
 LONGEST_NEAR = 1 << 15  # elements of a piece that stays in a core's caches with what is found in it
 SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map
@@ -266,9 +269,12 @@ def packing_on(device: torch.device) -> ModuleType | None:
     return module("packing") if device.type == "cpu" and has_numba() else None
 
 
-def prepare(device: torch.device | None = None) -> None:
+@cache
+def prepare(device: torch.device = CPU) -> None:
     """Compile or load the forms that most steps use on a device, and check a GPU's, so that no step waits for it."""
-    x = torch.ones(2, device=device)
+    if not is_served(device):
+        return
+    x, places = torch.ones(2, device=device), torch.zeros(FEWEST, dtype=torch.int32, device=device)
     absorb_(x, torch.ones(2, device=device))
     absorb_and_sum_(x, torch.ones(2, device=device))
     sums_above(x, 0.5)
@@ -276,6 +282,5 @@ def prepare(device: torch.device | None = None) -> None:
     above(x, 0.5)
     magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)
     largest(x, 1)
-    places = torch.zeros(FEWEST, dtype=torch.int32, device=device)
     distinct(places, 1)
     add_at_(x, places, gather(x, places))

@@ -2,8 +2,8 @@
 
 Blocks are coded in groups: those fill whole bytes whatever a code's width is, and are as short as blocks allow.
 ``place`` says where the values lie in their message, at a multiple of the group; `micro.kernels.casts` says what
-``grad`` and ``rest`` are, and what is returned. ``header``, bytes at any address, holds the scales of the values'
-blocks.
+``grad`` and ``rest`` are, and what is returned. ``header``, bytes at any address, holds the scales of all blocks,
+``packed`` all codes.
 """
 
 import math
@@ -69,27 +69,28 @@ def encode_int8(
     grad_bits: Any,
     rest: Any,
     weight: Any,
+    place: Any,
     header: Any,
-    codes: Any,
+    packed: Any,
     block: Any,
     group: Any,
-    place: Any,
     is_random: Any,
     a: Any,
     b: Any,
 ) -> Any:
-    """Fill ``header`` and ``codes`` (numel,) int8 as codec int8 has them."""
-    highest = np.float32(127)
+    """Fill ``header`` and ``packed`` as codec int8 has them."""
+    highest, codes = np.float32(127), packed.view(np.int8)
     decoded = np.empty(min(block, values.size), np.float32)
     first_bad = -1
     for first in range(0, values.size, group):
         end = min(first + group, values.size)
         first_bad = absorb_part(values, bits, grad, grad_bits, first, end, first_bad)
         for start in range(first, end, block):
-            x, target = values[start : min(start + block, end)], codes[start : min(start + block, end)]
+            x = values[start : min(start + block, end)]
+            target = codes[place + start : place + start + x.size]
             step = np.float32(_largest(bits[start : start + x.size]) / highest)
             divisor = _or_infinite(step)
-            put_scale(header, start // block, step)
+            put_scale(header, (place + start) // block, step)
             if is_random:
                 base = np.uint32(place + start)
                 for i in range(x.size):
@@ -113,11 +114,11 @@ def encode_levels(
     grad_bits: Any,
     rest: Any,
     weight: Any,
+    place: Any,
     header: Any,
     packed: Any,
     block: Any,
     group: Any,
-    place: Any,
     width: Any,
     is_least_squares: Any,
     a: Any,
@@ -155,12 +156,12 @@ def encode_levels(
                     target[i] = np.int32(level[i] + highest)
             worth = factor(share, level, term) if is_least_squares else np.float32(scale / highest)
             scale = np.float32(cut(np.float32(worth * largest), np.float32(LARGEST / highest)))
-            put_scale(header, start // block, scale)
+            put_scale(header, (place + start) // block, scale)
             if rest.size or weight:
                 for i in range(x.size):
                     level[i] *= scale
                 leave(rest[start : start + x.size], x, level, weight)
-        pack_codes(codes[: end - first], width, packed[first * width // 8 :])
+        pack_codes(codes[: end - first], width, packed[(place + first) * width // 8 :])
     return outcome(bits, first_bad, weight)
 
 
@@ -172,11 +173,11 @@ def encode_ternary(
     grad_bits: Any,
     rest: Any,
     weight: Any,
+    place: Any,
     header: Any,
     packed: Any,
     block: Any,
     group: Any,
-    place: Any,
     clip: Any,
     is_least_squares: Any,
     a: Any,
@@ -212,12 +213,12 @@ def encode_ternary(
                 level[i] = np.float32(code)
             worth = factor(share, level, term) if is_least_squares else limit
             scale = np.float32(cut(np.float32(worth * largest), LARGEST))
-            put_scale(header, start // block, scale)
+            put_scale(header, (place + start) // block, scale)
             if rest.size or weight:
                 for i in range(x.size):
                     level[i] *= scale
                 leave(rest[start : start + x.size], x, level, weight)
-        pack_ternary(codes[: end - first], packed[first // 5 :])
+        pack_ternary(codes[: end - first], packed[(place + first) // 5 :])
     return outcome(bits, first_bad, weight)
 
 
@@ -233,7 +234,7 @@ def _scaled(codes: Any, lowest: Any, scale: Any, out: Any, is_first: Any) -> Any
 
 
 @jitted
-def decode_int8(own: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any) -> Any:
+def decode_int8(own: Any, place: Any, wires: Any, out: Any, divisor: Any, skip: Any, block: Any, group: Any) -> Any:
     """Fill ``out`` with the sum over R messages (R, bytes) of codes times their block's scale, divided.
 
     The codes of a message begin at byte ``skip``, int8.
@@ -255,10 +256,10 @@ def decode_int8(own: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: 
 
 @jitted
 def decode_levels(
-    own: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any, width: Any, lowest: Any
+    own: Any, place: Any, wires: Any, out: Any, divisor: Any, skip: Any, block: Any, group: Any, width: Any
 ) -> Any:
-    """Fill ``out`` as `decode_int8` does, with codes of ``width`` bits from ``lowest`` on."""
-    highest, first_bad = np.int32(0), -1
+    """Fill ``out`` as `decode_int8` does, with codes of ``width`` bits."""
+    highest, first_bad, lowest = np.int32(0), -1, np.int32(1 - (1 << (width - 1)))
     codes = np.empty(min(group, out.size), np.int32)
     for first in range(0, out.size, group):
         end = min(first + group, out.size)
@@ -275,7 +276,7 @@ def decode_levels(
 
 
 @jitted
-def decode_ternary(own: Any, wires: Any, skip: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any) -> Any:
+def decode_ternary(own: Any, place: Any, wires: Any, out: Any, divisor: Any, skip: Any, block: Any, group: Any) -> Any:
     """Fill ``out`` as `decode_int8` does, with codes -1, 0 and 1, five to a byte."""
     highest, first_bad = np.int32(0), -1
     codes = np.empty(min(group, out.size) + SLACK, np.uint8)

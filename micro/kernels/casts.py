@@ -20,20 +20,21 @@ from micro.kernels.tiles import NEAR, absorb_part, finish, highest_bits, leave, 
 MANTISSA = 23
 NUM_POWERS = 127
 HIGHEST = 254  # the exponent field of 2**127
+HEADER_BYTES = 4
 HALF_WAY = 1 << (MANTISSA - 1)
 
 
 @jitted
 def encode_cast(
-    values: Any, bits: Any, grad: Any, grad_bits: Any, rest: Any, weight: Any, wire: Any, is_half: Any
+    values: Any, bits: Any, grad: Any, grad_bits: Any, rest: Any, weight: Any, place: Any, wire: Any, is_half: Any
 ) -> Any:
-    """Fill ``wire`` (2 numel,) with the values in 16 bits each."""
+    """Fill ``wire`` from value ``place`` on with the values in 16 bits each."""
     decoded = np.empty(min(NEAR, values.size), np.float32)
     first_bad = -1
     for start in range(0, values.size, NEAR):
         end = min(start + NEAR, values.size)
         first_bad = absorb_part(values, bits, grad, grad_bits, start, end, first_bad)
-        source, codes = values[start:end], wire[2 * start : 2 * end]
+        source, codes = values[start:end], wire[2 * (place + start) : 2 * (place + end)]
         if is_half:
             for i in range(source.size):
                 code = to_half(source[i])
@@ -50,7 +51,7 @@ def encode_cast(
 
 
 @jitted
-def decode_cast(own: Any, wires: Any, out: Any, divisor: Any, is_half: Any, place: Any) -> Any:
+def decode_cast(own: Any, place: Any, wires: Any, out: Any, divisor: Any, is_half: Any) -> Any:
     """Fill ``out`` with the sum over ``wires`` (R, bytes) of what they hold from value ``place`` on, divided."""
     highest, first_bad = np.int32(0), -1
     for start in range(0, out.size, NEAR):
@@ -90,7 +91,7 @@ def _dither(first: Any, second: Any, base: Any, i: Any) -> Any:
 
 @jitted
 def highest_power(
-    values: Any, bits: Any, grad: Any, grad_bits: Any, is_random: Any, first: Any, second: Any, place: Any
+    values: Any, bits: Any, grad: Any, grad_bits: Any, place: Any, is_random: Any, first: Any, second: Any
 ) -> Any:
     """Add the gradient; return the place of the first bad sum, and the largest exponent field after rounding."""
     highest, first_bad = np.int32(0), -1
@@ -126,17 +127,18 @@ def encode_natural(
     bits: Any,
     rest: Any,
     weight: Any,
+    place: Any,
     codes: Any,
     below: Any,
     is_random: Any,
     first: Any,
     second: Any,
-    place: Any,
 ) -> Any:
-    """Fill ``codes`` (numel,) uint8 with sign and power of two of the values, less ``below``."""
+    """Fill ``codes`` from ``place`` on with sign and power of two of the values, less ``below``."""
     decoded = np.empty(min(NEAR, values.size), np.float32)
     for start in range(0, values.size, NEAR):
-        source, target = bits[start : start + NEAR], codes[start : start + NEAR]
+        source = bits[start : start + NEAR]
+        target = codes[place + start : place + start + source.size]
         if is_random:
             base = np.uint32(place + start)
             for i in range(source.size):
@@ -152,14 +154,14 @@ def encode_natural(
 
 
 @jitted
-def decode_natural(own: Any, belows: Any, wires: Any, skip: Any, out: Any, divisor: Any) -> Any:
-    """Fill ``out`` with the sum over R rows of what ``wires`` (R, bytes) hold from byte ``skip`` on, divided."""
+def decode_natural(own: Any, place: Any, wires: Any, out: Any, divisor: Any, belows: Any) -> Any:
+    """Fill ``out`` with the sum over R rows of what ``wires`` (R, bytes) hold from value ``place`` on, divided."""
     highest, first_bad = np.int32(0), -1
     for start in range(0, out.size, NEAR):
         target, end = out[start : start + NEAR], min(start + NEAR, out.size)
         first_bad = absorb_part(*own, start, end, first_bad)
         for row in range(wires.shape[0]):
-            source, below = wires[row, skip + start :], belows[row]
+            source, below = wires[row, HEADER_BYTES + place + start :], belows[row]
             if row == 0:
                 for i in range(target.size):
                     target[i] = _of_natural(source[i], below)

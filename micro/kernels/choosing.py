@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.kernels import reference
-from micro.kernels.jit import MAGNITUDE_BITS, array_of, bits_of, jitted, lowest_bit, lowest_bit_or_64
+from micro.kernels.jit import MAGNITUDE_BITS, array_of, bits_of, jitted, lowest_bit
 from micro.kernels.reference import is_sampled, sampled_rank
 from micro.kernels.scanning import above
 
@@ -133,7 +133,7 @@ def _first_distinct(indices: Any, numel: Any, k: Any) -> Any:
     for number in range(words.size):
         word = words[number]
         for _ in range(2):  # without a branch, which no processor could predict: most words have none to two
-            ascending[count] = number * WORD + lowest_bit_or_64(word)
+            ascending[count] = number * WORD + lowest_bit(word)
             count += word != np.uint64(0)
             word &= word - np.uint64(1)
         while word:

@@ -66,6 +66,11 @@ class Values:
         """What most loops take first."""
         return *self.summands, self.rest, self.weight
 
+    @property
+    def settled(self) -> tuple[Array, ...]:
+        """What a loop takes first to whose values the gradient was added before."""
+        return self.x, self.x.view(np.int32), self.rest, self.weight
+
 
 _NONE = Values(_NOTHING, _NOTHING, _NOTHING)
 
@@ -174,21 +179,66 @@ def encode_mean(
 
 def encode_cast(wire: Tensor, *, is_half: bool) -> Encoding:
     """Return how codecs half and bfloat16 are made."""
-    codes = wire.numpy()
-
-    def run(values: Values, start: int) -> int:
-        return int(casts.encode_cast(*values.all, codes[2 * start : 2 * (start + values.x.size)], is_half))
-
-    return Encoding(NEAR, codes.size, run)
+    return _encoding(casts.encode_cast, NEAR, wire, wire.numpy(), is_half)
 
 
 def decode_cast(wires: Tensor, divisor: float, *, is_half: bool) -> Decoding:
     """Return how they are read."""
-    codes = wires.numpy()
-    settings = np.float32(divisor), is_half
-    return Decoding(
-        NEAR, codes.size, lambda out, start, own: casts.decode_cast(own.summands, codes, out, *settings, start)
-    )
+    return _decoding(casts.decode_cast, NEAR, wires, divisor, is_half)
+
+
+def encode_int8(wire: Tensor, count: int, words: Words | None, *, block: int) -> Encoding:
+    """Return how codec int8 is made."""
+    group = blockwise.group_size(block)
+    return _encoding(blockwise.encode_int8, group, wire, *_parted(wire, count, block), block, group, *_noise(words))
+
+
+def decode_int8(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
+    """Return how it is read."""
+    group = blockwise.group_size(block)
+    return _decoding(blockwise.decode_int8, group, wires, divisor, _skipped(count, block), block, group)
+
+
+def encode_levels(wire: Tensor, count: int, words: Words, *, block: int, bits: int, is_least_squares: bool) -> Encoding:
+    """Return how codec qsgd is made."""
+    group = blockwise.group_size(block, blockwise.BITS)
+    settings = block, group, bits, is_least_squares, *_noise(words)[1:]
+    return _encoding(blockwise.encode_levels, group, wire, *_parted(wire, count, block), *settings)
+
+
+def decode_levels(wires: Tensor, count: int, divisor: float, *, block: int, bits: int) -> Decoding:
+    """Return how it is read."""
+    group = blockwise.group_size(block, blockwise.BITS)
+    return _decoding(blockwise.decode_levels, group, wires, divisor, _skipped(count, block), block, group, bits)
+
+
+def encode_ternary(
+    wire: Tensor, count: int, words: Words, *, block: int, clip: float | None, is_least_squares: bool
+) -> Encoding:
+    """Return how codec terngrad is made."""
+    group = blockwise.group_size(block, blockwise.DIGITS)
+    settings = block, group, np.float32(clip or 0), is_least_squares, *_noise(words)[1:]
+    return _encoding(blockwise.encode_ternary, group, wire, *_parted(wire, count, block), *settings)
+
+
+def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
+    """Return how it is read."""
+    group = blockwise.group_size(block, blockwise.DIGITS)
+    return _decoding(blockwise.decode_ternary, group, wires, divisor, _skipped(count, block), block, group)
+
+
+def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool = False) -> Encoding:
+    """Return how codecs sign, with a mean for each block, and onebit, with two, are made."""
+    group = blockwise.group_size(block, blockwise.BITS)
+    uppers, rest = _parted(wire, count, block)
+    lowers, packed = (rest[: uppers.size], rest[uppers.size :]) if has_two else (rest[:0], rest)
+    return _encoding(signs.encode_signs, group, wire, uppers, lowers, packed, block, group, has_two)
+
+
+def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_two: bool = False) -> Decoding:
+    """Return how they are read."""
+    group, num_blocks = blockwise.group_size(block, blockwise.BITS), -(-count // block)
+    return _decoding(signs.decode_signs, group, wires, divisor, num_blocks, block, group, has_two)
 
 
 def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
@@ -197,7 +247,7 @@ def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
     below = np.zeros(1, np.int32)
 
     def look(values: Values, start: int) -> tuple[int, int]:
-        found: tuple[int, int] = casts.highest_power(*values.summands, *noise, start)
+        found: tuple[int, int] = casts.highest_power(*values.summands, start, *noise)
         return found
 
     def settle(highest: list[int]) -> None:
@@ -205,121 +255,14 @@ def encode_natural(wire: Tensor, words: Words | None) -> Encoding:
         header[:] = below.view(np.uint8)
 
     def run(values: Values, start: int) -> int:
-        vectors = (values.x, values.x.view(np.int32), values.rest, values.weight)
-        return int(casts.encode_natural(*vectors, codes[start : start + values.x.size], below[0], *noise, start))
+        return int(casts.encode_natural(*values.settled, start, codes, below[0], *noise))
 
     return Encoding(NEAR, wire.numel(), run, look, settle)
 
 
 def decode_natural(wires: Tensor, divisor: float) -> Decoding:
     """Return how it is read."""
-    belows = wires[:, :4].clone(memory_format=torch.contiguous_format).view(torch.int32).view(-1).numpy()
-    codes, count = wires.numpy(), np.float32(divisor)
-    return Decoding(
-        NEAR,
-        codes.size,
-        lambda out, start, own: casts.decode_natural(own.summands, belows, codes, 4 + start, out, count),
-    )
-
-
-def encode_int8(wire: Tensor, count: int, words: Words | None, *, block: int) -> Encoding:
-    """Return how codec int8 is made."""
-    header, packed = _header_and_codes(wire, -(-count // block))
-    codes, noise, group = packed.view(np.int8), _noise(words), blockwise.group_size(block)
-
-    def run(values: Values, start: int) -> int:
-        places = header[4 * (start // block) :], codes[start : start + values.x.size]
-        return int(blockwise.encode_int8(*values.all, *places, block, group, start, *noise))
-
-    return Encoding(group, wire.numel(), run)
-
-
-def decode_int8(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
-    """Return how it is read."""
-    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block)
-    return Decoding(
-        group,
-        codes.size,
-        lambda out, start, own: blockwise.decode_int8(
-            own.summands, codes, skip, out, np.float32(divisor), block, group, start
-        ),
-    )
-
-
-def encode_levels(wire: Tensor, count: int, words: Words, *, block: int, bits: int, is_least_squares: bool) -> Encoding:
-    """Return how codec qsgd is made."""
-    header, packed = _header_and_codes(wire, -(-count // block))
-    noise, group = _noise(words)[1:], blockwise.group_size(block, blockwise.BITS)
-
-    def run(values: Values, start: int) -> int:
-        stop = -(-(start + values.x.size) * bits // 8)  # packing may write up to there before it is done
-        places = header[4 * (start // block) :], packed[start * bits // 8 : stop]
-        return int(blockwise.encode_levels(*values.all, *places, block, group, start, bits, is_least_squares, *noise))
-
-    return Encoding(group, wire.numel(), run)
-
-
-def decode_levels(wires: Tensor, count: int, divisor: float, *, block: int, bits: int) -> Decoding:
-    """Return how it is read."""
-    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block, blockwise.BITS)
-    lowest = np.int32(1 - (1 << (bits - 1)))
-
-    def run(out: Array, start: int, own: Values) -> int:
-        settings = np.float32(divisor), block, group, start, bits, lowest
-        return int(blockwise.decode_levels(own.summands, codes, skip, out, *settings))
-
-    return Decoding(group, codes.size, run)
-
-
-def encode_ternary(
-    wire: Tensor, count: int, words: Words, *, block: int, clip: float | None, is_least_squares: bool
-) -> Encoding:
-    """Return how codec terngrad is made."""
-    header, packed = _header_and_codes(wire, -(-count // block))
-    noise, group, limit = _noise(words)[1:], blockwise.group_size(block, blockwise.DIGITS), np.float32(clip or 0)
-
-    def run(values: Values, start: int) -> int:
-        places = header[4 * (start // block) :], packed[start // 5 :]
-        return int(blockwise.encode_ternary(*values.all, *places, block, group, start, limit, is_least_squares, *noise))
-
-    return Encoding(group, wire.numel(), run)
-
-
-def decode_ternary(wires: Tensor, count: int, divisor: float, *, block: int) -> Decoding:
-    """Return how it is read."""
-    codes, skip, group = wires.numpy(), 4 * -(-count // block), blockwise.group_size(block, blockwise.DIGITS)
-    return Decoding(
-        group,
-        codes.size,
-        lambda out, start, own: blockwise.decode_ternary(
-            own.summands, codes, skip, out, np.float32(divisor), block, group, start
-        ),
-    )
-
-
-def encode_signs(wire: Tensor, count: int, *, block: int, has_two: bool = False) -> Encoding:
-    """Return how codecs sign, with a mean for each block, and onebit, with two, are made."""
-    num_blocks, group = -(-count // block), blockwise.group_size(block, blockwise.BITS)
-    header, packed = _header_and_codes(wire, (1 + has_two) * num_blocks)
-
-    def run(values: Values, start: int) -> int:
-        first = 4 * (start // block)
-        places = header[first:], header[first + 4 * num_blocks :], packed[start // 8 :]
-        return int(signs.encode_signs(*values.all, *places, block, group, has_two))
-
-    return Encoding(group, wire.numel(), run)
-
-
-def decode_signs(wires: Tensor, count: int, divisor: float, *, block: int, has_two: bool = False) -> Decoding:
-    """Return how they are read."""
-    codes, num_blocks, group = wires.numpy(), -(-count // block), blockwise.group_size(block, blockwise.BITS)
-    return Decoding(
-        group,
-        codes.size,
-        lambda out, start, own: signs.decode_signs(
-            own.summands, codes, num_blocks, out, np.float32(divisor), block, group, start, has_two
-        ),
-    )
+    return _decoding(casts.decode_natural, NEAR, wires, divisor, _first_words(wires))
 
 
 def encode_range_float(wire: Tensor, count: int, *, width: int, mantissa: int | None, fewest: int) -> Encoding:
@@ -342,22 +285,26 @@ def encode_range_float(wire: Tensor, count: int, *, width: int, mantissa: int | 
         header[:] = np.array([form[0] << 5 | form[1]], np.int32).view(np.uint8)
 
     def run(values: Values, start: int) -> int:
-        vectors = (values.x, values.x.view(np.int32), values.rest, values.weight)
-        stop = -(-(start + values.x.size) * width // 8)
-        return int(ranges.encode(*vectors, packed[start * width // 8 : stop], width, *form))
+        return int(ranges.encode(*values.settled, start, packed, width, *form))
 
     return Encoding(NEAR, wire.numel(), run, look, settle)
 
 
 def decode_range_float(wires: Tensor, divisor: float, *, width: int) -> Decoding:
     """Return how it is read."""
-    headers = wires[:, :4].clone(memory_format=torch.contiguous_format).view(torch.int32).view(-1).numpy()
-    codes, forms, count = wires.numpy(), (headers >> 5, headers & 31), np.float32(divisor)
-    return Decoding(
-        NEAR,
-        codes.size,
-        lambda out, start, own: ranges.decode(own.summands, *forms, codes, out, count, width, start),
-    )
+    headers = _first_words(wires)
+    return _decoding(ranges.decode, NEAR, wires, divisor, headers >> 5, headers & 31, width)
+
+
+def _encoding(loop: Callable[..., Any], unit: int, wire: Tensor, *settings: Any) -> Encoding:
+    """Return how a message is made by a loop over parts of the values, each with its start."""
+    return Encoding(unit, wire.numel(), lambda values, start: int(loop(*values.all, start, *settings)))
+
+
+def _decoding(loop: Callable[..., Any], unit: int, wires: Tensor, divisor: float, *settings: Any) -> Decoding:
+    """Return how messages are read by a loop over parts of the values, each with its start."""
+    codes, count = wires.numpy(), np.float32(divisor)
+    return Decoding(unit, codes.size, lambda out, start, own: loop(own.summands, start, codes, out, count, *settings))
 
 
 def _noise(words: Words | None) -> tuple[bool, np.uint32, np.uint32]:
@@ -365,7 +312,17 @@ def _noise(words: Words | None) -> tuple[bool, np.uint32, np.uint32]:
     return words is not None, np.uint32(first), np.uint32(second)
 
 
-def _header_and_codes(wire: Tensor, num_scales: int) -> tuple[Array, Array]:
-    """Return the bytes of the scales, and those after them."""
-    whole = wire.numpy()
-    return whole[: 4 * num_scales], whole[4 * num_scales :]
+def _skipped(count: int, block: int) -> int:
+    """Return the bytes of a scale for each block."""
+    return 4 * -(-count // block)
+
+
+def _parted(wire: Tensor, count: int, block: int) -> tuple[Array, Array]:
+    """Return the bytes of a scale for each block, and those after them."""
+    whole, length = wire.numpy(), _skipped(count, block)
+    return whole[:length], whole[length:]
+
+
+def _first_words(wires: Tensor) -> Array:
+    """Return the int32 (R,) with which each message begins, at any address."""
+    return wires[:, :4].clone(memory_format=torch.contiguous_format).view(torch.int32).view(-1).numpy()

@@ -11,32 +11,35 @@ from torch import Tensor
 
 from micro.interleaving import BlockRange
 from micro.kernels.choosing import falling
-from micro.kernels.cuts_reference import NUM_BINS, Cut
+from micro.kernels.cuts_reference import NUM_BINS, Cut, surely_kept
 from micro.kernels.jit import INFINITY_BITS, array_of, as_bits, as_float, bits_of, jitted
 from micro.kernels.scanning import scan, scan_blocks, scan_divided
 from micro.scales import AnyScales, ElementScales, Scales
 
+__all__ = ["collect", "collect_in_blocks", "collect_scaled", "cut", "keep", "kept_by_all", "message", "surely_kept"]
+
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return indices, magnitudes and counts by bin of what reaches ``lowest``; see the reference."""
-    places, bits = scan(bits_of(x), np.array([[0, x.numel()]]), np.array([lowest], np.int32))
-    counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
-    return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
+    found = scan(bits_of(x), np.array([[0, x.numel()]]), np.array([lowest], np.int32))
+    return _counted(*found, start, lowest, shift)
 
 
 def collect_in_blocks(
     x: Tensor, start: int, lowest: int, shift: int, blocks: BlockRange
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Do what `collect` does for a copy of blocks of ``x``, without that copy."""
-    places, bits = scan_blocks(bits_of(x)[blocks.first :], blocks.block, blocks.apart, blocks.numel, lowest)
-    counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
-    return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
+    found = scan_blocks(bits_of(x)[blocks.first :], blocks.block, blocks.apart, blocks.numel, lowest)
+    return _counted(*found, start, lowest, shift)
 
 
 def collect_scaled(x: Tensor, start: int, lowest: int, shift: int, scales: AnyScales) -> tuple[Tensor, Tensor, Tensor]:
     """Do what `collect` does for a copy of ``x`` in ``scales``, without that copy."""
     collected = _multiplied if isinstance(scales, Scales) else _divided
-    places, bits = collected(x, np.int32(lowest), scales)  # type: ignore[arg-type]  # of its own kind
+    return _counted(*collected(x, np.int32(lowest), scales), start, lowest, shift)  # type: ignore[arg-type]
+
+
+def _counted(places: Any, bits: Any, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
     return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
 
@@ -175,17 +178,6 @@ def _between(bits: Any, bottom: Any, top: Any) -> Any:
         found[count] = bits[i]
         count += (bits[i] >= bottom) & (bits[i] < top)
     return found[:count]
-
-
-def surely_kept(last: list[int], scale: float, share: float, roots: float) -> Tensor:
-    """Return the counts that each rank keeps in any case; see the reference."""
-    return torch.from_numpy(_surely_kept(np.array(last, np.float64), scale, share, roots))
-
-
-@jitted
-def _surely_kept(last: Any, scale: Any, share: Any, roots: Any) -> Any:
-    expected = np.roll(last, -1) * scale
-    return share * expected - roots * np.sqrt(expected)
 
 
 def message(

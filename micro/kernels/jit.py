@@ -87,15 +87,6 @@ def _as_bits(typingctx: Any, number: Any) -> Any:
 
 
 def _lowest_bit(typingctx: Any, word: Any) -> Any:
-    """Return the place of the lowest bit that is set in ``word``, which is not zero."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
-
-    return types.int64(types.uint64), codegen
-
-
-def _lowest_bit_or_64(typingctx: Any, word: Any) -> Any:
     """Return the place of the lowest bit that is set in ``word``, 64 where none is."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -150,7 +141,6 @@ def _place(context: Any, builder: Any, sig: Any, args: Any, bits: int, step: int
 as_float: Any = intrinsic(_as_float)
 as_bits: Any = intrinsic(_as_bits)
 lowest_bit: Any = intrinsic(_lowest_bit)
-lowest_bit_or_64: Any = intrinsic(_lowest_bit_or_64)
 num_bits: Any = intrinsic(_num_bits)
 get16, get32, get64 = _reader(16, 16), _reader(32, 32), _reader(64, 64)
 put16, put32, put64 = _writer(16, 16), _writer(32, 32), _writer(64, 64)

@@ -61,7 +61,7 @@ def encode_cast(vectors: Any, lying: Any, first: Any, last: Any, is_half: Any) -
     for part in range(first, last):
         start, stop, begin, end = _span(lying, part)
         if start < stop:
-            found = casts.encode_cast(*_given(vectors, start, stop), lying[0][begin:end], is_half)
+            found = casts.encode_cast(*_given(vectors, start, stop), 0, lying[0][begin:end], is_half)
             bad = _first(bad, start, found)
     return bad
 
@@ -74,7 +74,7 @@ def decode_cast(out: Any, lying: Any, first: Any, last: Any, is_half: Any) -> An
         start, stop, begin, end = _span(lying, part)
         if start < stop:
             message = _as_row(lying[0], begin, end)
-            highest = max(highest, casts.decode_cast(own, message, out[start:stop], ONE, is_half, 0))
+            highest = max(highest, casts.decode_cast(own, 0, message, out[start:stop], ONE, is_half))
     return highest
 
 
@@ -88,9 +88,9 @@ def encode_int8(
         start, stop, begin, end = _span(lying, part)
         if start < stop:
             codes = begin + WORD * _num_blocks(stop - start, block)
-            places = lying[0][begin:codes], lying[0][codes:end].view(np.int8)
+            places = lying[0][begin:codes], lying[0][codes:end]
             noise = is_random, words[part, 0], words[part, 1]
-            found = blockwise.encode_int8(*_given(vectors, start, stop), *places, block, group, 0, *noise)
+            found = blockwise.encode_int8(*_given(vectors, start, stop), 0, *places, block, group, *noise)
             bad = _first(bad, start, found)
     return bad
 
@@ -103,7 +103,7 @@ def decode_int8(out: Any, lying: Any, first: Any, last: Any, block: Any, group: 
         start, stop, begin, end = _span(lying, part)
         if start < stop:
             message, skip = _as_row(lying[0], begin, end), WORD * _num_blocks(stop - start, block)
-            found = blockwise.decode_int8(own, message, skip, out[start:stop], ONE, block, group, 0)
+            found = blockwise.decode_int8(own, 0, message, out[start:stop], ONE, skip, block, group)
             highest = max(highest, found)
     return highest
 
@@ -117,7 +117,7 @@ def encode_signs(vectors: Any, lying: Any, first: Any, last: Any, block: Any, gr
         if start < stop:
             codes = begin + WORD * _num_blocks(stop - start, block)
             places = lying[0][begin:codes], lying[0][codes:codes], lying[0][codes:end]
-            found = signs.encode_signs(*_given(vectors, start, stop), *places, block, group, False)
+            found = signs.encode_signs(*_given(vectors, start, stop), 0, *places, block, group, False)
             bad = _first(bad, start, found)
     return bad
 
@@ -130,7 +130,7 @@ def decode_signs(out: Any, lying: Any, first: Any, last: Any, block: Any, group:
         start, stop, begin, end = _span(lying, part)
         if start < stop:
             message, num_blocks = _as_row(lying[0], begin, end), _num_blocks(stop - start, block)
-            found = signs.decode_signs(own, message, num_blocks, out[start:stop], ONE, block, group, 0, False)
+            found = signs.decode_signs(own, 0, message, out[start:stop], ONE, num_blocks, block, group, False)
             highest = max(highest, found)
     return highest
 

@@ -76,8 +76,10 @@ def best_mantissa(sample: Any, largest: Any, width: Any, fewest: Any) -> Any:
 
 
 @jitted
-def encode(values: Any, bits: Any, rest: Any, weight: Any, packed: Any, width: Any, base: Any, mantissa: Any) -> Any:
-    """Fill ``packed`` with the codes of the values, of ``width`` bits, the sign as the highest."""
+def encode(
+    values: Any, bits: Any, rest: Any, weight: Any, place: Any, packed: Any, width: Any, base: Any, mantissa: Any
+) -> Any:
+    """Fill ``packed`` from value ``place`` on with codes of ``width`` bits, the sign as the highest."""
     codes, decoded = np.empty(NEAR, np.int32), np.empty(NEAR, np.float32)
     shift, most = np.int32(SINGLE_MANTISSA - mantissa), np.int32((1 << (width - 1)) - 1)
     least, high = _smallest_kept(base, shift), np.int32(width - 1)
@@ -89,15 +91,14 @@ def encode(values: Any, bits: Any, rest: Any, weight: Any, packed: Any, width: A
             is_negative = np.int32((source[i] < np.int32(0)) & ((source[i] & np.int32(MAGNITUDE_BITS)) != np.int32(0)))
             codes[i] = np.int32(code | (is_negative << high))
             decoded[i] = as_float(np.int32(_magnitude(code, base, shift) | (is_negative << np.int32(31))))
-        stop = min(start + NEAR, values.size) * width
-        pack_codes(codes[:size], width, packed[start * width // 8 : -(-stop // 8)])
+        pack_codes(codes[:size], width, packed[(place + start) * width // 8 :])
         if rest.size or weight:
             leave(rest[start : start + NEAR], values[start : start + NEAR], decoded[:size], weight)
     return outcome(bits, -1, weight)
 
 
 @jitted
-def decode(own: Any, bases: Any, mantissas: Any, wires: Any, out: Any, divisor: Any, width: Any, place: Any) -> Any:
+def decode(own: Any, place: Any, wires: Any, out: Any, divisor: Any, bases: Any, mantissas: Any, width: Any) -> Any:
     """Fill ``out`` with the sum over R messages (R, bytes) of what they hold from value ``place`` on, divided."""
     codes, most, high = np.empty(NEAR, np.int32), np.int32((1 << (width - 1)) - 1), np.int32(width - 1)
     highest, first_bad = np.int32(0), -1

@@ -20,7 +20,6 @@ from micro.kernels.jit import (
     bits_of,
     jitted,
     lowest_bit,
-    lowest_bit_or_64,
     num_bits,
 )
 from micro.kernels.reference import limit
@@ -72,7 +71,7 @@ def _scan(bits: Any, first: Any, stop: Any, lowest: Any, base: Any, indices: Any
         word: Any = passing(bits, start, lowest)  # type: ignore[call-arg]
         place, count = count, count + np.int64(num_bits(word))
         for _ in range(AT_ONCE):  # past the last hit it writes what the next word overwrites
-            i = start + (lowest_bit_or_64(word) & (LANES - 1))
+            i = start + (lowest_bit(word) & (LANES - 1))
             indices[place], magnitudes[place] = base + i, bits[i] & MAGNITUDE_BITS
             place += 1
             word &= word - np.uint64(1)

@@ -93,6 +93,7 @@ def encode_signs(
     grad_bits: Any,
     rest: Any,
     weight: Any,
+    place: Any,
     header: Any,
     lowers: Any,
     packed: Any,
@@ -107,7 +108,7 @@ def encode_signs(
     for first in range(0, values.size, group):
         end = min(first + group, values.size)
         first_bad = absorb_part(values, bits, grad, grad_bits, first, end, first_bad)
-        _pack_signs(values[first:end], packed[first // 8 :])
+        _pack_signs(values[first:end], packed[(place + first) // 8 :])
         for start in range(first, end, block):
             x = values[start : min(start + block, end)]
             term = terms[: x.size]
@@ -121,14 +122,14 @@ def encode_signs(
                 for i in range(x.size):
                     term[i] = x[i] / count if x[i] < 0 else zero
                 lower = np.float32(cut(total(term), LARGEST))
-                put_scale(lowers, start // block, lower)
+                put_scale(lowers, (place + start) // block, lower)
             else:
                 count = np.float32(x.size)
                 for i in range(x.size):
                     term[i] = abs(x[i] / count)
                 upper = np.float32(cut(total(term), LARGEST))
                 lower = np.float32(-upper)
-            put_scale(header, start // block, upper)
+            put_scale(header, (place + start) // block, upper)
             if rest.size or weight:
                 for i in range(x.size):
                     term[i] = lower if x[i] < 0 else upper
@@ -154,7 +155,7 @@ def _spread(packed: Any, begin: Any, upper: Any, lower: Any, out: Any, is_first:
 
 @jitted
 def decode_signs(
-    own: Any, wires: Any, num_blocks: Any, out: Any, divisor: Any, block: Any, group: Any, place: Any, has_two: Any
+    own: Any, place: Any, wires: Any, out: Any, divisor: Any, num_blocks: Any, block: Any, group: Any, has_two: Any
 ) -> Any:
     """Fill ``out`` with the sum over R messages (R, bytes) of what the signs stand for, divided."""
     highest, first_bad = np.int32(0), -1

@@ -11,48 +11,39 @@ from typing import Any
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from torch import Tensor
 
 from micro.kernels.jit import array_of, jitted
-from micro.kernels.summing import kept_in_registers
 from micro.kernels.threads import in_parts
 from micro.kernels.tiles import STRIP
-from micro.kernels.tree_sums import folded
 
 LANES = 32
 
 
-def _sum_in_lanes(typingctx: Any, x: Any, start: Any, stop: Any) -> Any:
-    """Return the sum of squares of float32 ``x`` from ``start`` on; ``stop - start`` is a multiple of LANES."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        floats, doubles = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(ir.DoubleType(), LANES)
-        source = context.make_array(sig.args[0])(context, builder, args[0]).data
-        held = kept_in_registers(builder, ir.Constant(doubles, [0.0] * LANES))
-        with cgutils.for_range_slice(builder, args[1], args[2], ir.Constant(args[1].type, LANES)) as (i, _):
-            loaded = builder.load(builder.bitcast(builder.gep(source, [i]), floats.as_pointer()))
-            loaded.align = 4
-            wide = builder.fpext(loaded, doubles)
-            builder.store(builder.fadd(builder.load(held), builder.fmul(wide, wide)), held)
-        return folded(builder, builder.load(held))
-
-    return types.float64(x, types.int64, types.int64), codegen
-
-
-_sum_of_squares: Any = intrinsic(_sum_in_lanes)
+@jitted
+def _sum_of_squares(x: Any, lanes: Any) -> Any:
+    """Return the sum of squares of ``x``, a multiple of LANES; ``lanes`` (LANES,) is memory."""
+    lanes[:] = 0
+    for start in range(0, x.size, LANES):
+        part = x[start : start + LANES]
+        for i in range(lanes.size):
+            lanes[i] += np.float64(part[i]) * np.float64(part[i])
+    half = lanes.size // 2
+    while half:
+        for i in range(half):
+            lanes[i] += lanes[half + i]
+        half //= 2
+    return lanes[0]
 
 
 @jitted
 def _square_units(x: Any, first: Any, edges: Any, number: Any, stop: Any, sums: Any) -> Any:
     """Fill ``sums`` from unit ``number`` on with those of the units that end before ``stop``; return the next unit."""
+    lanes = np.empty(LANES)
     while number < sums.size and edges[number + 1] <= stop:
         start, end = edges[number] - first, edges[number + 1] - first
         whole = end - (end - start) % LANES
-        total = _sum_of_squares(x, start, whole)
+        total = _sum_of_squares(x[start:whole], lanes)
         for i in range(whole, end):
             total += np.float64(x[i]) * np.float64(x[i])
         sums[number] = total

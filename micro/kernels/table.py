@@ -91,6 +91,11 @@ def has_numba() -> bool:
     return "numba" in TRIED and _is_there("scanning")
 
 
+def is_served(device: torch.device) -> bool:
+    """Tell whether numba's loops or Triton's kernels are to serve tensors on this device."""
+    return ("triton" in TRIED and _is_gpu(device)) or (device.type == "cpu" and has_numba())
+
+
 def on_gpu(*tensors: Tensor) -> bool:
     """Tell whether Triton's kernels serve these tensors (contiguous, on an NVIDIA GPU of capability 8.0 or more)."""
     if "triton" not in TRIED or not all(_is_gpu(x.device) for x in tensors) or not _is_there("triton.launching"):

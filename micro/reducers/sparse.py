@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.codecs.base import Codec
 from micro.codecs.indices import IndexCodec, Int32
 from micro.codecs.raw import Raw
@@ -105,6 +106,11 @@ class SparseReducer(WithDensity):
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the density policy does not fit; see Reducer."""
         self.density_policy.check_parameters(shapes)
+
+    def prepare(self, comm: Comm, device: torch.device) -> None:
+        """Compile what a step runs, before the first one: ranks that compile in it make the others wait."""
+        kernels.prepare(device)
+        self.codec.prepare(device)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept."""

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from tests.interpreted import serving_the_cpu  # isort: skip  # before what imports triton
 
+import micro
 from micro import ErrorFeedback, kernels
-from micro.codecs import agreeing
+from micro.codecs import agreeing, fused
 from micro.codecs.fused import FusedCodec
 from micro.codecs.half import Half
 from micro.codecs.int8 import Int8
@@ -120,6 +121,18 @@ def test_a_device_on_which_no_kernel_runs_is_named_once_and_served_by_torch() ->
         found = [kernels.above(torch.ones(5, dtype=torch.float64), 0.5).tolist() for _ in range(2)]
     assert found == [[0, 1, 2, 3, 4]] * 2
     assert len(heard) == 1
+
+
+@pytest.mark.usefixtures("cpu_as_gpu")
+def test_a_device_and_a_codec_are_checked_before_the_first_step() -> None:
+    checked: list[torch.device] = []
+    kernels.prepare.cache_clear()
+    reducer = micro.SparseReducer(micro.Everything(), 1.0, codec=Int8())
+    with patch.object(checking, "check", checked.append), patch.object(fused, "serving") as serving:
+        micro.Simulation(reducer, micro.Layout.flat(50), 1).close()
+    assert checked == [torch.device("cpu")]
+    serving.assert_called_once()
+    kernels.prepare.cache_clear()
 
 
 def test_tensors_of_a_cpu_never_meet_triton() -> None:
