@@ -213,7 +213,8 @@ def test_a_run_that_fails_is_for_the_sweeper_to_judge_and_told_in_one_line() -> 
 def test_a_grid_is_the_same_by_m_and_by_a_study(words: list[str]) -> None:
     names = listed(study("both.yaml", [*WORDS, *words], {"density": [0.01, 0.1]}))
     assert len(names) == 1
-    train("-m", *WORDS, *words, "density=0.01,0.1")
+    printed = train("-m", *WORDS, *words, "density=0.01,0.1").out.splitlines()
+    assert all(line.startswith(("done: ", "already done: ")) for line in printed), "no lines of Hydra's own"
     assert runs() == set(names)
 
 

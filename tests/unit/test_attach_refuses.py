@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,97 +15,75 @@ from torch.nn.parallel.distributed import _MixedPrecision
 import micro
 from micro import flat
 from micro.ddp.checks import check_parameters, has_collectives
+from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 GOOD = micro.SparseReducer(micro.Micro(), density=0.2)
 
 
-def wrapped() -> DistributedDataParallel:
-    return DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+def wrapped(module: nn.Module | None = None) -> DistributedDataParallel:
+    return DistributedDataParallel(module or nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
 
 
-def refusal(model: DistributedDataParallel, attach: Callable[[DistributedDataParallel], object]) -> str:
-    """Return the words of the error; check that they are one line, and that the model is as it was."""
+def attach_refused(model: DistributedDataParallel, key: str, given: Any, reducer: Any = GOOD, **settings: Any) -> None:
+    """Check that attach refuses a model or a setting, and leaves no thread and no group."""
     threads, groups = set(threading.enumerate()), len(dist.distributed_c10d._world.pg_map)
-    with pytest.raises(ValueError, match=r".+") as caught:
-        attach(model)
+    refused(lambda: micro.attach(model, reducer, **settings), key, given)
     assert set(threading.enumerate()) <= threads
     assert len(dist.distributed_c10d._world.pg_map) == groups
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-BUILD_ONE = "build one, as in micro.SparseReducer(micro.Micro(), density=0.01)"
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (
-            micro.Micro(),
-            "got the selector Micro: wrap it, as in micro.SparseReducer(micro.Micro(), density=0.01)",
-        ),
-        ("micro", f"got 'micro': {BUILD_ONE}"),
-        (None, f"got None: {BUILD_ONE}"),
-        (micro.SparseReducer, f"got the class SparseReducer: {BUILD_ONE}"),
-    ],
+    ("reducer", "given"),
+    [(micro.Micro(), "Micro"), ("micro", "micro"), (None, None), (micro.SparseReducer, "SparseReducer")],
 )
-def test_what_is_no_reducer_is_refused(given: object, words: str) -> None:
+def test_what_is_no_reducer_is_refused(reducer: object, given: object) -> None:
     model = wrapped()
-    said = refusal(model, lambda model: micro.attach(model, given))  # type: ignore[arg-type]
-    assert said == f"reducer must be a micro.Reducer, {words}"
+    attach_refused(model, "reducer", str(given), reducer)
     micro.attach(model, GOOD)
 
 
 @pytest.mark.parametrize("clip", ["a", True, 0, -1.0, float("nan"), torch.ones(2)])
-def test_what_is_no_limit_of_a_norm_is_refused(clip: object) -> None:
+def test_what_is_no_limit_of_a_norm_is_refused(clip: Any) -> None:
     model = wrapped()
-    said = refusal(model, lambda model: micro.attach(model, GOOD, clip=clip))  # type: ignore[arg-type]
-    assert said == f"clip must be positive, got {clip!r}: leave it out to disable clipping"
+    attach_refused(model, "clip", clip, clip=clip)
     attachment = micro.attach(model, GOOD)
-    with pytest.raises(ValueError, match="clip must be positive"):
-        attachment.clip = clip  # type: ignore[assignment]
+    refused(lambda: setattr(attachment, "clip", clip), "clip", clip)
+
+
+@pytest.mark.parametrize(("settings", "given"), [({"process_group": "gloo"}, "gloo"), ({"lane": "stream"}, "stream")])
+def test_a_setting_that_is_none_is_refused(settings: dict[str, Any], given: str) -> None:
+    attach_refused(wrapped(), next(iter(settings)), given, **settings)
+
+
+def test_the_model_s_own_group_is_refused() -> None:
+    model = wrapped()
+    attach_refused(model, "process_group", "the model's own", process_group=model.process_group)
+
+
+def compiled_autograd() -> DistributedDataParallel:
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        return wrapped()
+
+
+def mixed() -> DistributedDataParallel:
+    model = wrapped()
+    model.mixed_precision = _MixedPrecision(param_dtype=torch.float16)  # DDP itself takes it on an accelerator only
+    return model
 
 
 @pytest.mark.parametrize(
-    ("module", "where"),
+    ("make", "key"),
     [
-        (nn.Embedding(4, 2, sparse=True), "the model, an Embedding, makes"),
-        (nn.Sequential(nn.Embedding(4, 2, sparse=True)), "'0' makes"),
+        (lambda: wrapped(nn.Embedding(4, 2, sparse=True)), "Embedding"),
+        (lambda: wrapped(nn.Sequential(nn.Embedding(4, 2, sparse=True))), "'0'"),
+        (compiled_autograd, "python_reducer"),
+        (mixed, "mixed_precision"),
     ],
 )
-def test_sparse_gradients_are_refused_with_the_name_of_their_module(module: nn.Module, where: str) -> None:
-    said = refusal(DistributedDataParallel(module), lambda model: micro.attach(model, GOOD))
-    assert said == f"gradients must be dense tensors, {where} sparse ones: build it with sparse=False"
-
-
-def test_a_model_for_compiled_autograd_is_refused() -> None:
-    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
-        model = wrapped()
-    said = refusal(model, lambda model: micro.attach(model, GOOD))
-    assert said.startswith("model was wrapped while torch._dynamo.config.optimize_ddp was 'python_reducer'")
-
-
-def test_mixed_precision_of_ddp_is_refused() -> None:
-    model = wrapped()
-    model.mixed_precision = _MixedPrecision(param_dtype=torch.float16)  # DDP itself takes it on an accelerator only
-    said = refusal(model, lambda model: micro.attach(model, GOOD))
-    assert said.startswith("mixed_precision of DDP brings a communication hook of its own")
-
-
-def test_a_group_that_does_not_fit_is_refused() -> None:
-    model = wrapped()
-    attach = micro.attach
-    said = refusal(model, lambda model: attach(model, GOOD, process_group="gloo"))  # type: ignore[arg-type]
-    assert said.startswith("process_group must be a torch.distributed.ProcessGroup, got 'gloo': leave it out")
-    said = refusal(model, lambda model: attach(model, GOOD, process_group=model.process_group))
-    assert said.startswith("process_group must be another group than the model's own, which DDP uses during backward")
-
-
-def test_a_lane_that_is_none_is_refused() -> None:
-    said = refusal(wrapped(), lambda model: micro.attach(model, GOOD, lane="stream"))
-    assert said == "lane must be one of auto, thread, caller, got 'stream'"
+def test_a_model_that_cannot_be_reduced_is_refused(make: Callable[[], DistributedDataParallel], key: str) -> None:
+    attach_refused(make(), key, key)
 
 
 def test_collectives_of_backward_are_seen() -> None:
@@ -115,15 +94,12 @@ def test_collectives_of_backward_are_seen() -> None:
 
 def test_parameters_on_several_devices_are_refused() -> None:
     parameters = {"a": torch.zeros(2), "b": torch.zeros(2, device="meta")}
-    with pytest.raises(ValueError, match=r"^parameters must be on one device, got cpu, meta: place the model on one"):
-        check_parameters(parameters, whole_model=False)
+    refused(lambda: check_parameters(parameters, whole_model=False), "parameters", "cpu, meta")
 
 
-def test_vectors_that_indices_cannot_count_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat, "MAX_NUMEL", 20)  # the model has parameters of 16, 4, 8 and 2 elements
-    model = wrapped()
-    said = refusal(model, lambda model: micro.attach(model, GOOD, scope="model"))
-    assert said.startswith("scope=model selects in one vector, this model has 30 elements and indices (int32) count 20")
-    monkeypatch.setattr(flat, "MAX_NUMEL", 10)
-    said = refusal(model, lambda model: micro.attach(model, GOOD))
-    assert said.startswith("'0.weight' has 16 elements, indices (int32) count 10: make several parameters of it")
+@pytest.mark.parametrize(("most", "settings", "key"), [(20, {"scope": "model"}, "scope"), (10, {}, "0.weight")])
+def test_vectors_that_indices_cannot_count_are_refused(
+    most: int, settings: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flat, "MAX_NUMEL", most)  # the model has parameters of 16, 4, 8 and 2 elements
+    attach_refused(wrapped(), key, most, **settings)
