@@ -12,6 +12,7 @@ import models
 from experiments.config.errors import UserError, one_line, shown
 from experiments.config.ranges import MOST
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
+from micro.density.constant import Constant
 from micro.local.checks import check_method
 from micro.local.regrouping import check_losable
 from micro.planning.schedules.base import Schedule
@@ -132,7 +133,7 @@ def _density(config: TrainConfig, steps_per_epoch: int) -> micro.Density[Any]:
             )
         return micro.build(micro.Density, _in_steps(policy, config, steps_per_epoch), density=config.density)
     if not warmup.steps:
-        return micro.Constant(config.density)
+        return Constant(config.density)
     return micro.WarmUp(density=config.density, start_density=warmup.start, steps=warmup.steps, stages=warmup.stages)
 
 

@@ -1,4 +1,4 @@
-"""How long each collective of micro.Comm takes over its size, on the ranks that will train.
+"""How long each collective of Comm takes over its size, on the ranks that will train.
 
 All ranks start a collective together; it takes as long as on its slowest rank, and the median over repeats counts.
 """

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import micro
 from experiments.studies.gradient_sources import fitting_scale, layered
+from micro.comm import Comm
 from micro.density.base import target_count
 from micro.randomness import generator
 
@@ -32,7 +33,7 @@ def reference_times(gradient: Tensor, density: float, repeats: int) -> dict[str,
 
 def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> dict[str, float]:
     """Return TIMES of one rank, alone, that chooses indices; 0 where a method chooses none."""
-    comm = micro.Comm()
+    comm = Comm()
     numel = gradient.numel()
     state = reducer.start(layered(numel), gradient.dtype, gradient.device)
     grad, seconds = torch.empty_like(gradient), []

@@ -10,6 +10,7 @@ from experiments.runs.records import Extent, RecordWriter
 from experiments.runs.run_folder import RunFolder
 from experiments.training.tasks import Task
 from experiments.training.workers import Reduced
+from micro.local import RoundStats
 
 BACKWARD = 3  # forward and backward take three times as many operations as forward
 
@@ -132,7 +133,7 @@ def _traffic(reduced: Reduced) -> dict[str, Any]:
     }
 
 
-def _round(rounds: Sequence[micro.RoundStats]) -> dict[str, Any]:
+def _round(rounds: Sequence[RoundStats]) -> dict[str, Any]:
     """Return what the last exchange reports that the step has ended; nulls where it has ended none."""
     ended = rounds[-1] if rounds else None
     return {

@@ -15,6 +15,7 @@ from experiments.training.tasks import Batch, Carry, Task
 from experiments.training.workers import learnt_buffers, moved_to
 from micro.clipping import clip_
 from micro.comm import Comm
+from micro.local import RoundStats
 from micro.local.regrouping import regrouped
 from micro.scope import scoped
 
@@ -34,7 +35,7 @@ class Replica:
         self._carry: Carry = None
         self._epoch: Iterator[Batch] = iter(())
         self.local: micro.LocalSteps
-        self._rounds: list[micro.RoundStats] = []
+        self._rounds: list[RoundStats] = []
 
     def join(self, comm: Comm | None) -> None:
         """Meet the other workers; all of them call this. None: those of the process group."""
@@ -85,7 +86,7 @@ class Replica:
         self.optimizer.zero_grad()
         return torch.stack(losses).mean(), compute_s
 
-    def ended(self) -> list[micro.RoundStats]:
+    def ended(self) -> list[RoundStats]:
         """Return what the exchanges report that have ended since the last call."""
         ended, self._rounds[:] = self._rounds[:], []
         return ended

@@ -17,6 +17,8 @@ from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, kept_buffers, moved_to
 from micro import kernels
 from micro.clipping import clip_to_
+from micro.comm import Comm
+from micro.requests import Reduction
 from micro.scope import scoped
 
 
@@ -121,7 +123,7 @@ class SimulatedWorkers(GradientWorkers):
             losses = [self._backward(rank, batch, self._scale(lr)) for batch in batches]
         return torch.stack(losses).mean()
 
-    def _clip_and_show(self, limit: float | None, comm: micro.Comm) -> micro.Reduction[None]:
+    def _clip_and_show(self, limit: float | None, comm: Comm) -> Reduction[None]:
         """Clip the gradient of a rank and show it to the watch."""
         if limit is not None:
             yield from clip_to_([self._rows[comm.rank]], limit, comm, norm=self._config.optimizer.clip_norm)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import micro
 from experiments.config.schema import TrainConfig
 from experiments.training.tasks import Carry, Task
+from micro.local import RoundStats
 from micro.nonfinite import NonFiniteGradient
 from micro.planning.schedules.base import Plan
 
@@ -36,7 +37,7 @@ class Reduced:
     compute_s: float
     exposed_s: float
     load_s: float
-    rounds: tuple[micro.RoundStats, ...] = ()
+    rounds: tuple[RoundStats, ...] = ()
 
 
 class Workers(ABC):

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import torch
 
@@ -112,6 +111,8 @@ class Choice:
 
 def _longest(chosen: float, world_size: int) -> float:
     """Return how many the busiest rank is expected to choose, where slices differ by chance: of a multinomial draw."""
+    from statistics import NormalDist  # here: it imports fractions and decimals, which nothing else needs
+
     if world_size == 1:
         return chosen
     spread = math.sqrt(chosen * (1 - 1 / world_size))

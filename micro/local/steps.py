@@ -81,7 +81,7 @@ class LocalSteps:
         mix: share of the new global weights in the parameters after an exchange, in (0, 1]; the rest is what they were.
         replicas: the process group between which rounds are exchanged; by default all ranks. Where each of several
             nodes trains a replica by DDP, it is this rank's peers in the other nodes.
-        comm: the ranks, in place of a process group: those of micro.SimulatedRanks.
+        comm: the ranks, in place of a process group: those of SimulatedRanks.
         momentum_with_feedback: let the outer optimizer have momentum though the reducer keeps what it has not sent.
         on_round: called with the statistics at the end of each exchange.
 

@@ -26,7 +26,7 @@ class Flat:
 
     The algorithm of the all-reduce decides how the other operations are done: all-gather and broadcast (a scatter, then
     an all-gather) by ring, or in log2 n rounds (Bruck) with any other algorithm; broadcast down one tree with
-    binary_tree and recursive_doubling; lists and scatter always pairwise, as micro.Comm sends them.
+    binary_tree and recursive_doubling; lists and scatter always pairwise, as Comm sends them.
 
     Attributes:
         link: between any two ranks.

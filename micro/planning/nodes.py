@@ -141,7 +141,7 @@ class FlatOnNodes(_Nodes):
 
     All-reduce, both gathers and the second half of a broadcast go by a ring in the order of ranks: of every step, the
     message between nodes is the slowest where the link between nodes is. What is scattered is sent pairwise: a rank's
-    messages to other nodes share the node's interfaces with those of all its ranks. micro.Comm sends lists so too where
+    messages to other nodes share the node's interfaces with those of all its ranks. Comm sends lists so too where
     their lengths differ much, which these costs leave out.
 
     Attributes:

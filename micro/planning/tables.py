@@ -106,7 +106,7 @@ class LinkTable(CurveTable):
 
     Attributes:
         world_size, backend, link: of the group that was measured; link is a name for titles.
-        collectives: a curve per operation of micro.Comm. Sizes are bytes: of the vector for all_reduce and broadcast,
+        collectives: a curve per operation of Comm. Sizes are bytes: of the vector for all_reduce and broadcast,
             of what one rank contributes for gather_rows and gather_lists, of what one rank sends to all others
             together for scatter.
 

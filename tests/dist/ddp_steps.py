@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from micro.scope import Scope
 
 TINY_MB = 1e-4  # about one layer of Net per bucket
 
@@ -77,7 +78,7 @@ def build(net: type[nn.Module]) -> nn.Module:
 
 
 def wrap(
-    net: nn.Module, reducer: micro.Reducer, *, scope: micro.Scope = "bucket", timed: bool = False, **settings: Any
+    net: nn.Module, reducer: micro.Reducer, *, scope: Scope = "bucket", timed: bool = False, **settings: Any
 ) -> tuple[DistributedDataParallel, micro.Attachment]:
     ddp = DistributedDataParallel(net, **settings)
     return ddp, micro.attach(ddp, reducer, scope=scope, timed=timed)
@@ -168,7 +169,7 @@ def keep_books(
     reducer: micro.Reducer,
     settings: dict[str, Any],
     num_steps: int = 6,
-    scope: micro.Scope = "bucket",
+    scope: Scope = "bucket",
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[list[tuple[str, ...]]]]:
     """Return the sum of all gradients; what was sent plus what is kept; the buckets' names after each step."""
     ddp, attachment = wrap(build(net), reducer, scope=scope, **settings)

@@ -16,8 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro import private_comm
+from micro.comm import Comm
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
+from micro.requests import Reduction
 from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss, words_of
 from tests.dist.processes import COLLECTIVE_S, ranks
 from tests.faults import Fault, Faulty, InjectedError
@@ -33,7 +35,7 @@ class FailingOnRank1(micro.DenseReducer):
     name: ClassVar[str] = "failing"
     is_one_sum: ClassVar[bool] = False  # so that it is reduced beside backward, over a group of its own
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Outcome]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         if state.step == 1 and comm.rank == 1:
             raise LookupError("words of its own")
         return micro.DenseReducer.reduction(self, state, grad, comm)

@@ -16,6 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from micro.group_comm import GroupComm
 from micro.reducers.base import saved_layout
 from tests.dist.ddp_steps import (
     DENSE,
@@ -67,7 +68,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 def hook_and_loop(reducer: micro.Reducer, settings: dict[str, Any], timed: bool = True) -> list[bool]:
     """Return, per step, whether the hook and a loop that calls reduce_ gave the same bits."""
     ddp, attachment = wrap(build(Net), reducer, timed=timed, **settings)
-    comm = micro.GroupComm()
+    comm = GroupComm()
     states: dict[tuple[str, ...], Any] = {}
     same = []
     for step in range(4):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import micro
+from micro.group_comm import GroupComm
 from tests.dist.processes import ranks
 from tests.sparsifiers import TABLE
 
@@ -38,7 +39,7 @@ def reduce_here(
     name: str, numel: int, dtype: torch.dtype, steps: int = NUM_STEPS
 ) -> list[tuple[Tensor, Tensor, micro.StepStats]]:
     """Return, per step, this rank's copy of the update, its residual and its statistics."""
-    reducer, comm = ROWS[name].make(DENSITY, 0), micro.GroupComm()
+    reducer, comm = ROWS[name].make(DENSITY, 0), GroupComm()
     state = reducer.start(micro.Layout.flat(numel), dtype, torch.device("cpu"))
     outcomes = []
     for rows in islice(all_gradients(numel, comm.world_size, dtype), steps):
@@ -51,7 +52,7 @@ def reduce_here(
 
 def nan_here(name: str) -> str:
     """Return the words with which a NaN on the last rank stops this one."""
-    reducer, comm = ROWS[name].make(DENSITY, 0), micro.GroupComm()
+    reducer, comm = ROWS[name].make(DENSITY, 0), GroupComm()
     state = reducer.start(micro.Layout.flat(100), torch.float32, torch.device("cpu"))
     grad = torch.ones(100)
     if comm.rank == comm.world_size - 1:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessException
 
 import micro
+from micro.comm import Comm
 from micro.local import LocalSteps, check_losable, regrouped, save_round, take_round
 from micro.zoo.exdyna import ExDyna
 from tests.dist.fresh_ranks import run_fresh
@@ -112,7 +113,7 @@ def test_what_all_ranks_keep_a_sum_of_cannot_be_lost(tmp_path: Path) -> None:
     model: nn.Module = network()
     optimizer = ADAM(model.parameters())
     reducer = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather(), feedback=micro.EF21())
-    with LocalSteps(model, optimizer, reducer, every=2, comm=micro.Comm()) as local:
+    with LocalSteps(model, optimizer, reducer, every=2, comm=Comm()) as local:
         with pytest.raises(ValueError, match="a worker cannot be lost; use feedback residual, or none"):
             save_round(local, tmp_path / "0.pt")
         backward(model, 0, 0)
@@ -126,7 +127,7 @@ def test_a_round_of_another_group_is_left(tmp_path: Path) -> None:
     for seed, path in enumerate(paths):  # each went on without the other, for as many rounds
         model = network()
         optimizer = ADAM(model.parameters())
-        with LocalSteps(model, optimizer, SPARSE, every=1, comm=micro.Comm()) as local:
+        with LocalSteps(model, optimizer, SPARSE, every=1, comm=Comm()) as local:
             backward(model, seed, 0)
             optimizer.step()
             save_round(local, path)

@@ -12,8 +12,11 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from micro.comm import Comm
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
+from micro.requests import Reduction
+from micro.scope import Scope
 from tests.dist.ddp_steps import (
     DENSE,
     MICRO,
@@ -41,7 +44,7 @@ class Waiting(micro.DenseReducer):
     name: ClassVar[str] = "waiting"
     is_one_sum: ClassVar[bool] = False  # so that it is reduced beside backward
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Outcome]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         assert BACKWARD_DONE.wait(20), "backward waited for the first bucket"
         return micro.DenseReducer.reduction(self, state, grad, comm)
 
@@ -52,7 +55,7 @@ class Failing(micro.DenseReducer):
 
     name: ClassVar[str] = "failing"
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Outcome]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         if state.step == 1 and "layers.1.bias" in state.layout.names:
             raise LookupError("words of its own")
         return micro.DenseReducer.reduction(self, state, grad, comm)
@@ -105,7 +108,7 @@ def whole_model_beside_one_bucket(reducer: micro.Reducer, **settings: Any) -> li
     return same
 
 
-def books_of_scope(scope: micro.Scope, losses: Any, settings: dict[str, Any]) -> tuple[dict[str, Tensor], ...]:
+def books_of_scope(scope: Scope, losses: Any, settings: dict[str, Any]) -> tuple[dict[str, Tensor], ...]:
     given, booked, _ = keep_books(Net, losses, MICRO, settings, scope=scope)
     return given, booked
 
@@ -161,7 +164,7 @@ def test_a_choice_within_the_whole_model_does_not_depend_on_what_travels_togethe
 
 @pytest.mark.parametrize("losses", [one_loss, some_unused])
 @pytest.mark.parametrize("scope", ["bucket", "tensor", "model"])
-def test_nothing_is_lost_in_any_scope(scope: micro.Scope, losses: Any) -> None:
+def test_nothing_is_lost_in_any_scope(scope: Scope, losses: Any) -> None:
     settings = {**SMALL, "find_unused_parameters": losses is some_unused}
     for given, booked in ranks(2).run(books_of_scope, scope, losses, settings):
         torch.testing.assert_close(booked, given, rtol=1e-10, atol=1e-12)
@@ -189,12 +192,12 @@ def test_the_lane_ends_with_its_model() -> None:
         ("layer", TOPK, "scope must be one of bucket, tensor, model, got 'layer'"),
     ],
 )
-def test_scopes_that_mean_nothing_are_refused(scope: micro.Scope, reducer: micro.Reducer, words: str) -> None:
+def test_scopes_that_mean_nothing_are_refused(scope: Scope, reducer: micro.Reducer, words: str) -> None:
     for said in ranks(2).run(refused, scope, reducer):
         assert said == words
 
 
-def refused(scope: micro.Scope, reducer: micro.Reducer) -> str:
+def refused(scope: Scope, reducer: micro.Reducer) -> str:
     ddp = DistributedDataParallel(build(Net))
     ddp(batch(0))
     assert dist.is_initialized()

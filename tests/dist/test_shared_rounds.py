@@ -9,6 +9,7 @@ from torch import Tensor
 
 import micro
 from micro.comm import Comm
+from micro.group_comm import GroupComm
 from micro.reducers.base import BucketState
 from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Request
 from tests.dist.processes import ranks
@@ -37,7 +38,7 @@ def one_by_one(
 
 def reduced(name: str, reduce: Reduce) -> tuple[list[Tensor], list[Tensor], list[Any]]:
     """Return the updates and residuals of this rank in all steps and, by step and bucket, its statistics."""
-    reducer, comm = ROWS[name].make(0.05, 0), micro.GroupComm()
+    reducer, comm = ROWS[name].make(0.05, 0), GroupComm()
     states = [reducer.start(layout, torch.float64, torch.device("cpu")) for layout in LAYOUTS]
     updates, stats = [], []
     for step in range(NUM_STEPS):
@@ -84,7 +85,7 @@ def requests(rank: int, n: int) -> list[Request]:
 
 def answers() -> tuple[list[Any], list[Any], int, int]:
     """Return what requests give together, and one by one, and in how many collectives."""
-    comm = micro.GroupComm()
+    comm = GroupComm()
     shared = comm.answers(requests(comm.rank, comm.world_size))
     num_shared = comm.traffic.num_collectives
     comm.begin_step()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from micro.group_comm import GroupComm
 from tests.dist.ddp_steps import TINY_MB, Net, build, ddp_gradients, local_gradients, named, one_loss, some_unused, wrap
 from tests.dist.processes import ranks
 
@@ -35,7 +36,7 @@ def all_gradients(step: int) -> Tensor:
 
 def reduce_here(name: str) -> list[tuple[Tensor, micro.StepStats]]:
     """Return, per step, this rank's copy of the update and its statistics."""
-    reducer, comm = two_level(name), micro.GroupComm()
+    reducer, comm = two_level(name), GroupComm()
     state = reducer.start(micro.Layout.flat(1009), torch.float64, torch.device("cpu"))
     outcomes = []
     for step in range(4):

@@ -12,6 +12,9 @@ from torch import Tensor
 
 import micro
 from micro.comm import Kind
+from micro.testing import BUILD_UP, EXACT, Band, Promises
+
+__all__ = ["BUILD_UP", "EXACT", "Band", "Outcome", "Row"]
 
 Make = Callable[[micro.Density[Any] | float, int], micro.Reducer]
 
@@ -50,21 +53,6 @@ class Outcome:
 Bytes = Callable[[Outcome, int], float]  # what one rank sends
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Where the number of updated indices lies, given k: at least ``lowest * k``, at most ``highest(world_size) * k``.
-
-    The lower end holds where k elements are not zero. ``at_once`` says that it holds in every step, after jumps of
-    scale and with ties too.
-    """
-
-    lowest: float
-    highest: Callable[[int], float]
-    at_once: bool = True
-
-
-EXACT = Band(1.0, lambda _world_size: 1.0)
-BUILD_UP = Band(1.0, lambda world_size: world_size)
 STEERED = Band(0.5, lambda _world_size: 2.0, at_once=False)
 
 
@@ -91,6 +79,7 @@ class Row:
         dense: parameters of which nothing is kept, because they are reduced densely.
         ranks_per_node: gradients are averaged over so many ranks first, so that mass is conserved over nodes.
         upper_bounds: bytes depend on more than the outcome; counts, indices and values bound them from above.
+        states_traffic: what the parts state holds for a whole bucket, of one level and in one piece.
     """
 
     name: str
@@ -113,10 +102,24 @@ class Row:
     dense: tuple[str, ...] = ()
     ranks_per_node: int = 1
     upper_bounds: bool = False
+    states_traffic: bool = True
 
     def world_size(self, at_least: int) -> int:
         """Return the smallest number of ranks from ``at_least`` on that the method takes: whole nodes."""
         return -(-at_least // self.ranks_per_node) * self.ranks_per_node
+
+    @property
+    def promises(self) -> Promises:
+        """What `micro.testing` checks."""
+        return Promises(
+            band=self.band,
+            conserves_mass=self.conserves_mass,
+            states_traffic=self.states_traffic,
+            names_rank=self.names_rank,
+            mixes=self.mixes,
+            dense=self.dense,
+            ranks_per_node=self.ranks_per_node,
+        )
 
     def bytes_sent(self, outcome: Outcome, rank: int) -> dict[Kind, float]:
         """Return the bytes that ``rank`` has to have sent, by kind."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import micro
+from micro.selectors.scaled_elements import ScaledElements
 from tests.sparsifiers.base import (
     BUILD_UP,
     EXACT,
@@ -149,7 +150,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         name="scaled_elements+micro+agreed",
-        make=sparse(micro.ScaledElements(selector=micro.Micro())),
+        make=sparse(ScaledElements(selector=micro.Micro())),
         band=EXACT,
         counts=scaled_elements_counts,
         indices=lists(4),
@@ -160,6 +161,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="in_pieces+topk+gather",
         make=sparse(micro.TopK(), exchange=in_pieces(GATHER)),
+        states_traffic=False,
         band=BUILD_UP,
         counts=rows_by_piece(8),
         indices=lists_by_piece(4),
@@ -169,6 +171,7 @@ ROWS: tuple[Row, ...] = (
     Row(
         name="in_pieces+micro+agreed",
         make=sparse(micro.Micro(), exchange=in_pieces(micro.Union())),
+        states_traffic=False,
         band=EXACT,
         counts=agreed_by_piece,
         indices=lists(4),

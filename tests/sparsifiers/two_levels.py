@@ -102,6 +102,7 @@ ROWS: tuple[Row, ...] = (
         num_collectives=4,
         follows_density=False,
         ranks_per_node=RANKS_PER_NODE,
+        states_traffic=False,
     ),
     Row(
         name="two_level+micro",
@@ -115,6 +116,7 @@ ROWS: tuple[Row, ...] = (
         rule="agreed",
         own_thresholds=True,
         ranks_per_node=RANKS_PER_NODE,
+        states_traffic=False,
     ),
     Row(
         name="two_level+topk+gather",
@@ -127,6 +129,7 @@ ROWS: tuple[Row, ...] = (
         follows_density=False,
         own_thresholds=True,
         ranks_per_node=RANKS_PER_NODE,
+        states_traffic=False,
     ),
     Row(
         name="two_level+split+micro",
@@ -143,6 +146,7 @@ ROWS: tuple[Row, ...] = (
         own_thresholds=True,
         dense=("a.bias",),
         ranks_per_node=RANKS_PER_NODE,
+        states_traffic=False,
     ),
     Row(
         name="split+two_level+topk+gather",

@@ -5,12 +5,13 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.density.accordion import Accordion
 from micro.parts import Rule
 
 LAYOUT = micro.Layout(("steady", "wild"), ((50,), (30,)))
 
 
-def run(policy: micro.Accordion, scales: list[tuple[float, float]], world_size: int = 2) -> list[list[float]]:
+def run(policy: Accordion, scales: list[tuple[float, float]], world_size: int = 2) -> list[list[float]]:
     """Return the density of each layer's update, step by step, where layers have these scales."""
     reducer = micro.SparseReducer(micro.TopK(scope="layer"), policy, exchange=micro.Gather())
     simulation = micro.Simulation(reducer, LAYOUT, world_size, dtype=torch.float64)
@@ -24,8 +25,8 @@ def run(policy: micro.Accordion, scales: list[tuple[float, float]], world_size: 
     return densities
 
 
-def accordion(**settings: object) -> micro.Accordion:
-    return micro.build(micro.Accordion, {"name": "accordion", "density": 0.1, "high": 0.5, "interval": 2, **settings})
+def accordion(**settings: object) -> Accordion:
+    return micro.build(Accordion, {"name": "accordion", "density": 0.1, "high": 0.5, "interval": 2, **settings})
 
 
 LOW, HIGH = 0.1, 0.5

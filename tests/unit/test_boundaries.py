@@ -185,7 +185,7 @@ def micro_may_import(module: str, name: str) -> bool:
         return False
     if is_in(module, "micro.kernels"):
         return is_own_or_standard(name, "micro.kernels", "micro", "torch", "numpy", "numba", "llvmlite", "triton")
-    if is_in(name, "micro.planning") and not is_in(module, "micro.planning"):
+    if is_in(name, "micro.planning") and not is_in(module, "micro.planning", "micro.testing"):
         return False
     if is_in(name, "micro.zoo") and not is_in(module, "micro.zoo", "micro.planning", "micro.testing"):
         return module == "micro.entry_points" and name == "micro.zoo"  # the names of its parts

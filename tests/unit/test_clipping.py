@@ -9,7 +9,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.clipping import clip_, clip_together_
+from micro.comm import Comm
 from micro.lockstep import SimulatedRanks
+from micro.requests import Reduction
 from tests.products import grid
 from tests.small_models import flat_gradient
 
@@ -33,7 +35,7 @@ def clipped_together(grads: Tensor, limit: float) -> tuple[Tensor, float]:
     """Clip the rows (world_size, numel), each in two parts; return them and the bytes that rank 0 sent."""
     rows, ranks = grads.clone(), SimulatedRanks(len(grads))
 
-    def clip(comm: micro.Comm) -> micro.Reduction[float]:
+    def clip(comm: Comm) -> Reduction[float]:
         yield from clip_together_([rows[comm.rank, :3], rows[comm.rank, 3:]], limit, comm)
         return comm.traffic.num_bytes["counts"]
 

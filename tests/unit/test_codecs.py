@@ -12,6 +12,7 @@ from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
+from micro.comm import Comm
 from micro.requests import carried_out
 from micro.selectors.everything import Everything
 from micro.zoo.natural import Natural
@@ -365,7 +366,7 @@ def test_eight_bits_lose_little_of_a_normal_gradient() -> None:
 
 
 def test_everything_is_every_index_and_saves_none() -> None:
-    selector, comm = Everything(), micro.Comm()
+    selector, comm = Everything(), Comm()
     state = selector.start()
     step = micro.sparse.Step(0, 5, 0, micro.Layout.flat(5))
     for numel in (5, 5, 3):

@@ -11,18 +11,19 @@ import torch
 
 import micro
 from micro.density.base import target_count
+from micro.density.constant import Constant
 
 
 @pytest.mark.parametrize("density", [1, 1.0, 0.5, 1e-6])
 def test_a_constant_stays(density: float) -> None:
-    schedule = micro.Constant(density)
+    schedule = Constant(density)
     assert [schedule.at(step) for step in (0, 1, 10**6)] == [density] * 3
 
 
 @pytest.mark.parametrize("density", [0, 0.0, -0.1, 1.1, 2.0, math.nan, math.inf, "0.1", None])
 def test_a_density_is_a_share(density: float) -> None:
     with pytest.raises(ValueError, match=r"^density must be in \(0, 1\], got"):
-        micro.Constant(density)
+        Constant(density)
     with pytest.raises(ValueError, match=r"^density must be in \(0, 1\], got"):
         micro.WarmUp(density=density, start_density=0.5, steps=3)
     with pytest.raises(ValueError, match=r"^start_density of the warm-up must be in \(0, 1\], got"):

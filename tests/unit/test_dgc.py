@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
 from micro.feedback import MomentumCorrection
 from micro.kernels import table
 from micro.randomness import generator
@@ -221,7 +222,7 @@ def test_the_published_rule_ends_after_ten_rounds() -> None:
 
 
 def choose(selector: DGC, acc: Tensor, k: int, *, seed: int = 0, step: int = 0) -> list[int]:
-    comm = micro.Comm()
+    comm = Comm()
     asked = micro.sparse.Step(step, k, seed, micro.Layout.flat(acc.numel()))
     indices: list[int] = carried_out(selector.select(selector.start(), acc, asked, comm), comm).indices.tolist()
     return indices

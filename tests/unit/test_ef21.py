@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.lockstep import SimulatedRanks
 from tests.saving import through_a_file
 
 LAYOUT = micro.Layout(("a", "b"), ((20,), (5, 6)))
@@ -81,7 +82,7 @@ def test_a_step_that_is_left_out_moves_no_estimate() -> None:
 def test_an_overflow_in_another_bucket_takes_the_estimates_back() -> None:
     method = reducer(nonfinite="skip")
     states = [method.start(LAYOUT, torch.float64, torch.device("cpu")) for _ in range(2)]
-    comm = micro.SimulatedRanks(1)
+    comm = SimulatedRanks(1)
     with closing(comm):
         ok, bad = drawn(0)[0], torch.full((LAYOUT.numel,), float("inf"), dtype=torch.float64)
         comm.run(lambda rank: method.reduce_buckets_(states, [ok, bad], rank))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.codecs.raw import Raw
 from micro.exchanges.base import Wire
 from micro.sparse import Exchanged, Overlap, SparseValues
 from tests.exchanging import exchanged
@@ -83,9 +84,7 @@ def test_union_averages_all_ranks_at_every_chosen_index(world_size: int, overlap
         update[index] = sum(acc[rank, index] for rank in range(world_size)) / world_size
         contributed[:, index] = acc[:, index]
     # Where all hold the same, the lists need not be known: the counts say who chose them.
-    results = exchange(
-        micro.Union(), micro.Raw(), acc, chosen, overlap, say_counts=overlap in (Overlap.SAME, Overlap.LEADER)
-    )
+    results = exchange(micro.Union(), Raw(), acc, chosen, overlap, say_counts=overlap in (Overlap.SAME, Overlap.LEADER))
     assert_exchanged(results, chosen, update, contributed)
 
 
@@ -98,7 +97,7 @@ def test_gather_adds_what_each_rank_chose(world_size: int, overlap: Overlap) -> 
         for index in indices:
             update[index] += acc[rank, index] / world_size
             contributed[rank, index] = acc[rank, index]
-    results = exchange(micro.Gather(), micro.Raw(), acc, chosen, overlap)
+    results = exchange(micro.Gather(), Raw(), acc, chosen, overlap)
     assert_exchanged(results, chosen, update, contributed)
 
 

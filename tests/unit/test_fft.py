@@ -12,6 +12,7 @@ from torch import Tensor
 import micro
 from experiments.training.recording import step_row
 from experiments.training.workers import Reduced
+from micro.simulate import SimulatedStep
 from micro.zoo.fft import FFTReducer
 from micro.zoo.range_float import RangeFloat
 
@@ -61,7 +62,7 @@ def simulate(reducer: FFTReducer, numel: int, dtype: torch.dtype = torch.float64
     return micro.Simulation(reducer, micro.Layout.flat(numel), WORLD_SIZE, dtype=dtype)
 
 
-def once(reducer: FFTReducer, grads: Tensor) -> micro.SimulatedStep:
+def once(reducer: FFTReducer, grads: Tensor) -> SimulatedStep:
     with closing(simulate(reducer, grads.shape[1], grads.dtype)) as simulation:
         return simulation.step(grads, residuals=reducer.feedback.name == "residual")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
 from micro.ddp.bucket import Bucket
 from micro.ddp.reduction import Reduction
 from micro.drivers.bucket_states import BucketStates
@@ -70,7 +71,7 @@ class Noting(micro.SparseReducer):
 
     record: Record = field(default_factory=Record)
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: micro.Comm) -> micro.Reduction[Outcome]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         """Use both."""
         (name,) = state.layout.names
         for used in (name, f"{RESIDUAL}{name}"):
@@ -161,7 +162,7 @@ def test_simulated_ranks_work_on_the_stream_of_their_caller(shares: bool) -> Non
     with recorded_streams() as record:
         group = SimulatedRanks(3, shares=shares)
 
-        def work(comm: micro.Comm) -> None:
+        def work(comm: Comm) -> None:
             use(record, "gathered")
             comm.answer(AllGather(mine=torch.ones(2)))
             use(record, "gathered")

@@ -17,6 +17,7 @@ import micro
 from experiments.studies.methods import build_methods, known_methods
 from micro import kernels
 from micro.clipping import clip_
+from micro.codecs.indices import Int32
 from micro.comm import Comm
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.gathering import gather_header
@@ -74,7 +75,7 @@ def exchange(part: micro.Exchange, indices: micro.IndexCodec, world_size: int) -
         return group.run(work)
 
 
-@grid(part=EXCHANGES, indices=[micro.Int32(), micro.Packed(), micro.Shortest()], world_size=[2, 3, 5])
+@grid(part=EXCHANGES, indices=[Int32(), micro.Packed(), micro.Shortest()], world_size=[2, 3, 5])
 def test_exchanges_keep_every_index_of_the_longest_vector(
     part: micro.Exchange, indices: micro.IndexCodec, world_size: int
 ) -> None:

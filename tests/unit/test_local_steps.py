@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import micro
 from micro.comm import Comm
+from micro.local import RoundStats
 from micro.reducers.wrapping import innermost
 from tests.local_training import ADAM, LR, SGD, SPARSE, Inner, assert_same, backward, flat, network, on_ranks, trained
 from tests.products import grid
@@ -138,7 +139,7 @@ def test_weights_of_few_bits_and_of_two_dtypes_are_equal_after_each_round(dtype:
 
 def test_a_round_says_what_it_did() -> None:
     models = [network() for _ in range(2)]
-    seen: list[list[micro.RoundStats]] = [[], []]
+    seen: list[list[RoundStats]] = [[], []]
 
     def work(comm: Comm) -> None:
         optimizer = SGD(models[comm.rank].parameters())
@@ -342,11 +343,11 @@ def test_what_does_not_fit_is_refused_on_all_ranks(case: str) -> None:
 def test_an_optimizer_drives_one_object_at_a_time() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    first = micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm())
+    first = micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm())
     with pytest.raises(ValueError, match="drives other local steps already"):
-        micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm())
+        micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm())
     first.close()
-    micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm())
+    micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm())
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -363,7 +364,7 @@ def test_a_parameter_that_is_unfrozen_later_ends_the_steps() -> None:
     model = network()
     model.b.requires_grad_(False)  # type: ignore[operator, union-attr]
     optimizer = SGD(model.parameters())
-    micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm())
+    micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm())
     backward(model, 0, 0)
     optimizer.step()
     model.b.requires_grad_(True)  # type: ignore[operator, union-attr]
@@ -444,7 +445,7 @@ def test_without_ranks_there_is_nothing_to_exchange_with() -> None:
 def test_weights_that_change_within_a_round_are_found() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm()) as local:
+    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm()) as local:
         backward(model, 0, 0)
         optimizer.step()
         model.load_state_dict(network().state_dict())
@@ -460,10 +461,10 @@ def test_weights_that_change_within_a_round_are_found() -> None:
 def test_a_state_of_other_settings_is_refused() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=micro.Comm()) as local:
+    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm()) as local:
         saved = local.state_dict()
     with (
-        micro.LocalSteps(model, optimizer, SPARSE, every=3, comm=micro.Comm()) as other,
+        micro.LocalSteps(model, optimizer, SPARSE, every=3, comm=Comm()) as other,
         pytest.raises(ValueError, match="saved with every=2"),
     ):
         other.load_state_dict(saved)
@@ -472,7 +473,7 @@ def test_a_state_of_other_settings_is_refused() -> None:
 def test_closed_local_steps_leave_the_optimizer_alone() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    local = micro.LocalSteps(model, optimizer, SPARSE, every=1, comm=micro.Comm())
+    local = micro.LocalSteps(model, optimizer, SPARSE, every=1, comm=Comm())
     local.close()
     backward(model, 0, 0)
     optimizer.step()

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from micro.density.accordion import Accordion
+from micro.selectors.scaled_elements import ScaledElements
 from tests.products import grid
 from tests.small_models import batch
 
@@ -49,8 +51,8 @@ def step_of(model: DistributedDataParallel, scaler: torch.amp.GradScaler, step: 
         reducer(),
         reducer(micro.MomentumCorrection()),
         micro.SparseReducer(micro.Scaled(selector=micro.TopK()), density=0.2),
-        micro.SparseReducer(micro.ScaledElements(selector=micro.TopK(), eps=1e-30, memory=0.5), density=0.2),
-        micro.SparseReducer(micro.TopK(scope="layer"), micro.Accordion(density=0.1, high=0.5, interval=1, change=0.9)),
+        micro.SparseReducer(ScaledElements(selector=micro.TopK(), eps=1e-30, memory=0.5), density=0.2),
+        micro.SparseReducer(micro.TopK(scope="layer"), Accordion(density=0.1, high=0.5, interval=1, change=0.9)),
         micro.Split(reducer=micro.SparseReducer(micro.Scaled(selector=micro.TopK()), density=0.2), dense=("0.bias",)),
     ],
     ids=lambda method: method.method,

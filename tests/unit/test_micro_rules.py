@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
 from micro.partition import cyclic_slice
 from micro.planning.volumes import calls_of
 from micro.zoo.exdyna import ExDyna
@@ -126,7 +127,7 @@ def test_published_sends_one_arbitrary_coordinate_from_an_empty_search() -> None
 
 def test_published_starts_by_its_rule_where_buckets_changed() -> None:
     reducer = micro.SparseReducer(micro.Micro(rule="published"), 0.1)
-    comm, device = micro.Comm(), torch.device("cpu")
+    comm, device = Comm(), torch.device("cpu")
     whole = reducer.start(micro.Layout(("a", "b"), ((50,), (90,))), torch.float32, device)
     reducer.reduce_(whole, torch.ones(140), comm)
     part = reducer.rebuild(micro.Layout.flat(90, "b"), [whole], torch.float32, device)

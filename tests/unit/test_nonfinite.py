@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import micro
+from micro.comm import Comm
 from micro.kernels.reference import first_nonfinite
 from micro.lockstep import SimulatedRanks
 from micro.nonfinite import Finding, check_policy, report
@@ -69,7 +70,7 @@ def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
 
 def test_errors_are_one_line_and_say_what_to_do() -> None:
     for finding in (Finding(LAYOUT, 9), Finding(LAYOUT, None, 9)):
-        error = carried_out(report([finding], 3, torch.device("cpu")), micro.Comm())
+        error = carried_out(report([finding], 3, torch.device("cpu")), Comm())
         assert "'b'" in str(error)
         assert "step 3" in str(error)
         assert "nonfinite=skip" in str(error)

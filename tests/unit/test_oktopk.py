@@ -12,6 +12,7 @@ from torch import Tensor
 
 import micro
 from micro.codecs.indices import Packed
+from micro.comm import Comm
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.largest_sums import OktopkState
 from micro.exchanges.oktopk import Oktopk
@@ -282,7 +283,7 @@ def exchanged(
     n, d = accs.shape
     step = Step(0 if threshold is None else 1, k, 0, micro.Layout.flat(d))
 
-    def work(comm: micro.Comm) -> tuple[Any, Exchanged]:
+    def work(comm: Comm) -> tuple[Any, Exchanged]:
         state = OktopkState(threshold=threshold)
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32))
         own = replace(step, is_finite=comm.rank != n - 1)
@@ -363,7 +364,7 @@ def test_published_applies_no_zeros_and_only_what_exceeds_the_threshold() -> Non
 
 
 def select(selector: micro.Selector[Any], state: ReusedState, acc: Tensor, k: int, step: int) -> list[int]:
-    solo = micro.Comm()
+    solo = Comm()
     found = carried_out(selector.select(state, acc, Step(step, k, 0, micro.Layout.flat(acc.numel())), solo), solo)
     assert found.indices.dtype == torch.int32
     return found.indices.tolist()

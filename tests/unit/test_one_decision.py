@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
 from micro.lockstep import SimulatedRanks
 from micro.reducers.base import BucketState
 from tests.products import grid
@@ -56,7 +57,7 @@ def take(
 ) -> list[tuple[micro.StepStats, ...] | str]:
     """Reduce a step in place; return every rank's statistics, or its error's words."""
 
-    def work(comm: micro.Comm) -> tuple[micro.StepStats, ...] | str:
+    def work(comm: Comm) -> tuple[micro.StepStats, ...] | str:
         try:
             return reducer.reduce_buckets_(states[comm.rank], grads[comm.rank], comm)
         except micro.NonFiniteGradient as error:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
 from micro.requests import carried_out
 from micro.selectors.fits.redsync import MARGIN, RedSyncState, bisect
 from tests.gathered_choices import Vector, check_steps
@@ -63,7 +64,7 @@ def test_the_published_rule_raises_the_threshold_where_it_found_too_few() -> Non
 
 def chosen(selector: micro.Selector[Any], state: Any, acc: Tensor, k: int) -> list[int]:
     step = micro.sparse.Step(0, k, 0, micro.Layout.flat(acc.numel()))
-    solo = micro.Comm()
+    solo = Comm()
     indices: list[int] = carried_out(selector.select(state, acc, step, solo), solo).indices.tolist()
     return indices
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import micro
+from micro.comm import Comm
 from micro.randomness import generator
 from micro.requests import carried_out
 
@@ -124,7 +125,7 @@ def test_the_published_rule_does_not_come_down_where_the_repaired_one_does() -> 
 
 def test_another_seed_draws_another_sample() -> None:
     acc = torch.tensor(np.random.default_rng(0).laplace(size=3000))
-    selector, comm = micro.Estimated(fit="sage_published"), micro.Comm()
+    selector, comm = micro.Estimated(fit="sage_published"), Comm()
 
     def second_threshold(seed: int) -> float | None:
         state = selector.start()
@@ -137,7 +138,7 @@ def test_another_seed_draws_another_sample() -> None:
 
 
 def test_the_state_is_saved() -> None:
-    selector, comm = micro.Estimated(fit="sage"), micro.Comm()
+    selector, comm = micro.Estimated(fit="sage"), Comm()
     state, acc = selector.start(), torch.randn(3000, generator=torch.Generator().manual_seed(0))
     for index in range(3):
         carried_out(selector.select(state, acc, micro.sparse.Step(index, 30, 0, micro.Layout.flat(3000)), comm), comm)

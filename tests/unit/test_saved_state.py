@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.checkpoints.description import describe, misfit
 from micro.checkpoints.saved_state import VERSION
+from micro.density.accordion import Accordion
+from micro.density.constant import Constant
 from micro.wrappers import plain_names
 from micro.zoo.exdyna import ExDyna
 from tests.saving import through_a_file
@@ -202,7 +204,7 @@ def test_a_density_with_a_state_of_its_own_must_stay() -> None:
     def by_layer(density: Any) -> Any:
         return describe(micro.SparseReducer(micro.PerTensor(selector=micro.TopK()), density=density))
 
-    accordion, steadier = (micro.Accordion(density=0.2, high=0.5, interval=steps) for steps in (2, 9))
+    accordion, steadier = (Accordion(density=0.2, high=0.5, interval=steps) for steps in (2, 9))
     assert misfit(by_layer(0.2), by_layer(accordion)) == ("density=schedule", "density=accordion (repaired)")
     assert misfit(by_layer(accordion), by_layer(steadier)) is None
 
@@ -215,7 +217,7 @@ def test_another_scope_is_refused() -> None:
 def test_density_seed_and_policy_may_change() -> None:
     saved = saved_after_training()
     warmed = micro.WarmUp(density=0.01, start_density=0.2, steps=10)
-    for density in (0.01, micro.Constant(0.5), warmed):
+    for density in (0.01, Constant(0.5), warmed):
         _, attachment = attached(micro.SparseReducer(micro.TopK(), density=density, seed=5, nonfinite="skip"))
         attachment.load_state_dict(saved)
         assert attachment.state_dict()["step"] == 2

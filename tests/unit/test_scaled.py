@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
+from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.scaled import Scaled, ScaledState
-from micro.sparse import Overlap
+from micro.sparse import Overlap, Selection, Step
 from micro.zoo.deft import Deft
 from tests.products import grid
 
@@ -65,7 +67,7 @@ class _OfACopy(Selector[Any]):
     def start(self) -> Any:
         return self.inner.start()
 
-    def select(self, state: Any, acc: Tensor, step: micro.Step, comm: micro.Comm) -> micro.Reduction[micro.Selection]:
+    def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         assert step.scales is None
         return self.inner.select(state, acc, step, comm)
 

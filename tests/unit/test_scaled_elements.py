@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.requests import carried_out
+from micro.comm import Comm
+from micro.requests import Reduction, carried_out
 from micro.selectors.base import Traits
 from micro.selectors.scaled_elements import ScaledElements, ScaledElementsState
-from micro.sparse import Step
+from micro.sparse import Overlap, Selection, Step
 from tests.products import grid
 from tests.saving import through_a_file
 
@@ -49,7 +50,7 @@ def squares_of(simulation: micro.Simulation) -> list[Tensor]:
 def test_mean_squares_are_those_that_adam_makes_of_the_updates(
     selector: micro.Selector, world_size: int, memory: float, settings: dict[str, Any]
 ) -> None:
-    if "exchange" in settings and selector.overlap is micro.Overlap.LEADER:
+    if "exchange" in settings and selector.overlap is Overlap.LEADER:
         return  # its indices are not gathered
     first = gradients(world_size, 0)
     reducer = replace(reducer_of(selector, memory=memory), **settings)
@@ -63,7 +64,7 @@ def test_mean_squares_are_those_that_adam_makes_of_the_updates(
 
 
 def not_shared(selector: micro.Selector) -> bool:
-    return selector.overlap is not micro.Overlap.DISJOINT
+    return selector.overlap is not Overlap.DISJOINT
 
 
 def by_parameter(squares: Tensor) -> Tensor:
@@ -105,12 +106,12 @@ class _OfACopy(micro.Selector[Any]):
     """Does what ``inner`` does, and takes no scales: it is given a scaled copy of the vector."""
 
     inner: micro.Selector[Any]
-    overlap = micro.Overlap.DISJOINT
+    overlap = Overlap.DISJOINT
 
     def start(self) -> Any:
         return self.inner.start()
 
-    def select(self, state: Any, acc: Tensor, step: Step, comm: micro.Comm) -> micro.Reduction[micro.Selection]:
+    def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         assert step.scales is None
         return self.inner.select(state, acc, step, comm)
 
@@ -147,7 +148,7 @@ def test_steps_that_send_all_count_too() -> None:
     step = Step(0, 20, 0, LAYOUT)
     selector.observe(state, torch.ones(LAYOUT.numel), step, None)
     assert state.by_name == {}, "nothing was selected yet"
-    carried_out(selector.select(state, gradients(1, 0)[0], step, micro.Comm()), micro.Comm())
+    carried_out(selector.select(state, gradients(1, 0)[0], step, Comm()), Comm())
     loaded = selector.load(through_a_file(selector.save(state)))
     for each in (state, loaded):
         selector.observe(each, torch.full((LAYOUT.numel,), 2.0), step, None)
@@ -186,7 +187,7 @@ def test_a_parameter_that_joins_others_begins_with_its_own_scale() -> None:
     known = torch.rand(100, dtype=torch.float64)
     state = ScaledElementsState(selector.selector.start(), {"small": known})
     acc = gradients(1, 0)[0]
-    carried_out(selector.select(state, acc, Step(0, 20, 0, LAYOUT), micro.Comm()), micro.Comm())
+    carried_out(selector.select(state, acc, Step(0, 20, 0, LAYOUT), Comm()), Comm())
     assert torch.equal(state.by_name["small"], known)
     torch.testing.assert_close(state.by_name["large"], acc[:100].square().mean().sqrt().expand(100))
 
@@ -205,7 +206,7 @@ def test_a_step_that_does_not_count_is_an_update_of_zeros(bad: float) -> None:
 
 @grid(density=[DENSITY, 1.0])
 def test_an_update_that_another_bucket_makes_void_counts_as_zeros(density: float) -> None:
-    reducer, comm = reducer_of(micro.Micro(), memory=0.5), micro.Comm()
+    reducer, comm = reducer_of(micro.Micro(), memory=0.5), Comm()
     state = reducer.start(LAYOUT, torch.float64, CPU)
     carried_out(reducer.reduction(state, gradients(1, 0)[0], comm), comm).deliver()
     roots, factor = state.selector.roots.clone(), state.selector.factor

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.density.accordion import AccordionState
+from micro.comm import Comm
+from micro.density.accordion import Accordion, AccordionState
 from micro.density.base import target_count
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.in_pieces import InPieces
@@ -58,7 +59,7 @@ def reduced(
     """Take a step; return the update by parameter name, and what rank 0 says of it."""
     grads = gradients(states[0].layout, len(states), states[0].step)
 
-    def work(comm: micro.Comm) -> micro.StepStats:
+    def work(comm: Comm) -> micro.StepStats:
         comm.begin_step()
         return reducer.reduce_(states[comm.rank], grads[comm.rank], comm)
 
@@ -159,7 +160,7 @@ def test_one_exchange_serves_all_parameters(three: SimulatedRanks) -> None:
         (micro.TopK(scope="layer"), 0.29),
         (PerTensor(selector=micro.TopK()), 0.29),
         (PerTensor(selector=micro.TopK()), micro.ByName(patterns={"a": 0.29}, density=0.29)),
-        (micro.TopK(scope="layer"), micro.Accordion(density=0.29, high=0.29, interval=10)),
+        (micro.TopK(scope="layer"), Accordion(density=0.29, high=0.29, interval=10)),
     ],
 )
 def test_all_ways_to_the_same_density_choose_as_many(
@@ -175,7 +176,7 @@ def test_all_ways_to_the_same_density_choose_as_many(
 
 def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedRanks) -> None:
     layout = part_of(LAYOUT, "a", "b", "c")
-    policy = micro.Accordion(density=0.05, high=0.5, interval=100)
+    policy = Accordion(density=0.05, high=0.5, interval=100)
     reducer = micro.SparseReducer(PerTensor(selector=micro.Leader()), policy)
     states = start(reducer, layout, 3)
     for state in states:
@@ -220,7 +221,7 @@ def test_the_state_of_another_selector_within_is_refused() -> None:
 
 
 def test_accordion_knows_its_parameters_in_other_buckets() -> None:
-    policy = micro.Accordion(density=0.1, high=0.5, interval=10)
+    policy = Accordion(density=0.1, high=0.5, interval=10)
     reducer = micro.SparseReducer(micro.TopK(scope="layer"), policy)
     old = reducer.start(part_of(LAYOUT, "a", "b", "c"), DTYPE, CPU)
     old.density = AccordionState((1.0, 2.0, 3.0), (True, False, True))
@@ -233,7 +234,7 @@ def test_accordion_knows_its_parameters_in_other_buckets() -> None:
 def test_a_parameter_without_elements_has_no_state() -> None:
     state = PerTensorState()
     step = Step(0, 1, 0, micro.Layout(("none", "some"), ((0, 3), (4,))))
-    solo = micro.Comm()
+    solo = Comm()
     chosen = carried_out(PerTensor(selector=micro.Micro()).select(state, torch.arange(4.0), step, solo), solo)
     assert list(state.by_name) == ["some"]
     assert chosen.indices.tolist() == [3]
@@ -265,7 +266,7 @@ def exchanged(
     randomness = torch.Generator().manual_seed(world_size)
     acc = torch.randn(world_size, NUMEL, generator=randomness, dtype=DTYPE)
 
-    def work(comm: micro.Comm) -> tuple[Exchanged, list[Any]]:
+    def work(comm: Comm) -> tuple[Exchanged, list[Any]]:
         comm.begin_step()
         selection = Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32), tuple(map(len, chosen)))
         step = Step(0, 1, 0, micro.Layout.flat(NUMEL), is_finite=comm.rank != ill)
@@ -326,7 +327,7 @@ def test_counts_are_not_gathered_where_all_ranks_hold_the_same() -> None:
 def test_rounding_is_drawn_anew_in_every_piece() -> None:
     codec, acc = micro.QSGD(), torch.linspace(0.001, 1.0, 1000, dtype=DTYPE).repeat(2)
     chosen = Selection(torch.arange(2000, dtype=torch.int32), counts=(2000,))
-    step, comm, kind = Step(0, 2000, 0, micro.Layout.flat(2000)), micro.Comm(), InPieces(ends=(1000, 2000))
+    step, comm, kind = Step(0, 2000, 0, micro.Layout.flat(2000)), Comm(), InPieces(ends=(1000, 2000))
     transport = Transport(comm=comm, step=step, overlap=Overlap.SAME, wire=Wire(codec))
     found = carried_out(kind.exchange(kind.start(), acc, chosen, transport), comm)
     first, second = found.sent.values.split(1000)

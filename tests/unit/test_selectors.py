@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
 from micro.randomness import generator
 from micro.requests import carried_out
 from micro.selectors.randomk import draw
@@ -89,7 +90,7 @@ def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
     step, acc = Step(index=0, target_count=K, seed=0, layout=micro.Layout.flat(NUMEL)), torch.zeros(NUMEL)
 
     def select(selector: micro.RandomK) -> Selection:
-        return carried_out(selector.select(selector.start(), acc, step, micro.Comm()), micro.Comm())
+        return carried_out(selector.select(selector.start(), acc, step, Comm()), Comm())
 
     assert select(micro.RandomK()).scale == 1.0
     assert select(micro.RandomK(unbiased=True)).scale == NUMEL / K

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
+from micro.requests import Reduction
 
 LAYOUT = micro.Layout(("a", "b"), ((6, 5), (20,)))
 WORLD_SIZE = 3
@@ -125,7 +127,7 @@ def test_a_simulation_goes_on_after_a_bad_gradient(simulation: micro.Simulation)
 
 
 def test_a_step_that_an_error_broke_off_is_not_gone_on_from(simulation: micro.Simulation) -> None:
-    def fail(comm: micro.Comm) -> micro.Reduction[None]:
+    def fail(comm: Comm) -> Reduction[None]:
         yield from ()
         if comm.rank == 1:
             raise LookupError("words of its own")

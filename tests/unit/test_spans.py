@@ -10,6 +10,7 @@ from micro.comm import Comm
 from micro.flat import Layout
 from micro.lockstep import SimulatedRanks
 from micro.reducers.outcome import Outcome
+from micro.requests import Reduction
 from micro.rounds import all_together
 from micro.spans import now
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
@@ -53,7 +54,7 @@ def test_the_clock_of_the_host_is_used_where_nothing_is_timed(record: Record) ->
     assert not record.calls
 
 
-def step(reducer: micro.Reducer, comm: Comm) -> micro.Reduction[micro.StepStats]:
+def step(reducer: micro.Reducer, comm: Comm) -> Reduction[micro.StepStats]:
     comm.begin_step()
     state = reducer.start(Layout.flat(NUMEL), torch.float32, DEVICE)
     return reducer.step(state, drawn(comm.rank), comm)
@@ -84,7 +85,7 @@ def test_reductions_that_share_rounds_are_timed_without_each_other(record: Recor
     def steps(comm: Comm) -> tuple[list[micro.StepStats], int, float]:
         reducer = micro.SparseReducer(micro.TopK(), 0.1)
 
-        def reduction(part: Comm) -> micro.Reduction[Outcome]:
+        def reduction(part: Comm) -> Reduction[Outcome]:
             state = reducer.start(Layout.flat(NUMEL), torch.float32, DEVICE)
             return reducer.reduction(state, drawn(comm.rank), part)
 

@@ -9,7 +9,9 @@ from torch import Tensor
 import micro
 from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
+from micro.comm import Comm
 from micro.requests import carried_out
+from micro.sparse import Step
 from micro.zoo.fft import FFTReducer
 
 
@@ -18,8 +20,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def chosen(selector: micro.Selector, acc: Tensor, count: int) -> list[int]:
-    step = micro.Step(0, count, 0, micro.Layout.flat(acc.numel()))
-    solo = micro.Comm()
+    step = Step(0, count, 0, micro.Layout.flat(acc.numel()))
+    solo = Comm()
     return carried_out(selector.select(selector.start(), acc, step, solo), solo).indices.tolist()
 
 

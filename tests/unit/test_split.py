@@ -9,6 +9,7 @@ from torch import Tensor
 
 import micro
 from micro.checkpoints.resizing import average
+from micro.comm import Comm
 from micro.planning.volumes import calls_of
 from micro.zoo.fft import FFTReducer
 
@@ -64,7 +65,7 @@ def test_a_bucket_of_one_kind_is_reduced_in_place() -> None:
         state = reducer.start(layout, torch.float64, torch.device("cpu"))
         grad = gradients(0, 1, layout)[0]
         place = grad.data_ptr()
-        stats = reducer.reduce_(state, grad, micro.Comm())
+        stats = reducer.reduce_(state, grad, Comm())
         assert grad.data_ptr() == place
         assert stats.dense_numel == (0 if "a" in layout.names else 16)
 
@@ -72,7 +73,7 @@ def test_a_bucket_of_one_kind_is_reduced_in_place() -> None:
 def test_buckets_can_be_cut_and_joined_without_losing_a_residual() -> None:
     reducer, device = micro.Split(reducer=TOPK, dense=("*.bias",)), torch.device("cpu")
     whole = reducer.start(LAYOUT, torch.float64, device)
-    reducer.reduce_(whole, gradients(0, 1)[0], micro.Comm())
+    reducer.reduce_(whole, gradients(0, 1)[0], Comm())
     before = {name: piece.clone() for name, piece in LAYOUT.split(whole.residual).items()}
     first, second = (
         micro.Layout(LAYOUT.names[places], LAYOUT.shapes[places]) for places in (slice(0, 3), slice(3, None))

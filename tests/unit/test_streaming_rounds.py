@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step(case: str) -> None:
     settings, message = WRONG[case]
     model: nn.Module = network()
     with pytest.raises(ValueError, match=r".") as caught:
-        micro.LocalSteps(model, SGD(model.parameters()), SPARSE, comm=micro.Comm(), **{"every": 4, **settings})
+        micro.LocalSteps(model, SGD(model.parameters()), SPARSE, comm=Comm(), **{"every": 4, **settings})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -208,16 +208,16 @@ def test_what_does_not_fit_is_refused_before_the_first_step(case: str) -> None:
 def test_more_fragments_than_parameters_are_refused() -> None:
     model = network()
     with pytest.raises(ValueError, match="fragments must be at most the 4 trained parameters, got 5"):
-        micro.LocalSteps(model, SGD(model.parameters()), SPARSE, every=8, fragments=5, comm=micro.Comm())
+        micro.LocalSteps(model, SGD(model.parameters()), SPARSE, every=8, fragments=5, comm=Comm())
 
 
 def test_a_state_of_another_delay_is_refused() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    with micro.LocalSteps(model, optimizer, SPARSE, every=4, delay=1, comm=micro.Comm()) as local:
+    with micro.LocalSteps(model, optimizer, SPARSE, every=4, delay=1, comm=Comm()) as local:
         saved = local.state_dict()
     with (
-        micro.LocalSteps(model, optimizer, SPARSE, every=4, comm=micro.Comm()) as other,
+        micro.LocalSteps(model, optimizer, SPARSE, every=4, comm=Comm()) as other,
         pytest.raises(ValueError, match="saved with delay=1, this has delay=0"),
     ):
         other.load_state_dict(saved)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import Comm
 from micro.reducers.node_shards import NodeShards
 from micro.reducers.shares import share_of
-from micro.requests import AllReduce
+from micro.requests import AllReduce, Reduction
+from micro.scope import scoped
 from micro.sparse import SparseValues
 from micro.zoo.fft import FFTReducer
 from tests.products import grid
@@ -364,9 +366,9 @@ def test_what_cannot_be_exchanged_in_shards_is_refused(settings: dict[str, Any],
 
 def test_scopes_are_those_of_the_reducer() -> None:
     reducer = micro.TwoLevel(reducer=METHODS["topk+union"], ranks_per_node=2)
-    assert micro.scoped(reducer, "tensor") == replace(reducer, reducer=micro.scoped(reducer.reducer, "tensor"))
+    assert scoped(reducer, "tensor") == replace(reducer, reducer=scoped(reducer.reducer, "tensor"))
     with pytest.raises(ValueError, match="two_level cuts each into shards: use scope=bucket or tensor"):
-        micro.scoped(reducer, "model")
+        scoped(reducer, "model")
 
 
 def test_a_shard_without_elements_names_what_the_others_keep() -> None:
@@ -404,7 +406,7 @@ def test_parameters_that_are_dense_leave_two_levels_for_the_others() -> None:
 def test_a_rank_that_fails_ends_the_collectives_of_its_node() -> None:
     with closing(Nodes(METHODS["micro"], (2, 2))) as both:
 
-        def fail(comm: micro.Comm) -> micro.Reduction[None]:
+        def fail(comm: Comm) -> Reduction[None]:
             levels = comm.levels(2, torch.device("cpu"))
             if comm.rank == 3:
                 raise RuntimeError("this rank fails")

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.codecs.raw import Raw
+from micro.comm import Comm
 from micro.drivers.set_aside import SetAside
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
@@ -34,12 +36,12 @@ def test_the_update_is_that_of_dense_training_bit_for_bit(dtype: torch.dtype) ->
 
 
 def reduce(reducer: micro.Reducer, state: BucketState, step: int) -> Outcome:
-    comm = micro.Comm()
+    comm = Comm()
     comm.begin_step()
     return carried_out(reducer.reduction(state, drawn(step, 1)[0], comm), comm)
 
 
-@pytest.mark.parametrize("codec", [micro.Raw(), micro.Int8()])
+@pytest.mark.parametrize("codec", [Raw(), micro.Int8()])
 def test_messages_have_the_same_memory_until_the_density_falls(codec: micro.Codec) -> None:
     reducer = micro.SparseReducer(micro.TopK(), WARM_UP, codec=codec)
     state = reducer.start(LAYOUT, torch.float32, CPU)
@@ -55,7 +57,7 @@ def test_messages_have_the_same_memory_until_the_density_falls(codec: micro.Code
     assert residual.any()
 
 
-@pytest.mark.parametrize("codec", [micro.Raw(), micro.Int8()])
+@pytest.mark.parametrize("codec", [Raw(), micro.Int8()])
 def test_a_step_that_is_dropped_leaves_the_accumulator_and_harms_none_after_it(codec: micro.Codec) -> None:
     reducer = micro.SparseReducer(micro.TopK(), 1.0, codec=codec)
     state = reducer.start(LAYOUT, torch.float32, CPU)

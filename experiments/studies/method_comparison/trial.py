@@ -12,7 +12,9 @@ from torch import Tensor
 import micro
 from experiments.studies.gradient_sources import Gradients, wide_sum
 from experiments.studies.selection_times import REPEATS, time_topk
+from micro.comm import Comm
 from micro.density.base import target_count
+from micro.requests import Reduction
 
 Row = dict[str, Any]
 SETTLING_STEPS = 20  # before a controller's worst density error counts
@@ -103,7 +105,7 @@ class _Ledger:
         """Reduce copies of the gradients; each rank makes its own, and has it in the core's caches when it begins."""
         sources, copies = gradients.unbind(), self._rows.unbind()
 
-        def copy(comm: micro.Comm) -> micro.Reduction[None]:
+        def copy(comm: Comm) -> Reduction[None]:
             yield from ()
             copies[comm.rank].copy_(sources[comm.rank])
 

@@ -9,13 +9,14 @@ import torch
 import torch.distributed as dist
 
 import micro
+from micro.group_comm import GroupComm
 from micro.requests import AllGather, AllGatherLists
 
 numel, num_steps = int(sys.argv[1]), int(sys.argv[2])
 reducer = micro.TwoLevel(reducer=micro.SparseReducer(micro.Micro(), density=0.01), ranks_per_node=2)
 
 dist.init_process_group("gloo")
-comm = micro.GroupComm()
+comm = GroupComm()
 reducer.prepare(comm, torch.device("cpu"))
 state = reducer.start(micro.Layout.flat(numel), torch.float32, torch.device("cpu"))
 sent = 0.0

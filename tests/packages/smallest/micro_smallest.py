@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-import micro
+from micro.extend import Comm, NoState, Overlap, Reduction, Selection, Selector, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Smallest(micro.Selector[micro.NoState]):
+class Smallest(Selector[NoState]):
     """Select the smallest magnitudes.
 
     Args:
@@ -19,16 +19,14 @@ class Smallest(micro.Selector[micro.NoState]):
 
     skip: int = 0
     name: ClassVar[str] = "smallest"
-    overlap: ClassVar[micro.Overlap] = micro.Overlap.ANY
+    overlap: ClassVar[Overlap] = Overlap.ANY
 
     def __post_init__(self) -> None:
         if self.skip < 0:
             raise ValueError(f"skip of smallest must be at least 0, got {self.skip}")
 
-    def select(
-        self, state: micro.NoState, acc: Tensor, step: micro.Step, comm: micro.Comm
-    ) -> micro.Reduction[micro.Selection]:
+    def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this rank's k smallest magnitudes."""
         yield from ()
         order = acc.abs().argsort(stable=True)[self.skip : self.skip + step.target_count]
-        return micro.Selection(torch.sort(order).values.to(torch.int32))
+        return Selection(torch.sort(order).values.to(torch.int32))

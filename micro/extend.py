@@ -1,0 +1,76 @@
+"""The names that the author of a part needs: `docs/extending.md` shows how. A user of micro needs none of these.
+
+kinds        Selector, Fit, Exchange, Codec, IndexCodec, Feedback, Density, Reducer: what a part derives from
+values       Layout, Step, Selection, SparseValues, Exchanged, Target: what parts pass to each other
+requests     AllGather, AllGatherLists, AllToAll, AllReduce, Broadcast, Once: what a part yields, and is answered
+traffic      Choosing, Calls: what a part says that it sends
+helpers      target_count, generator, slices, build: what most parts use
+"""
+
+from micro.codecs.base import Codec, Key
+from micro.codecs.indices import IndexCodec
+from micro.comm import Comm
+from micro.density.base import Density, DensitySchedule, Target, target_count
+from micro.exchanges.base import Exchange, Transport, Wire
+from micro.exchanges.traffic import Choice
+from micro.feedback import Feedback, Memory
+from micro.flat import Layout
+from micro.partition import cyclic_slice, equal_slice
+from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
+from micro.randomness import generator
+from micro.reducers.base import BucketState, Reducer
+from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Once, Reduction, carried_out
+from micro.selectors.base import Selector, Traits
+from micro.selectors.estimated import CorrectedFit, Fit
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.traffic import Calls, Choosing
+
+__all__ = [
+    "AllGather",
+    "AllGatherLists",
+    "AllReduce",
+    "AllToAll",
+    "Broadcast",
+    "BucketState",
+    "Calls",
+    "Choice",
+    "Choosing",
+    "Codec",
+    "Comm",
+    "CorrectedFit",
+    "Density",
+    "DensitySchedule",
+    "Exchange",
+    "Exchanged",
+    "Feedback",
+    "Fit",
+    "IndexCodec",
+    "Key",
+    "Layout",
+    "Memory",
+    "NoState",
+    "Once",
+    "Overlap",
+    "Part",
+    "Reducer",
+    "Reduction",
+    "Rule",
+    "Selection",
+    "Selector",
+    "SparseValues",
+    "StatefulPart",
+    "Step",
+    "Target",
+    "Traits",
+    "Transport",
+    "Wire",
+    "as_part",
+    "build",
+    "carried_out",
+    "check_rule",
+    "cyclic_slice",
+    "equal_slice",
+    "generator",
+    "known",
+    "target_count",
+]

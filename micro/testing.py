@@ -1,0 +1,412 @@
+"""The laws of the project's own methods, for anyone's: ``check_laws`` proves a reducer and its parts in a simulation.
+
+    reducer = micro.SparseReducer(MySelector(), density=0.05)
+    check_laws(reducer, Promises(band=EXACT))
+
+It needs no pytest: a law that does not hold raises AssertionError, which names the law, the ranks and the step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from micro.checked_parts import checked
+from micro.flat import Layout
+from micro.nonfinite import NonFiniteGradient
+from micro.planning.volumes import calls_of
+from micro.reducers.base import Reducer
+from micro.simulate import Simulation
+from micro.spans import Spans
+from micro.stats import StepStats
+
+LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (8,), (11, 11)))
+SCALES = {"a.weight": 1.0, "a.bias": 5.0, "b.weight": 0.2}  # layers differ in scale
+STEPS = 5
+BAD_RANK, BAD_INDEX, BAD_NAME = 1, 130, "a.bias"
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Where the number of updated elements lies, given k: at least ``lowest * k``, at most ``highest(world_size) * k``.
+
+    The lower end holds where k elements are not zero. ``at_once`` says that it holds in every step, after jumps of
+    scale and with ties too.
+    """
+
+    lowest: float
+    highest: Callable[[int], float]
+    at_once: bool = True
+
+
+EXACT = Band(1.0, lambda _world_size: 1.0)
+BUILD_UP = Band(1.0, lambda world_size: world_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promises:
+    """What a method promises beyond what holds for all.
+
+    Attributes:
+        band: where the density ends up; None where it is not controlled.
+        conserves_mass: what is not sent is kept, whatever the gradients: not so for means over senders, for estimates
+            in place of sums, and for public code that loses some.
+        states_traffic: the parts say what they send (``volume``), and do.
+        names_rank: an error about NaN names the rank.
+        mixes: an element of the update is made of many, so that rounding is relative to the norm of the vector.
+        dense: parameters of which nothing is kept, because they are reduced densely.
+        ranks_per_node: gradients are averaged over so many ranks first, so that mass is conserved over nodes.
+    """
+
+    band: Band | None = None
+    conserves_mass: bool = True
+    states_traffic: bool = True
+    names_rank: bool = True
+    mixes: bool = False
+    dense: tuple[str, ...] = ()
+    ranks_per_node: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A method on so many ranks."""
+
+    reducer: Reducer
+    promises: Promises
+    world_size: int
+    dtype: torch.dtype = torch.float64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """One step: what went in, what came out, and the residuals around it; rows are ranks.
+
+    Attributes:
+        waiting: what is left of the residual, and what the feedback's momentum adds to it.
+        momentum: the part of ``waiting`` that is not the residual, where there is one.
+    """
+
+    grads: Tensor
+    waiting: Tensor
+    updates: Tensor
+    after: Tensor
+    stats: list[StepStats]
+    momentum: Tensor | None = None
+
+
+def gradients(layout: Layout, world_size: int, step: int, dtype: torch.dtype) -> Tensor:
+    """Return (world_size, numel) normal gradients: a part that all ranks share, and noise of their own."""
+    randomness = torch.Generator().manual_seed(1000 * step + world_size)
+    shared = torch.randn(1, layout.numel, generator=randomness, dtype=torch.float64)
+    own = torch.randn(world_size, layout.numel, generator=randomness, dtype=torch.float64)
+    drawn = shared + own
+    for name, place in layout.slices():
+        drawn[:, place] *= SCALES.get(name, 1.0)
+    return drawn.to(dtype)
+
+
+def simulate(case: Case, *, layout: Layout = LAYOUT, shares: bool = False, nonfinite: str = "stop") -> Simulation:
+    """Return a simulation of a case whose parts are checked in what they return."""
+    reducer = replace(checked(case.reducer), nonfinite=nonfinite)  # type: ignore[type-var]
+    return Simulation(reducer, layout, case.world_size, dtype=case.dtype, shares=shares)
+
+
+def take(simulation: Simulation, grads: Tensor) -> Taken:
+    """Return one step of ``grads`` (world_size, numel)."""
+    feedback, momentum = getattr(simulation.reducer, "feedback", None), None
+    waiting = getattr(feedback, "decay", 1.0) * torch.stack(simulation.residuals())
+    if factor := getattr(feedback, "momentum", 0.0):
+        momentum = factor * torch.stack(simulation.memory("momentum"))
+        waiting = waiting + momentum
+    updates = grads.clone()
+    stats = simulation.step_(updates)
+    after = torch.stack(simulation.residuals())
+    return Taken(grads=grads, waiting=waiting, updates=updates, after=after, stats=stats, momentum=momentum)
+
+
+def run(case: Case, num_steps: int = STEPS, **settings: Any) -> list[Taken]:
+    """Return the steps of an ordinary run."""
+    with closing(simulate(case, **settings)) as simulation:
+        layout, n = simulation.layout, case.world_size
+        return [take(simulation, gradients(layout, n, step, case.dtype)) for step in range(num_steps)]
+
+
+# --- what each law asserts of a step ----------------------------------------------------------------------------------
+
+
+def assert_replicas_equal(updates: Tensor) -> None:
+    """All ranks hold the same bits, which are finite."""
+    for rank, update in enumerate(updates):
+        assert torch.equal(updates[0], update), f"rank {rank} holds another update than rank 0"
+    assert torch.isfinite(updates).all(), "the update is not finite"
+
+
+def assert_conserved(promises: Promises, step: Taken) -> None:
+    """sum(acc over ranks) == sum(residual) + world_size * update, at every element, but for the rounding of sums.
+
+    Where gradients are averaged within nodes first, nodes stand for ranks.
+    """
+    per_node = promises.ranks_per_node
+    grads, update = _over_nodes(step.grads.double(), per_node) / per_node, step.updates[0].double()
+    waiting, after = (
+        _over_nodes(kept.double(), per_node) if kept.numel() else torch.zeros_like(grads)
+        for kept in (step.waiting, step.after)
+    )
+    num_nodes = grads.shape[0]
+    lost = (waiting + grads - after).sum(0) - num_nodes * update
+    size = (waiting.abs() + grads.abs() + after.abs()).sum(0)  # codes of few bits may send too much
+    if step.momentum is not None:  # it may cancel in waiting
+        size += _over_nodes(step.momentum.double().abs(), per_node).sum(0)
+    if promises.mixes:
+        size = size.norm().expand_as(size)
+    allowed = (num_nodes + 4) * _resolution(promises, step) * size
+    place = int((lost.abs() - allowed).argmax())
+    assert lost[place].abs() <= allowed[place], f"element {place} lost {lost[place]:.3g} of {size[place]:.3g}"
+
+
+def _over_nodes(rows: Tensor, per_node: int) -> Tensor:
+    """Return (num_nodes, numel) sums of ``rows`` (world_size, numel) over the ranks of each node."""
+    return rows.unflatten(0, (-1, per_node)).sum(1)
+
+
+def _resolution(promises: Promises, step: Taken) -> Tensor:
+    """Return the rounding (numel,) of what keeps mass: the residual's, for it keeps what a half mean rounds off too."""
+    kept, given = step.after.dtype if step.after.numel() else step.updates.dtype, step.updates.dtype
+    rounding = torch.full((step.updates.shape[1],), torch.finfo(kept).eps, dtype=torch.float64)
+    for name, place in LAYOUT.slices() if promises.dense else ():
+        if name in promises.dense:  # nothing is kept of these
+            rounding[place] = torch.finfo(given).eps
+    return rounding
+
+
+def assert_in_band(band: Band, stats: StepStats, world_size: int) -> None:
+    """Between the lowest and the highest number of elements are updated."""
+    k, count = stats.target_count, stats.global_count
+    lowest, highest = band.lowest * k, band.highest(world_size) * k
+    assert lowest <= count <= highest, f"{count} elements are updated, not {lowest:.6g} to {highest:.6g}"
+
+
+def assert_same_run(one: Sequence[Taken], other: Sequence[Taken]) -> None:
+    """Updates, residuals and statistics of two runs are the same bits."""
+    for number, (a, b) in enumerate(zip(one, other, strict=True)):
+        for what, mine, yours in (("update", a.updates, b.updates), ("residual", a.after, b.after)):
+            assert mine.dtype == yours.dtype and torch.equal(mine, yours), f"{what} of step {number} differs"  # noqa: PT018
+        for x, y in zip(a.stats, b.stats, strict=True):
+            assert replace(x, spans=Spans()) == replace(y, spans=Spans()), f"statistics of step {number} differ"
+
+
+# --- the laws ---------------------------------------------------------------------------------------------------------
+
+
+def ordinary_steps(case: Case) -> None:
+    """Replicas are bitwise equal, and mass is conserved element by element."""
+    for step in run(case):
+        assert_replicas_equal(step.updates)
+        assert len({(s.counts, s.global_count, s.target_count) for s in step.stats}) == 1, "ranks count differently"
+        if case.promises.conserves_mass:
+            assert_conserved(case.promises, step)
+
+
+def density(case: Case) -> None:
+    """As many elements are updated as promised."""
+    if case.promises.band is not None:
+        for step in run(replace(case, dtype=torch.float32), layout=Layout.flat(4000)):
+            assert_in_band(case.promises.band, step.stats[0], case.world_size)
+
+
+UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "zero": torch.zeros_like,
+    "tied": torch.ones_like,
+    "tied in magnitude": torch.sign,
+    "tiny": lambda x: 1e-30 * x,
+    "one element": lambda x: torch.nn.functional.one_hot(torch.tensor(7), x.shape[1]).to(x.dtype).expand_as(x),
+    "one rank": lambda x: x * (torch.arange(x.shape[0])[:, None] == x.shape[0] - 1),
+    "large": lambda x: 1e6 * x,
+}
+
+
+def unusual_gradients(case: Case) -> None:
+    """Zeros, ties, tiny and large gradients have a defined outcome, and ordinary ones after them too."""
+    band = case.promises.band
+    for kind, change in UNUSUAL.items():
+        with closing(simulate(case)) as simulation:
+            for number in range(4):
+                usual = gradients(LAYOUT, case.world_size, number, case.dtype)
+                step = take(simulation, change(usual) if number < 3 else usual)
+                assert_replicas_equal(step.updates)
+                if case.promises.conserves_mass:
+                    assert_conserved(case.promises, step)
+                if band is not None and band.at_once:
+                    most = band.highest(case.world_size) * step.stats[0].target_count
+                    assert step.stats[0].global_count <= most, f"gradients are {kind}: more is updated than promised"
+                if band is not None and band.at_once and kind.startswith("tied") and number < 3:
+                    assert_in_band(band, step.stats[0], case.world_size)
+                assert kind != "zero" or number == 3 or not step.updates.any(), "zero gradients make an update"
+
+
+def fewer_elements_than_ranks(case: Case) -> None:
+    """Vectors shorter than the number of ranks are reduced."""
+    for numel in (1, 2):
+        layout = Layout.flat(numel)
+        with closing(simulate(case, layout=layout)) as simulation:
+            for number in range(case.world_size + 2):  # every rank has every slice once, some twice
+                step = take(simulation, gradients(layout, case.world_size, number, case.dtype))
+                assert_replicas_equal(step.updates)
+                if case.promises.conserves_mass and not case.promises.dense:
+                    assert_conserved(case.promises, step)
+
+
+def nonfinite_gradients(case: Case) -> None:
+    """NaN and Inf stop the step on all ranks or are left out, and what is finite waits, bit for bit."""
+    for value in (float("nan"), float("-inf")):
+        first, usual, last = (gradients(LAYOUT, case.world_size, number, case.dtype) for number in range(3))
+        bad = usual.clone()
+        bad[BAD_RANK % case.world_size, BAD_INDEX] = value
+        with closing(simulate(case)) as simulation:
+            take(simulation, first)
+            message = _refused(simulation, bad)
+            assert f"'{BAD_NAME}'" in message, f"the error does not name the parameter: {message}"
+            assert "at step 1" in message, f"the error does not name the step: {message}"
+            named = f"on rank {BAD_RANK % case.world_size}" in message
+            assert named or not case.promises.names_rank, f"the error does not name the rank: {message}"
+        with closing(simulate(case, nonfinite="skip")) as simulation:
+            take(simulation, first)
+            step = take(simulation, bad)
+            assert not step.updates.any(), "a step that is left out has an update"
+            assert all(stats.skipped and not stats.global_count for stats in step.stats), "it is not counted as skipped"
+            if step.after.numel():
+                _assert_waits(case.promises, step)
+            step = take(simulation, last)
+            assert_replicas_equal(step.updates)
+            assert not step.stats[0].skipped, "the step after it is skipped too"
+            if case.promises.conserves_mass:
+                assert_conserved(case.promises, step)
+
+
+def _refused(simulation: Simulation, grads: Tensor) -> str:
+    try:
+        simulation.step(grads)
+    except NonFiniteGradient as error:
+        return str(error)
+    raise AssertionError("a gradient that is not finite is no error")
+
+
+def _assert_waits(promises: Promises, step: Taken) -> None:
+    """Nothing was sent: all that is finite is kept, bit for bit unless a momentum was added in another order."""
+    per_node = promises.ranks_per_node
+    means = _over_nodes(step.grads, per_node) / per_node
+    kept = torch.where(torch.isfinite(means), means, 0)
+    for name, place in LAYOUT.slices():
+        if name in promises.dense:
+            kept[:, place] = 0
+    allowed = 0.0 if step.momentum is None else 100 * torch.finfo(step.after.dtype).eps
+    expected = _over_nodes(step.waiting, per_node) + kept
+    torch.testing.assert_close(_over_nodes(step.after, per_node), expected, rtol=allowed, atol=allowed)
+
+
+def save_and_restore(case: Case) -> None:
+    """A run that is saved and restored in its middle is the uninterrupted one, bit for bit."""
+    grads = [gradients(LAYOUT, case.world_size, number, case.dtype) for number in range(7)]
+    with closing(simulate(case)) as simulation, closing(simulate(case)) as resumed:
+        for given in grads[:3]:
+            take(simulation, given)
+        resumed.load_state_dict(simulation.state_dict())
+        assert_same_run([take(simulation, given) for given in grads[3:]], [take(resumed, given) for given in grads[3:]])
+
+
+def same_seed(case: Case) -> None:
+    """The same seed gives the same bytes, also where one rank computes what all hold alike."""
+    once = run(case)
+    assert_same_run(once, run(case))
+    for alone, shared in zip(once, run(case, shares=True), strict=True):
+        assert torch.equal(alone.updates, shared.updates), "simulated ranks that share memory update otherwise"
+        assert torch.equal(alone.after, shared.after), "simulated ranks that share memory keep something else"
+
+
+def buckets_change(case: Case) -> None:
+    """Residuals follow their parameters into a bucket of another order."""
+    turned = Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
+    with closing(simulate(case)) as simulation:
+        for number in range(2):
+            before = take(simulation, gradients(LAYOUT, case.world_size, number, case.dtype)).after
+        simulation.rebuild(turned)
+        for old, new in zip(before, simulation.residuals(), strict=True):
+            pieces = LAYOUT.split(old) if old.numel() else {}
+            for name, piece in pieces.items():
+                assert torch.equal(turned.split(new)[name], piece), f"the residual of {name} is lost"
+        step = take(simulation, gradients(turned, case.world_size, 2, case.dtype))
+        assert_replicas_equal(step.updates)
+        assert step.stats[0].step == 2, "the number of the step is lost"
+
+
+def half_precision(case: Case) -> None:
+    """Half-precision gradients lose nothing that single precision holds."""
+    for step in run(replace(case, dtype=torch.bfloat16), 3):
+        assert_replicas_equal(step.updates)
+        assert not step.after.numel() or step.after.dtype == torch.float32, "the residual is not of single precision"
+        if case.promises.conserves_mass:
+            assert_conserved(case.promises, step)
+
+
+def traffic(case: Case) -> None:
+    """A settled step makes the requests that the parts state, of about the bytes that they state."""
+    if case.world_size == 1:
+        assert all(stats.num_collectives == 0 for stats in run(case, 1)[0].stats), "one rank alone sends something"
+    if case.world_size == 1 or not case.promises.states_traffic:
+        return
+    layout = Layout.flat(4000)
+    steps = run(replace(case, dtype=torch.float32), 12, layout=layout)[6:]
+    stats = min((step.stats for step in steps), key=lambda ranks: ranks[0].num_collectives)
+    counts = {"local_count": fmean(stats[0].counts), "longest_count": max(stats[0].counts)}
+    said = calls_of(case.reducer, layout.numel, case.world_size, build_up=stats[0].build_up, layout=layout, **counts)
+    made = [(calls[0][0], [size for _, size in calls]) for calls in zip(*(s.calls for s in stats), strict=True)]
+    assert [op for op, _ in made] == [op for op, _ in said], f"requests are {made}, stated are {said}"
+    for (op, sizes), (_, expected) in zip(made, said, strict=True):
+        # in a tree some ranks send nothing: the size is that of one that does
+        away = min(abs(size - expected) for size in (fmean(sizes), max(sizes)))
+        assert away <= 0.15 * expected + 8, f"{op} has {fmean(sizes):.6g} bytes, stated are {expected:.6g}"
+
+
+LAWS: tuple[Callable[[Case], None], ...] = (
+    ordinary_steps,
+    density,
+    unusual_gradients,
+    fewer_elements_than_ranks,
+    nonfinite_gradients,
+    save_and_restore,
+    same_seed,
+    buckets_change,
+    half_precision,
+    traffic,
+)
+
+
+def check_laws(reducer: Reducer, promises: Promises | None = None, *, world_sizes: Sequence[int] = (1, 3, 4)) -> None:
+    """Raise AssertionError unless a reducer obeys all laws on so many simulated ranks, and so do its parts.
+
+    What selectors and exchanges return is checked at every step: int32 indices, ascending or at least unique, in
+    range, counts that are true, and an accumulator that is left as it was.
+
+    Args:
+        reducer: any, for instance `SparseReducer` with a part of your own.
+        promises: what it promises beyond what holds for all; by default that mass is conserved, and traffic stated.
+        world_sizes: numbers of ranks. One, and one that is no power of two, should be among them.
+    """
+    for law, case in _cases(reducer, promises or Promises(), world_sizes):
+        try:
+            law(case)
+        except AssertionError as error:
+            name = law.__name__.replace("_", " ")
+            raise AssertionError(f"{name}, {case.world_size} ranks: {error}") from error
+
+
+def _cases(
+    reducer: Reducer, promises: Promises, world_sizes: Sequence[int]
+) -> Iterator[tuple[Callable[[Case], None], Case]]:
+    for law in LAWS:
+        for world_size in world_sizes:
+            yield law, Case(reducer=reducer, promises=promises, world_size=world_size)
