@@ -21,12 +21,24 @@ def unwrapped(model: Any) -> DistributedDataParallel:
         parts = vars(inner).get("_modules", {}) if isinstance(inner, nn.Module) else {}
         found = next((parts[name] for name in _INSIDE if parts.get(name) is not None), None)
         if found is None:
-            raise ValueError(
-                f"model must be wrapped in DistributedDataParallel, got {type(model).__name__}; frameworks wrap it "
-                "where two or more processes are started, for instance by torchrun"
-            )
+            raise ValueError(f"model must be wrapped in DistributedDataParallel, {_instead(model)}")
         inner = found
     return inner
+
+
+def _instead(model: Any) -> str:
+    """Return what a model is that is not in a DistributedDataParallel, and what to do about it."""
+    names = {base.__name__ for base in type(model).__mro__}
+    if "FSDPModule" in names:
+        return "got one of fully_shard: use micro.attach_fsdp, between the nodes that hold its replicas"
+    if "FullyShardedDataParallel" in names:
+        return "got FullyShardedDataParallel (FSDP1), which has no hook: use fully_shard and micro.attach_fsdp"
+    if any(hook.__qualname__.startswith("_ReplicateState.") for hook in getattr(model, "_forward_hooks", {}).values()):
+        return "got one of torch's replicate, which is not supported: wrap it in DistributedDataParallel instead"
+    return (
+        f"got {type(model).__name__}: frameworks wrap it where two or more processes are started, for instance by "
+        "torchrun; for a loop that exchanges nothing by itself use micro.LocalSteps"
+    )
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:

@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.checkpoints.description import describe
-from micro.checkpoints.saved_state import check_header, header, plain_buckets
+from micro.checkpoints.saved_state import plain_buckets
 from micro.clipping import ClipNorm
 from micro.ddp.backward import Backward
 from micro.ddp.bucket import Bucket
@@ -19,12 +18,12 @@ from micro.ddp.bucket_order import replay
 from micro.ddp.hook import Hook
 from micro.ddp.reduction import Reduction
 from micro.ddp.vectors import BucketVectors
+from micro.drivers.attachment import BaseAttachment
 from micro.drivers.bucket_states import BucketStates
-from micro.drivers.copied_attachment import CopiedAttachment
+from micro.drivers.changed_gradients import ChangedGradients, keeps
 from micro.drivers.discarded_gradients import DiscardedGradients
 from micro.drivers.lane import CallerLane, ThreadLane
 from micro.drivers.loss_scale import LossScale
-from micro.drivers.step_readings import StepReadings
 from micro.flat import Layout, real
 from micro.group_comm import GroupComm
 from micro.nonfinite import NonFiniteGradient
@@ -36,7 +35,7 @@ from micro.summary import StepSummary
 from micro.wrappers import plain_parameters, reduced_parameters
 
 
-class Attachment(StepReadings):
+class Attachment(BaseAttachment):
     """A reducer at work on a DDP model. Build it with ``attach``; it is a context manager that closes it.
 
     The hook puts each bucket on a lane, where buckets are reduced in the order of their numbers.
@@ -71,7 +70,6 @@ class Attachment(StepReadings):
         self._vectors = BucketVectors({parameter: name for name, parameter in parameters.items()})
         self._finds_unused = bool(model.find_unused_parameters)
         self._is_rehearsing = False
-        self._is_paused = False
         self._on_step = on_step
         self._device = next(iter(trained.values())).device
         self.comm: GroupComm
@@ -94,6 +92,7 @@ class Attachment(StepReadings):
             clip=clip,
             clip_norm=clip_norm,
         )
+        self.steps = self._reduction.steps
         reduced = reduced_parameters(model)
         self._backward = Backward(
             model,
@@ -104,6 +103,7 @@ class Attachment(StepReadings):
             wait=self._reduction.wait,
         )
         self._discarded = DiscardedGradients(list(reduced.values()))
+        self._changed = ChangedGradients(reduced) if keeps(reducer) and not self._loss_scale.is_used else None
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 
@@ -123,7 +123,7 @@ class Attachment(StepReadings):
         return self.comm.group
 
     @property
-    def _stepping(self) -> Reduction:
+    def _clipped(self) -> Reduction:
         return self._reduction
 
     def close(self) -> None:
@@ -138,79 +138,36 @@ class Attachment(StepReadings):
         if hook is not None and hook.attached is self:
             hook.attached = None
         self._discarded.close()
+        if self._changed is not None:
+            self._changed.close()
         self._reduction.close()
         self.comm.close()
-
-    def __enter__(self) -> "Attachment":
-        return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is not None and not isinstance(error, NonFiniteGradient):  # which all ranks raise
             self.comm.report(error)
         self.close()
 
-    def __reduce__(self) -> tuple[type[CopiedAttachment], tuple[()]]:
-        return CopiedAttachment, ()
-
-    def residuals(self) -> list[Tensor]:
-        """Return this rank's residuals, one vector per bucket, not copied; empty where the reducer keeps none."""
-        return self._states.residuals()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's residuals, by parameter name, and selector states; save one per rank.
-
-        It says whose it is: format, version, rank, world size, step, and the method with all settings. Everything is
-        plain data and tensors, which ``torch.load(weights_only=True)`` reads.
-        """
+        """Return this rank's residuals, by parameter name, and selector states; see BaseAttachment."""
+        state = super().state_dict()
         order = {name: number for number, name in enumerate(name for names in self.bucket_names for name in names)}
-        buckets = sorted(self._states.save(), key=lambda bucket: order.get(next(iter(bucket["shapes"])), len(order)))
-        head = header(step=self._states.step, **self._identity())
-        return {**head, "loss_scale": self._loss_scale.value, "buckets": buckets}
+        state["buckets"].sort(key=lambda bucket: order.get(next(iter(bucket["shapes"])), len(order)))
+        return state
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned, on the same rank; buckets may have changed since.
+        """Go on from what ``state_dict`` returned; see BaseAttachment.
 
         Called before the first backward, it also has DDP make the buckets that were saved, so that the next steps are
-        those of a run that was never interrupted. Density, start_step, seed, nonfinite and clip may be others than
-        before. A state without version, of micro before 0.2, is loaded unless it is of another method.
-
-        Raises:
-            ValueError: it is of another rank, world size, method or newer version, or names parameters that the model
-                does not have, or of other shapes.
+        those of a run that was never interrupted.
         """
-        check_header(saved, **self._identity())
-        buckets = plain_buckets(saved["buckets"])
-        self._states.load(buckets)
-        self._loss_scale.value = saved.get("loss_scale", 1.0)
-        model = self._model()
+        super().load_state_dict(saved)
+        model, buckets = self._model(), plain_buckets(saved["buckets"])
         if buckets and model is not None and not self.bucket_names:
             names = [tuple(bucket["shapes"]) for bucket in buckets]
             with self.rehearsal():
                 replay(model, reduced_parameters(model), names)
             self.bucket_names[:] = names
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "rank": self.comm.rank,
-            "world_size": self.comm.world_size,
-            "scope": self._scope,
-            "method": describe(self.reducer),
-        }
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let backward reduce nothing in this context: its gradients stay this rank's own, residuals as they are.
-
-        For a backward whose gradients are not used: a discriminator's while the generator is trained, one for logging.
-        All ranks pause the same ones. What was not sent of such a backward would otherwise wait in the residuals
-        and be added to later steps. ``model.no_sync()`` does the same where the forward is in it too; gradients
-        that are not removed then are part of the next step, and so they are here.
-        """
-        was, self._is_paused = self._is_paused, True
-        try:
-            yield
-        finally:
-            self._is_paused = was
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -268,7 +225,7 @@ class Attachment(StepReadings):
 
     def _end_step(self, exposed: Seconds) -> None:
         """Raise what went wrong in this step, or report it."""
-        self._reduction.last_step.exposed = exposed
+        self.steps.exposed = exposed
         error = self._reduction.take_error()
         if error is None:
             self._report()
@@ -280,5 +237,7 @@ class Attachment(StepReadings):
 
     def _report(self) -> None:
         self._discarded.end_backward(is_applied=not self.skipped)
+        if self._changed is not None:
+            self._changed.end_backward(is_applied=not self.skipped)
         if self._on_step is not None:
             self._on_step(self.summary)

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
-from micro.reducers.outcome import Outcome
-from micro.rounds import Begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +35,7 @@ class Bucket:
                 "parameters must keep the shape and dtype that they had when DDP was built"
             )
 
-    def hand_back(self) -> None:
+    def put_back(self) -> None:
         """Give DDP its bucket, with the last part."""
         if self.future is not None and not self.future.done():
             self.future.set_result(self.buffer)
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A reduction that was launched.
-
-    Attributes:
-        begun: the reduction, which waits for its end.
-        buckets: those that the vector ``grad`` holds, which it reduces.
-        set_aside: what is kept for unused parameters.
-    """
-
-    begun: Begun[Outcome]
-    buckets: Sequence[Bucket]
-    grad: Tensor
-    set_aside: SetAside
-
-    def hand_back(self) -> None:
-        """Give DDP what is in ``grad``."""
-        if self.grad is not self.buckets[0].grad:
-            sizes = [bucket.layout.numel for bucket in self.buckets]
-            for bucket, piece in zip(self.buckets, self.grad.split(sizes), strict=True):
-                bucket.grad.copy_(piece)
-        for bucket in self.buckets:
-            bucket.hand_back()

@@ -9,20 +9,17 @@ import torch
 from torch import Tensor
 
 from micro.clipping import ClipNorm, clip_to_
-from micro.ddp.bucket import Bucket, Running
+from micro.ddp.bucket import Bucket
 from micro.ddp.unused_parameters import unused_parameters
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.lane import Lane
-from micro.drivers.last_step_stats import LastStep
-from micro.drivers.loss_scale import LossScale, common_scale
-from micro.drivers.set_aside import SetAside
-from micro.flat import Layout
+from micro.drivers.loss_scale import LossScale
+from micro.drivers.reductions import Reductions
 from micro.group_comm import GroupComm
 from micro.kernels.threads import one_while
+from micro.nonfinite import Finding, NonFiniteGradient, report
 from micro.reducers.base import Reducer
-from micro.reducers.outcome import Outcome, decide
-from micro.requests import AllGather, carried_out
-from micro.scope import joined
+from micro.requests import carried_out
 
 
 class Reduction:
@@ -67,19 +64,15 @@ class Reduction:
     ) -> None:
         self.clip = clip
         self._clip_norm = clip_norm
-        self._has_counts = False
-        self.last_step = LastStep()
+        self.steps = Reductions(reducer, states, comm, device, loss_scale=loss_scale, whole_model=whole_model)
         self._reducer = reducer
         self._states = states
         self._comm = comm
-        self._whole_model = whole_model
         self._device = device
         self._lane = lane
         self._loss_scale = loss_scale
         self._weight = 1.0  # of the gradients of this backward
         self._waiting: list[Bucket] = []
-        self._running: list[Running] = []
-        self._finished: list[tuple[Running, Outcome]] = []
         self._errors: list[BaseException] = []
         self._has_failed = False
         self._backward_runs = False  # beside the lane, whose loops then leave the threads to it
@@ -87,11 +80,6 @@ class Reduction:
         self._uses: list[Tensor] = []  # the memory that they use
         self._ends_with_backward = not lane.is_beside and device.type == "cpu"
         self._must_finish = False
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the last step was taken back."""
-        return self.last_step.skipped
 
     def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
         """Begin a backward; called before its first bucket is put.
@@ -186,35 +174,9 @@ class Reduction:
 
     def _begin(self, has_inputs: bool, counts_inputs: bool) -> None:
         self._release_all()  # nothing is left, unless an error ended the backward before
-        self.last_step.begin()
-        scale = self._weight = 1.0
-        if self._has_failed:
-            return
-        if counts_inputs or self._loss_scale.is_used:
-            active = self._active_scales(has_inputs)
-            scale = common_scale(active)
-            if counts_inputs:
-                self._weight = self._comm.world_size / len(active)
-        factor = self._loss_scale.follow(scale)
-        if factor != 1:
-            self._states.rescale_(factor)
-
-    def _active_scales(self, has_inputs: bool) -> dict[int, float]:
-        """Return the scale of each rank that has inputs, by one message of 16 bytes a rank and step.
-
-        A rank that is out of inputs in a join context takes the scale of the others, which its own scaler lacks.
-        """
-        self._begin_counts()
-        mine = torch.tensor([has_inputs, self._loss_scale.current], dtype=torch.float64, device=self._device)
-        rows = self._comm.answer(AllGather(mine=mine))
-        scales = enumerate(rows.tolist())  # host sync: once a step, with a scaler or such a join context
-        return {rank: scale for rank, (is_active, scale) in scales if is_active}
-
-    def _begin_counts(self) -> None:
-        """Begin to count what is sent; all until the first bucket is launched is counted with it."""
-        if not self._has_counts:
-            self._comm.begin_step()
-            self._has_counts = True
+        self.steps.forget_step()
+        if not self._has_failed:
+            self._weight = self.steps.begin(has_inputs=has_inputs, counts_inputs=counts_inputs)
 
     def _receive(self, bucket: Bucket) -> None:
         self._waiting.append(bucket)
@@ -233,90 +195,45 @@ class Reduction:
             return
         if is_last or not self._needs_whole_gradient:
             self._clip()
-            if self._whole_model and self._waiting:
-                self._launch_joined(list(self._waiting))
-            else:
-                for bucket in self._waiting:
-                    self._launch(self._reducer, [bucket], bucket.grad, bucket.layout)
+            parts = [list(self._waiting)] if self.steps.whole_model else [[bucket] for bucket in self._waiting]
+            for part in parts if self._waiting else ():
+                gradients = [view for bucket in part for view in bucket.gradients]
+                self.steps.launch(part, partial(unused_parameters, gradients=gradients, comm=self._comm))
             self._waiting.clear()
         self._comm.rounds.advance()
-        while self._running and (is_last or self._may_finish()):
-            self._finish_first()
         if is_last:
+            self.steps.finish_all()
             self._decide()
-
-    def _may_finish(self) -> bool:
-        """Whether the first bucket can be finished before the last was launched; the same on all ranks.
-
-        Where that would only wait, in the thread of backward, it is left for the end.
-        """
-        if self._ends_with_backward and self._reducer.is_one_sum:
-            return False
-        return len(self._running) > 1 and self._running[0].begun.is_done
-
-    def _finish_first(self) -> None:
-        running = self._running[0]
-        self._finished.append((running, running.begun()))
-        del self._running[0]
+            return
+        waits_for_the_end = self._ends_with_backward and self._reducer.is_one_sum
+        while self.steps.can_finish and not waits_for_the_end:
+            self.steps.finish_first()
 
     def _clip(self) -> None:
         """Clip the whole gradient; what that sends is counted with its first bucket."""
         if self.clip is None or not self._waiting:
             return
         gradients, limit = [bucket.grad for bucket in self._waiting], self.clip * self._loss_scale.value
-        self._begin_counts()
+        self.steps.begin_counts()
         carried_out(clip_to_(gradients, limit, self._comm, norm=self._clip_norm), self._comm)
 
     @property
     def _needs_whole_gradient(self) -> bool:
-        return self._whole_model or self.clip is not None
-
-    def _launch_joined(self, buckets: Sequence[Bucket]) -> None:
-        reducer, layout = joined(self._reducer, [bucket.layout for bucket in buckets])
-        grad = buckets[0].grad if len(buckets) == 1 else torch.cat([bucket.grad for bucket in buckets])
-        self._launch(reducer, buckets, grad, layout)
-
-    def _launch(self, reducer: Reducer, buckets: Sequence[Bucket], grad: Tensor, layout: Layout) -> None:
-        state = self._states.of(layout, grad.dtype, grad.device)
-        self.last_step.bucket_names += [bucket.layout.names for bucket in buckets]
-        self._begin_counts()
-        self._has_counts = False
-        gradients = [view for bucket in buckets for view in bucket.gradients]
-        set_aside = SetAside(state, unused_parameters(state, gradients, self._comm))
-        try:
-            begun = reducer.begin(state, grad, self._comm)
-        except BaseException:
-            set_aside.restore()
-            raise
-        self._running.append(Running(begun, buckets, grad, set_aside))
+        return self.steps.whole_model or self.clip is not None
 
     def _decide(self) -> None:
-        """Let the step count, or take all of it back, and give DDP its buckets.
+        error = self.steps.decide(is_bad=bool(self.steps.findings), error_of=self._error_of)
+        if error is not None:
+            self._errors.append(error)
+        self.steps.put_back()  # what ends the backward, which takes the error then
 
-        A scaler looks for Inf in the gradients, to lower the scale and to leave out the optimizer's step: there the
-        update of a step that was taken back is Inf everywhere.
-        """
-        policy = "skip" if self._loss_scale.is_used else self._reducer.policy
-        decision = carried_out(decide([outcome for _, outcome in self._finished], policy), self._comm)
-        finished, self._finished = self._finished, []
-        self.last_step.stats += decision.stats
-        if decision.error is not None:
-            self._errors.append(decision.error)
-        for running, _ in finished:
-            running.set_aside.restore()
-            if self.skipped and self._loss_scale.is_used:
-                running.grad.fill_(torch.inf)
-            running.hand_back()
+    def _error_of(self, findings: list[Finding]) -> NonFiniteGradient:
+        return carried_out(report(findings, self.steps.stats[0].step, self._device), self._comm)
 
     def _release_all(self) -> None:
         """Give DDP zeros where nothing can be reduced any more, so that backward ends and raises."""
-        launched = [*(running for running, _ in self._finished), *self._running]
-        for running in launched:
-            running.set_aside.restore()
-        left = [*(bucket for running in launched for bucket in running.buckets), *self._waiting]
-        self._finished.clear()
-        self._running.clear()
+        left = [*self.steps.abandon(), *self._waiting]
         self._waiting.clear()
         for bucket in left:
             bucket.grad.zero_()
-            bucket.hand_back()
+            bucket.put_back()

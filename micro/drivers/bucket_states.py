@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from micro.drivers.memory_order import as_in_memory, logical
 from micro.flat import Layout
 from micro.reducers.base import BucketState, Reducer, saved_layout
 
@@ -47,9 +48,9 @@ class BucketStates:
         return [state.residual for state in self._states.values()]
 
     def save(self) -> list[dict[str, Any]]:
-        """Return the states as plain data and tensors."""
+        """Return the states as plain data and tensors, the elements of each parameter in logical order."""
         self._settle()
-        return [self._reducer.save(state) for state in self._states.values()]
+        return [logical(self._reducer.save(state), self._parameters) for state in self._states.values()]
 
     def rescale_(self, factor: float) -> None:
         """Multiply all that is kept by ``factor``; see Reducer."""
@@ -78,7 +79,9 @@ class BucketStates:
         states: dict[tuple[str, ...], BucketState] = {}
         for layout, bucket in zip(layouts, saved, strict=True):
             parameter = self._parameters[layout.names[0]]
-            states[layout.names] = self._reducer.load(bucket, parameter.dtype, parameter.device)
+            states[layout.names] = self._reducer.load(
+                as_in_memory(bucket, self._parameters), parameter.dtype, parameter.device
+            )
         self._states, self._leaving = states, []
 
     def _check(self, layout: Layout) -> None:

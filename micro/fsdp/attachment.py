@@ -1,20 +1,17 @@
 """A reducer at work between the replicas of a model that is sharded by fully_shard."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from micro.checkpoints.description import describe
-from micro.checkpoints.saved_state import check_header, header, plain_buckets
+from micro.checkpoints.saved_state import check_header
 from micro.comm import Comm
+from micro.drivers.attachment import BaseAttachment
 from micro.drivers.bucket_states import BucketStates
-from micro.drivers.copied_attachment import CopiedAttachment
 from micro.drivers.discarded_gradients import DiscardedGradients
-from micro.drivers.step_readings import StepReadings
 from micro.fsdp.backward_end import BackwardEnd
 from micro.fsdp.exchange import Exchange, Settings
 from micro.fsdp.groups import ShardGroup, call_after_backward
@@ -26,7 +23,7 @@ from micro.requests import AllReduce
 from micro.summary import StepSummary
 
 
-class ShardedAttachment(StepReadings):
+class ShardedAttachment(BaseAttachment):
     """A reducer at work between the replicas of a sharded model. Build it with ``attach_fsdp``; a context manager.
 
     FSDP's hook only says which modules a backward has used. When FSDP has ended the backward, the replicas exchange the
@@ -54,7 +51,6 @@ class ShardedAttachment(StepReadings):
         self._replicas = replicas
         self._scope = "model shard" if settings.whole_model else "shard"
         self._on_step = on_step
-        self._is_paused = False
         self._has_begun = False
         node = groups[0].process_group
         is_shared = node is not None and dist.get_world_size(node) > 1
@@ -66,6 +62,7 @@ class ShardedAttachment(StepReadings):
         self._exchange = Exchange(
             groups, reducer, self._states, comm=comm, node=self._node, loss_scale=self._loss_scale, settings=settings
         )
+        self.steps = self._exchange.steps
         trained = [p for group in groups for p in group.parameters().values() if p.requires_grad]
         self._discarded = DiscardedGradients(trained)
         self._guard = StepGuard(groups)
@@ -90,42 +87,18 @@ class ShardedAttachment(StepReadings):
         return None
 
     @property
-    def _stepping(self) -> Exchange:
+    def _clipped(self) -> Exchange:
         return self._exchange
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let backward exchange nothing in this context: gradients stay the node's own, residuals as they are.
-
-        For a backward whose gradients are not used: a discriminator's while the generator is trained, one for logging.
-        All ranks pause the same ones. What was not sent of such a backward would otherwise wait in the residuals
-        and be added to later steps. Remove its gradients by zero_grad(): those that are not removed are part of the
-        next step, and an optimizer that steps before refuses. (``set_requires_gradient_sync(False)`` is no
-        replacement: what FSDP keeps by it, zero_grad() does not remove.)
-        """
-        was, self._is_paused = self._is_paused, True
-        try:
-            yield
-        finally:
-            self._is_paused = was
-
-    def residuals(self) -> list[Tensor]:
-        """Return this rank's residuals, one vector per FSDP module, not copied; empty where the reducer keeps none."""
-        return self._states.residuals()
-
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept of this rank's shards, by parameter name, and the parts' states; save one per rank."""
-        head = header(step=self._states.step, **self._identity())
-        return {**head, "shard": self._shard, "loss_scale": self._loss_scale.value, "buckets": self._states.save()}
+        """Return what is kept of this rank's shards; see BaseAttachment."""
+        return {**super().state_dict(), "shard": self._shard}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` returned, on the same rank of as many nodes and ranks per node.
 
-        Density, start_step, seed, nonfinite and clip may be others than before.
-
         Raises:
-            ValueError: it is of another rank, shard, world size or method, or names parameters that the model does not
-                have, or shards of another shape.
+            ValueError: it is of another shard; see BaseAttachment.
         """
         check_header(saved, **self._identity())
         if saved.get("shard", self._shard) != self._shard:
@@ -134,20 +107,11 @@ class ShardedAttachment(StepReadings):
                 f"state is of shard {place} of {count}, this rank has shard {self._shard[0]} of {self._shard[1]}: "
                 "start as many nodes and ranks per node, with the same mesh"
             )
-        self._states.load(plain_buckets(saved["buckets"]))
-        self._loss_scale.value = saved.get("loss_scale", 1.0)
+        super().load_state_dict(saved)
 
     @property
     def _shard(self) -> list[int]:
         return [self._node.rank, self._node.world_size]
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "scope": self._scope,
-            "method": describe(self.reducer),
-        }
 
     def close(self) -> None:
         """Give the model back. From now on gradients are averaged densely over the replicas, as FSDP's own would be.
@@ -163,15 +127,6 @@ class ShardedAttachment(StepReadings):
         self._guard.close()
         self._discarded.close()
         self.comm.close()
-
-    def __enter__(self) -> "ShardedAttachment":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[type[CopiedAttachment], tuple[()]]:
-        return CopiedAttachment, ()
 
     def note(self, group: ShardGroup, dtype: torch.dtype) -> None:
         """Note that backward reached a group: FSDP has reduced its gradients in ``dtype`` and is about to keep them."""
@@ -191,7 +146,7 @@ class ShardedAttachment(StepReadings):
             return
         started = self.comm.now(self._groups[0].device)
         error = self._exchange.run()
-        self._exchange.last_step.exposed = self.comm.now(self._groups[0].device) - started
+        self.steps.exposed = self.comm.now(self._groups[0].device) - started
         if error is None:
             self._report()
             return

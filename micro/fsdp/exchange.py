@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from micro.clipping import clip_shards_
 from micro.comm import Comm
 from micro.drivers.bucket_states import BucketStates
-from micro.drivers.last_step_stats import LastStep
-from micro.drivers.loss_scale import LossScale, common_scale
-from micro.drivers.set_aside import SetAside
+from micro.drivers.loss_scale import LossScale
+from micro.drivers.reductions import Reductions
 from micro.flat import Layout
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
@@ -22,10 +20,7 @@ from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
 from micro.objects import gather_objects
 from micro.peer_failures import PeerError
 from micro.reducers.base import Reducer
-from micro.reducers.outcome import Outcome
 from micro.requests import AllGather, AllReduce
-from micro.rounds import Begun
-from micro.scope import joined
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # a number of one byte says which
 
@@ -48,26 +43,6 @@ class Settings:
     def loss_scale(self) -> LossScale:
         """Return the factor on the gradients."""
         return LossScale(self.scaler)
-
-
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A reduction that was launched: of ``vectors``, which ``grad`` (numel,) holds one after the other."""
-
-    vectors: Sequence[ShardVector]
-    grad: Tensor
-    begun: Begun[Outcome]
-    set_aside: SetAside
-
-    def put_back(self) -> None:
-        """Make what is in ``grad`` the gradients."""
-        if self.grad is not self.vectors[0].grad:
-            for vector, piece in zip(
-                self.vectors, self.grad.split([v.layout.numel for v in self.vectors]), strict=True
-            ):
-                vector.grad.copy_(piece)
-        for vector in self.vectors:
-            vector.put_back()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +81,15 @@ class Exchange:
         settings: Settings,
     ) -> None:
         self.clip = settings.clip
-        self.last_step = LastStep()
-        self.skipped = False
+        self.steps = Reductions(
+            reducer, states, comm, groups[0].device, loss_scale=loss_scale, whole_model=settings.whole_model
+        )
         self._has_failed = False
         self._groups = groups
-        self._reducer = reducer
         self._states = states
         self._comm = comm
         self._node = node
         self._loss_scale = loss_scale
-        self._whole_model = settings.whole_model
         self._clip_norm = settings.clip_norm
         self._device = groups[0].device
         self._trained = {name for each in groups for name, p in each.parameters().items() if p.requires_grad}
@@ -126,65 +100,46 @@ class Exchange:
         Where the reducer raises on one rank, its replicas fail too, and each tells the ranks of its node. All gradients
         are zero then.
         """
-        self.last_step.begin()
+        self.steps.forget_step()
         if self._has_failed:
             self._zero_all()
             return RuntimeError("the replicas have lost contact, because a reducer failed before: close the attachment")
-        done: list[tuple[_Running, Outcome]] = []
         error: Exception | None = None
         try:
-            done = self._reduce()
+            self._reduce()
         except Exception as caught:
             error = caught
             self._comm.abort(error)
         except BaseException as caught:  # somebody ends this process: the others see that
             self._comm.abort(caught)
             raise
-        findings = [finding for _, outcome in done for finding in outcome.findings]
-        is_bad, has_failed = self._anywhere_in_node(bool(findings), error is not None)
+        is_bad, has_failed = self._anywhere_in_node(bool(self.steps.findings), error is not None)
         if has_failed:
             self._has_failed = True
+            self.steps.abandon()
             self._zero_all()
             error = error or PeerError("another rank of this node failed to reduce its shards: its error says why")
             self._states.break_off(error)
             return error
-        error = self._decide(done, findings) if is_bad else None
-        self.skipped = is_bad
-        if not is_bad:
-            self.last_step.stats += [outcome.deliver() for _, outcome in done]
-        for running, _ in done:
-            running.set_aside.restore()
-            running.put_back()
+        error = self.steps.decide(is_bad=is_bad, error_of=self._error)
+        self.steps.put_back()
         for group in self._groups:
             group.waiting_dtype = None
         return error
 
-    def _reduce(self) -> list[tuple[_Running, Outcome]]:
+    def _reduce(self) -> None:
         """Reduce all vectors; where the reducer can, they share rounds of messages."""
-        self._comm.begin_step()  # what is sent before the first reduction is counted with it
-        factor = self._loss_scale.follow(self._scale())
-        if factor != 1:
-            self._states.rescale_(factor)
+        self.steps.begin_counts()  # what is sent before the first reduction is counted with it
+        self.steps.begin()
         vectors = self._vectors()
         if self.clip is not None:
             nodes = self._comm if self._clip_norm == "global" else None
             limit = self.clip * self._loss_scale.value
             clip_shards_([vector.grad for vector in vectors], limit, self._node, nodes, self._device)
-        parts = [vectors] if self._whole_model and vectors else [[vector] for vector in vectors]
-        running: list[_Running] = []
-        for number, part in enumerate(parts):
-            if number:
-                self._comm.begin_step()
-            running.append(self._launch(part))
-        return [self._finish(each) for each in running]
-
-    def _scale(self) -> float:
-        """Return the scale of the loss, which must be the same on all replicas; 1 where there is none."""
-        if not self._loss_scale.is_used:
-            return 1.0
-        mine = torch.tensor([self._loss_scale.current], dtype=torch.float64, device=self._device)
-        scales = self._comm.answer(AllGather(mine=mine))[:, 0].tolist()  # host sync: once a step with a scaler
-        return common_scale(dict(zip(dist.get_process_group_ranks(self._comm.group), scales, strict=True)))
+        for part in [vectors] if self.steps.whole_model and vectors else [[vector] for vector in vectors]:
+            unused = [name for vector in part for name in vector.layout.names if name not in vector.used]
+            self.steps.launch(part, lambda _, unused=unused: unused)  # type: ignore[misc]
+        self.steps.finish_all()
 
     def _vectors(self) -> list[ShardVector]:
         """Return the gradients of each group that any replica has used; all replicas have the same vectors."""
@@ -209,8 +164,8 @@ class Exchange:
         agreed = [_used(group, columns) for group in self._groups]
         known = {dtype for _, dtypes, _ in agreed for dtype in dtypes}
         for group, dtypes, _ in agreed:
-            _check_one_dtype(group, known if self._whole_model else dtypes)
-        if self._whole_model:
+            _check_one_dtype(group, known if self.steps.whole_model else dtypes)
+        if self.steps.whole_model:
             return [_Used(group, dtype, names) for group, _, names in agreed for dtype in known]
         return [_Used(group, dtype, names) for group, dtypes, names in agreed for dtype in dtypes]
 
@@ -222,34 +177,6 @@ class Exchange:
         shards = {name: own(parameter) for name, parameter in parameters.items() if name in self._trained}
         shapes = {name: tuple(shard.shape) for name, shard in shards.items() if shard.numel()}
         return Layout(tuple(shapes), tuple(shapes.values())) if shapes else None
-
-    def _launch(self, vectors: Sequence[ShardVector]) -> _Running:
-        reducer, layout, grad = self._reducer, vectors[0].layout, vectors[0].grad
-        if len(vectors) > 1:
-            reducer, layout = joined(reducer, [vector.layout for vector in vectors])
-            grad = torch.cat([vector.grad for vector in vectors])
-        state = self._states.of(layout, grad.dtype, grad.device)
-        self.last_step.bucket_names += [vector.layout.names for vector in vectors]
-        set_aside = SetAside(state, [name for v in vectors for name in v.layout.names if name not in v.used])
-        try:
-            begun = reducer.begin(state, grad, self._comm)
-        except BaseException:
-            set_aside.restore()
-            raise
-        return _Running(vectors, grad, begun, set_aside)
-
-    def _finish(self, running: _Running) -> tuple[_Running, Outcome]:
-        return running, running.begun()
-
-    def _decide(self, done: Sequence[tuple[_Running, Outcome]], findings: Sequence[Finding]) -> Exception | None:
-        """Take back a step in which any shard of any module is not finite; return the error, the same on all ranks.
-
-        A scaler looks for Inf in the gradients, to lower the scale and to leave out the optimizer's step.
-        """
-        self.last_step.stats += [outcome.drop() for _, outcome in done]
-        for running, _ in done if self._loss_scale.is_used else ():
-            running.grad.fill_(torch.inf)
-        return self._error(findings) if self._reducer.policy == "stop" and not self._loss_scale.is_used else None
 
     def _anywhere_in_node(self, *flags: bool) -> list[bool]:
         """Return of each flag whether any rank of this node has it; those of other nodes have the same shards."""

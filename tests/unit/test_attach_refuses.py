@@ -86,6 +86,34 @@ def test_a_model_that_cannot_be_reduced_is_refused(make: Callable[[], Distribute
     attach_refused(make(), key, key)
 
 
+def sharded() -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model: nn.Module = fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
+    return model
+
+
+def replicated() -> nn.Module:
+    from torch.distributed._composable.replicate import replicate
+
+    return replicate(nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("build", "remedy"),
+    [
+        (lambda: nn.Linear(4, 4), "micro.LocalSteps"),
+        (sharded, "micro.attach_fsdp"),
+        (replicated, "replicate, which is not supported"),
+    ],
+)
+def test_a_model_in_no_ddp_is_refused_with_what_fits_it(build: Callable[[], nn.Module], remedy: str) -> None:
+    with pytest.raises(ValueError, match="model must be wrapped in DistributedDataParallel") as caught:
+        micro.attach(build(), GOOD)
+    assert remedy in str(caught.value)
+
+
 def test_collectives_of_backward_are_seen() -> None:
     assert not has_collectives(nn.Linear(2, 2), finds_unused=False)
     assert has_collectives(nn.Linear(2, 2), finds_unused=True)

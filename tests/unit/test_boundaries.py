@@ -169,7 +169,9 @@ def micro_may_import(module: str, name: str) -> bool:
             "micro.ddp.backward",
             "micro.ddp.checks",
             "micro.ddp.hook",
+            "micro.drivers.attachment",
             "micro.drivers.meeting",
+            "micro.drivers.reductions",
             "micro.local.group",
         )  # types: process groups, and the bucket that DDP gives its hook
     if is_in(module, "micro.integrations"):

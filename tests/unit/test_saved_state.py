@@ -318,3 +318,31 @@ def test_average_refuses_what_is_not_one_checkpoint() -> None:
 def test_every_method_has_a_description_that_fits_itself_after_a_file(row: Any) -> None:
     described = describe(row.make(0.1, 0))
     assert misfit(through_a_file(described), describe(row.make(0.2, 7))) is None
+
+
+def convolution(memory_format: torch.memory_format, reducer: micro.Reducer) -> micro.Attachment:
+    """Return an attachment whose model has made one step."""
+    torch.manual_seed(0)
+    net = nn.Conv2d(3, 8, 3, bias=False).to(memory_format=memory_format)  # type: ignore[call-overload]
+    model = DistributedDataParallel(net)
+    attachment = micro.attach(model, reducer)
+    model(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(1))).square().mean().backward()
+    return attachment
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("formats", [(0, 1), (1, 0), (1, 1)], ids=str)
+def test_a_state_is_laid_out_in_the_memory_format_of_the_model_that_loads_it(
+    formats: tuple[int, int], scaled: bool
+) -> None:
+    saving, loading = ([torch.contiguous_format, torch.channels_last][each] for each in formats)
+    selector: micro.Selector[Any] = micro.ScaledElements(selector=micro.TopK()) if scaled else micro.TopK()
+    reducer = micro.SparseReducer(selector, density=0.05, exchange=micro.Gather())
+    saved, own = convolution(saving, reducer).state_dict(), convolution(loading, reducer)
+    expected = own.state_dict()["buckets"][0]
+    kept = own.residuals()[0].clone()
+    own.load_state_dict(saved)
+    torch.testing.assert_close(own.residuals()[0], kept)
+    found = own.state_dict()["buckets"][0]
+    torch.testing.assert_close(found["memory"], expected["memory"])
+    torch.testing.assert_close(found["selector"], expected["selector"])

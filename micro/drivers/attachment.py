@@ -1,0 +1,182 @@
+"""What every attachment to a model is: its states as saved, its pauses, and what it says of its last step."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn, Self
+
+import torch.distributed as dist
+from torch import Tensor
+
+from micro.checkpoints.description import describe
+from micro.checkpoints.saved_state import check_header, header, plain_buckets
+from micro.clipping import check_clip
+from micro.drivers.bucket_states import BucketStates
+from micro.drivers.loss_scale import LossScale
+from micro.drivers.reductions import Reductions
+from micro.group_comm import GroupComm
+from micro.reducers.base import Reducer
+from micro.stats import StepStats
+from micro.summary import StepSummary
+
+
+class BaseAttachment(ABC):
+    """A reducer at work on a model; a context manager that closes it.
+
+    Attributes:
+        reducer: what reduces.
+        comm: the ranks between which it does.
+        steps: the reductions of the present step.
+    """
+
+    reducer: Reducer
+    comm: GroupComm
+    steps: Reductions
+    _scope: str
+    _states: BucketStates
+    _loss_scale: LossScale
+    _is_paused: bool = False
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """This rank among those of the model."""
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """Number of ranks of the model."""
+
+    @property
+    @abstractmethod
+    def group(self) -> dist.ProcessGroup | None:
+        """The process group of these ranks; None is the default one."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Take the reducer off the model."""
+
+    @property
+    @abstractmethod
+    def _clipped(self) -> Any:
+        """What has the limit of the norm, ``clip``."""
+
+    @property
+    def stats(self) -> tuple[StepStats, ...]:
+        """The statistics of the last step, one per reduced vector.
+
+        On DDP in the order in which they were reduced; on FSDP of this rank's shards, in the model's order.
+        """
+        return tuple(self.steps.stats)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the last step was not finite, so that the whole update is zero; the same on all ranks.
+
+        A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``. With a
+        scaler the update is Inf, and the scaler does that.
+        """
+        return self.steps.skipped
+
+    @property
+    def summary(self) -> StepSummary:
+        """The statistics of the last step over all vectors that this rank reduced.
+
+        Raises:
+            ValueError: no step was taken yet.
+        """
+        if not self.stats:
+            raise ValueError("there is no step yet to be summarized: call backward first")
+        return StepSummary(self.stats, self.steps.exposed)
+
+    @property
+    def bucket_names(self) -> list[tuple[str, ...]]:
+        """The parameters of each reduced vector: of DDP's buckets or of FSDP's modules, in the order of ``stats``."""
+        return self.steps.bucket_names
+
+    @property
+    def exposed_s(self) -> float:
+        """Seconds of the last backward after all gradients were computed: the communication it did not hide.
+
+        On FSDP it is the whole exchange between nodes, which follows the backward.
+        """
+        return float(self.steps.exposed)
+
+    @property
+    def clip(self) -> float | None:
+        """The greatest norm of the gradient, as it was attached; may be changed between steps, on all ranks alike."""
+        limit: float | None = self._clipped.clip
+        return limit
+
+    @clip.setter
+    def clip(self, limit: float | None) -> None:
+        check_clip(limit)
+        self._clipped.clip = limit
+
+    def residuals(self) -> list[Tensor]:
+        """Return this rank's residuals, a vector per bucket or FSDP module, not copied; empty where none are kept."""
+        return self._states.residuals()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let backward reduce nothing in this context: its gradients stay this rank's own, residuals as they are.
+
+        For a backward whose gradients are not used: a discriminator's while the generator is trained, one for logging.
+        All ranks pause the same ones. What was not sent of such a backward would otherwise wait in the residuals and be
+        added to later steps. Remove its gradients by zero_grad(): those that are not removed are part of the next step,
+        and on FSDP an optimizer that steps before refuses. ``model.no_sync()`` of DDP does the same where the forward
+        is in it too; ``set_requires_gradient_sync(False)`` of FSDP keeps what zero_grad() does not remove.
+        """
+        was, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = was
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank keeps, by parameter name, and the states of the parts; save one per rank.
+
+        It says whose it is: format, version, rank, world size, step, and the method with all settings. Everything is
+        plain data and tensors, which ``torch.load(weights_only=True)`` reads.
+        """
+        head = header(step=self._states.step, **self._identity())
+        return {**head, "loss_scale": self._loss_scale.value, "buckets": self._states.save()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned, on the same rank; buckets may have changed since.
+
+        Density, start_step, seed, nonfinite and clip may be others than before.
+
+        Raises:
+            ValueError: it is of another rank, world size, method or newer version, or names parameters that the model
+                does not have, or of other shapes.
+        """
+        check_header(saved, **self._identity())
+        self._states.load(plain_buckets(saved["buckets"]))
+        self._loss_scale.value = saved.get("loss_scale", 1.0)
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "scope": self._scope,
+            "method": describe(self.reducer),
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type["CopiedAttachment"], tuple[()]]:
+        return CopiedAttachment, ()
+
+
+class CopiedAttachment:
+    """What copy, deepcopy and pickle make of an attachment: it is attached to no model, and says so."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"no '{name}': a copy of an attachment is attached to no model, call micro.attach on yours"
+        )
