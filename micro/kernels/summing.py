@@ -161,7 +161,7 @@ def sums(x: Tensor, floor: float) -> list[float]:
 
 
 def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[int | None, list[float]]:
-    """Do what `micro.kernels.cpu.absorb_` does for float32 vectors; return what it does, and the residual's sums."""
+    """Do what `absorbing.absorb_` does for float32 vectors; return what it does, and the residual's sums."""
     target, source, rows = array_of(residual), array_of(grad), _rows(grad.numel())
     target_bits, source_bits, floor = target.view(np.int32), source.view(np.int32), np.float32(-1)
 
