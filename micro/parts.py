@@ -36,16 +36,14 @@ class Part:
     """One choice of one kind: a frozen dataclass of its settings.
 
     A subclass sets ``name``, its word in yaml. It is found where its file lies in ``home``, the module or the package
-    of its kind, or where an installed package has an entry point for it in ``group``. Several classes in ``home`` may
-    share a name: each then sets ``rule``, its word for the setting of that name, and all but one of them set
-    ``is_default = False``.
+    of its kind, where `micro.zoo` lists it, or where an installed package has an entry point for it in ``group``. A
+    part with several published behaviours has a setting ``rule``.
     """
 
     kind: ClassVar[str]
     home: ClassVar[str]
     group: ClassVar[str]
     name: ClassVar[str]
-    is_default: ClassVar[bool] = True
 
     @property
     def rule_name(self) -> str | None:
@@ -104,12 +102,10 @@ class StatefulPart(Part, Generic[S]):
 def known(base: type[P]) -> dict[str, type[P]]:
     """Return every class of a kind by name, for instance ``known(Selector)``: micro's own and those of other packages.
 
-    Of a name with several rules the class of the default is returned.
-
     Raises:
         ValueError: a package's part does not load, is not of this kind, or has the name of another part.
     """
-    found = {name: classes[0] for name, classes in _built_in(base).items()}
+    found = dict(_built_in(base))
     for name, entry in installed_parts(base.group).items():
         check_no_collision(base, entry, found)
         found[name] = load_part(base, entry)
@@ -117,7 +113,7 @@ def known(base: type[P]) -> dict[str, type[P]]:
 
 
 def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
-    """Return the part that ``spec`` describes: a name, or a mapping of ``name``, ``rule`` and settings.
+    """Return the part that ``spec`` describes: a name, or a mapping of ``name`` and settings.
 
     Args:
         common: settings given to whichever part has them.
@@ -128,12 +124,11 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     if not isinstance(spec, str | Mapping):
         raise ValueError(f"{base.kind} must be a name or a mapping of name and settings, got {spec!r}")
     settings = {"name": spec} if isinstance(spec, str) else {str(key): value for key, value in spec.items()}
-    classes = _find(base, settings.pop("name", None))
-    part = _take_rule(classes, settings) if len(classes) > 1 else classes[0]
+    part = _find(base, settings.pop("name", None))
     allowed = _fields(part)
     for key in settings:
         if key not in allowed:
-            raise ValueError(_not_allowed(base, classes, part, key))
+            raise ValueError(_not_allowed(base, part, key))
         if key in common:
             raise ValueError(f"{key} of {part.name} is a setting of the whole method: leave it out of its part")
         check_scalar(f"{key} of {part.name}", allowed[key], settings[key])
@@ -155,43 +150,26 @@ def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
         raise ValueError(f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
 
 
-def _find(base: type[P], name: Any) -> list[type[P]]:
-    """Return the classes of this name, the default first; of other packages' parts none but this one is loaded."""
+def _find(base: type[P], name: Any) -> type[P]:
+    """Return the class of this name; of the zoo's and of other packages' parts none but this one is loaded."""
     own, installed = _built_in(base), installed_parts(base.group)
     if isinstance(name, str) and name in installed:
         check_no_collision(base, installed[name], own)
-        return [load_part(base, installed[name])]
+        return load_part(base, installed[name])
     if not isinstance(name, str) or name not in own:
         choices = sorted({*own, *installed})
         raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
     return own[name]
 
 
-def _built_in(base: type[P]) -> dict[str, list[type[P]]]:
-    """Return micro's own classes of a kind by name: those of one name differ in their rule, the default comes first."""
-    found: dict[str, list[type[P]]] = {}
+def _built_in(base: type[P]) -> dict[str, type[P]]:
+    """Return the classes of a kind that lie in its home, by name."""
+    found: dict[str, type[P]] = {}
     for module in _modules(base.home):
         for cls in vars(module).values():
             if isinstance(cls, type) and issubclass(cls, base) and "name" in vars(cls):
-                classes = found.setdefault(cls.name, [])
-                if cls not in classes:
-                    classes.append(cls)
-    return {name: sorted(found[name], key=lambda cls: not cls.is_default) for name in sorted(found)}
-
-
-def _take_rule(classes: Sequence[type[P]], settings: dict[str, Any]) -> type[P]:
-    """Return the class of the rule in ``settings``, from which it is removed; without one the default, the first."""
-    rules = {_rule_of(cls): cls for cls in classes}
-    rule = settings.pop("rule", _rule_of(classes[0]))
-    if isinstance(rule, str | None) and rule in rules:
-        return rules[rule]
-    names = [name for name in rules if name]
-    allowed = f"one of {', '.join(names)}" if None not in rules else f"{', '.join(names)} or left out"
-    raise ValueError(f"rule of {classes[0].name} must be {allowed}, got '{rule}'")
-
-
-def _rule_of(cls: type[Part]) -> str | None:
-    return getattr(cls, "rule", None)
+                found[cls.name] = cls
+    return dict(sorted(found.items()))
 
 
 def _required(cls: type[Part]) -> list[str]:
@@ -215,12 +193,9 @@ def _types(cls: type[Part]) -> dict[str, Any]:
         return {}
 
 
-def _not_allowed(base: type[P], classes: Sequence[type[P]], cls: type[P], key: str) -> str:
+def _not_allowed(base: type[P], cls: type[P], key: str) -> str:
     """Return the error for a setting that ``cls`` does not have."""
-    for other in classes:
-        if key in _fields(other):
-            return f"{key} of {cls.name} is a setting of rule={_rule_of(other)}, got rule={_rule_of(cls)}"
-    allowed = [*_fields(cls), *(["rule"] if len(classes) > 1 else [])]
+    allowed = [*_fields(cls)]
     return f"{base.kind} {cls.name} has {', '.join(allowed) or 'no settings'}, got '{key}'{_hint(key, allowed)}"
 
 

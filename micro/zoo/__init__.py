@@ -28,7 +28,9 @@ PARTS: dict[str, dict[str, str]] = {
         "terngrad": "terngrad:TernGrad",
     },
     "micro.index_codecs": {},
-    "micro.densities": {},
+    "micro.densities": {
+        "accordion": "accordion:Accordion",
+    },
     "micro.reducers": {
         "dct": "dct:DCTReducer",
         "fft": "fft:FFTReducer",

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.density.accordion import Accordion
 from micro.parts import Rule
+from micro.zoo.accordion import Accordion
 
 LAYOUT = micro.Layout(("steady", "wild"), ((50,), (30,)))
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.density.accordion import Accordion
 from micro.selectors.scaled_elements import ScaledElements
+from micro.zoo.accordion import Accordion
 from tests.products import grid
 from tests.small_models import batch
 

@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.checkpoints.description import describe, misfit
 from micro.checkpoints.saved_state import VERSION
-from micro.density.accordion import Accordion
 from micro.density.constant import Constant
 from micro.wrappers import plain_names
+from micro.zoo.accordion import Accordion
 from micro.zoo.exdyna import ExDyna
 from tests.saving import through_a_file
 from tests.small_models import batch

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import micro
 from micro.comm import Comm
-from micro.density.accordion import Accordion, AccordionState
 from micro.density.base import target_count
 from micro.exchanges.base import Transport, Wire
 from micro.exchanges.in_pieces import InPieces
@@ -22,6 +21,7 @@ from micro.reducers.base import BucketState
 from micro.requests import carried_out
 from micro.selectors.per_tensor import PerTensor, PerTensorState
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.zoo.accordion import Accordion, AccordionState
 from micro.zoo.deft import Deft
 from tests.products import grid
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Density, Target, check_density, target_count
 from micro.flat import Layout
-from micro.requests import AllReduce, Reduction
+from micro.parts import Rule, check_rule
+from micro.requests import AllReduce, Broadcast, Reduction
 
 
 @dataclass(slots=True)
@@ -27,17 +28,18 @@ class Accordion(Density[AccordionState]):
 
     Every ``interval`` steps the norm of each parameter's gradient is compared with that of the last check. A parameter
     is critical, until the next check, if it changed by more than ``change`` of itself, at the first check, and at the
-    first check after one of ``decays``. The norm is the root mean square over all ranks, by one small all-reduce.
+    first check after one of ``decays``.
 
     Args:
         density, high: of a parameter outside and inside critical regimes.
         interval: steps from check to check.
         change: relative change of the norm, above which a regime is critical.
         decays: steps at which the learning rate falls.
+        rule: 'repaired': the norm is the root mean square over all ranks, by one small all-reduce. 'published': that of
+            rank 0's mini-batch, which it broadcasts.
 
     Source: Agarwal et al., Accordion, MLSys 2021, arXiv 2010.16248; public code of Yoon and Oh. Differences: the norm
-    is of all ranks (the code: of rank 0), and of one step, not of gradients accumulated over an epoch, as in that code.
-    `PublishedAccordion` takes rank 0's.
+    is of one step, not of gradients accumulated over an epoch, as in that code, and of all ranks by default.
 
     Raises:
         ValueError: a density outside (0, 1], high below density, an interval below 1, a change not above 0.
@@ -48,11 +50,12 @@ class Accordion(Density[AccordionState]):
     interval: int
     change: float = 0.5
     decays: tuple[int, ...] = ()
+    rule: Rule = "repaired"
     name: ClassVar[str] = "accordion"
-    rule: ClassVar[str] = "repaired"
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        check_rule(self)
         check_density(self.density)
         check_density(self.high, "high density of accordion")
         if self.high < self.density:
@@ -104,10 +107,8 @@ class Accordion(Density[AccordionState]):
     def _norms(self, grad: Tensor, layout: Layout, comm: Comm) -> Reduction[tuple[float, ...]]:
         lengths = torch.tensor(layout.numels, device=grad.device)
         energy = torch.segment_reduce(grad.to(torch.float64).square(), "sum", lengths=lengths).nan_to_num_()
-        shared = yield from self.shared(energy, comm)
-        return tuple(shared.sqrt().tolist())  # host sync: only at a check
-
-    def shared(self, energy: Tensor, comm: Comm) -> Reduction[Tensor]:
-        """Return one energy for all ranks, given each rank's squared norms of the parameters (L,), which may change."""
-        total: Tensor = yield AllReduce(mine=energy, kind="counts")
-        return total.div_(comm.world_size)
+        if self.rule == "published":
+            energy = yield Broadcast(mine=energy, source=0, kind="counts")
+        else:
+            energy = (yield AllReduce(mine=energy, kind="counts")).div_(comm.world_size)
+        return tuple(energy.sqrt().tolist())  # host sync: only at a check
