@@ -5,6 +5,7 @@ A mistake is one line on standard error and exit code 2.
 """
 
 import argparse
+import io
 import os
 import select
 import signal
@@ -75,6 +76,9 @@ def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping
         stopped: what a stop signal leaves, to be printed after its name.
         at_stop: the handler of the stop signals, see experiments.config.stopping.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is a question mark
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read at torch's import: a lost connection has 40 warnings
     try:
         with stopping.handled(at_stop):

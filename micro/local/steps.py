@@ -182,8 +182,9 @@ class LocalSteps:
 
     @property
     def exchanges_next(self) -> bool:
-        """Whether an exchange begins after the next step, so that all ranks must take it at once."""
-        return any(fragment.phase == self._steps_in_round + 1 for fragment in self._fragments)
+        """Whether an exchange begins or ends after the next step, so that all simulated ranks must take it at once."""
+        begins = any(fragment.phase == self._steps_in_round + 1 for fragment in self._fragments)
+        return begins or any(under_way.age + 1 == self.delay for under_way in self._under_way)
 
     def share_start(self, first: "LocalSteps") -> None:
         """Have the global weights and the outer optimizer in memory once for simulated ranks, as those of ``first``.

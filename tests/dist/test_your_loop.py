@@ -58,7 +58,7 @@ def lbfgs(model: nn.Module) -> None:
             loss.backward()
             return loss
 
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
 
 
 def two_optimizers(model: nn.Module) -> None:

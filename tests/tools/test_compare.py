@@ -247,7 +247,7 @@ MISTAKES = {
     "--methods topk,mikro": ("methods", "mikro"),
     "--streams gaussian": ("streams", "gaussian"),
     "--world-sizes 2 4": ("KEY=VALUE", "4"),
-    "seed=1 --steps 2 batch_size=4": ("batch_size=4", "apart"),
+    "seed=1 --steps 2 batch_size=4": ("batch_size=4", "unrecognized"),
     "--streams recorded --methods topk model=resnet9": ("model", "resnet9"),
     "--streams recorded --methods topk density=0.1": ("density=0.1", "recording"),
 }

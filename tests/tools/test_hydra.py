@@ -112,7 +112,8 @@ def test_information_is_printed() -> None:
 def test_all_runs_are_checked_before_the_first_starts() -> None:
     refused = call(["train", "-m", *WORDS, "lr=0.1,-1"])
     assert (refused.code, refused.err.count("\n"), runs()) == (2, 1, set())
-    assert "lr must be positive, got -1" in refused.err
+    assert "lr" in refused.err
+    assert "-1" in refused.err
 
 
 def test_after_a_failed_run_the_others_run() -> None:

@@ -65,7 +65,12 @@ def test_a_file_without_the_states_of_all_ranks_is_refused(given: dict[str, Any]
 
 
 def callback_of_transformers(
-    model: nn.Module, folder: Path, *, scaler: torch.amp.GradScaler | None = None, **settings: Any
+    model: nn.Module,
+    folder: Path,
+    *,
+    scaler: torch.amp.GradScaler | None = None,
+    trial: int | None = None,
+    **settings: Any,
 ) -> tuple[Any, Any, tuple[Any, ...]]:
     """Return a callback, the train function that it notes, and the arguments that a Trainer gives to its calls."""
     pytest.importorskip("transformers")
@@ -73,8 +78,21 @@ def callback_of_transformers(
     arguments = SimpleNamespace(output_dir=str(folder), save_only_model=False)
     accelerator = SimpleNamespace(scaler=scaler)
     trainer = SimpleNamespace(model_wrapped=model, train=lambda *_: None, args=arguments, accelerator=accelerator)
+    trainer._trial = trial
+    trainer._get_output_dir = lambda trial: str(folder if trial is None else folder / f"run-{trial}")
     callback = module.MicroCallback(trainer, REDUCER, **settings)
     return callback, trainer.train, (arguments, SimpleNamespace(global_step=1), None)
+
+
+def test_in_a_search_the_file_of_a_rank_is_in_the_checkpoint_of_its_trial(tmp_path: Path) -> None:
+    model = trained()
+    callback, _, given = callback_of_transformers(model, tmp_path, trial=3)
+    callback.on_train_begin(*given)
+    step(model)
+    callback.on_save(*given)
+    callback.on_train_end(*given)
+    assert [path.name for path in tmp_path.iterdir()] == ["run-3"]
+    assert len(list((tmp_path / "run-3/checkpoint-1").iterdir())) == 1
 
 
 def test_the_trainer_of_transformers_goes_on_from_the_file_of_its_rank(tmp_path: Path) -> None:

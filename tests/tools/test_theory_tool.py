@@ -13,6 +13,7 @@ from experiments.studies.topk_theory.accumulators import Vector
 from experiments.studies.topk_theory.bound import check, error_numbers
 from experiments.studies.topk_theory.files import write_times
 from tests.legible import every_figure_is_legible
+from tests.refusals import refused
 
 
 def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
@@ -71,6 +72,5 @@ def test_times_whose_quartiles_are_far_apart_are_named(upper_quartile: float, is
     assert len(write_times(times, 0.01, 4, tmp_path)) == 3
 
 
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert theory.main(["--density", "0"]) == 2
-    assert capsys.readouterr().err.startswith("error: --density must be in (0, 1], got 0; ")
+def test_a_mistake_is_one_line() -> None:
+    refused("theory --density 0", "--density", 0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro import requests
 from micro.comm import Comm
 from micro.ddp.bucket import Bucket
 from micro.ddp.reduction import Reduction
@@ -22,7 +23,6 @@ from micro.group_comm import GroupComm
 from micro.lockstep import SimulatedRanks
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
-from micro.requests import AllGather
 from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_streams
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -71,7 +71,7 @@ class Noting(micro.SparseReducer):
 
     record: Record = field(default_factory=Record)
 
-    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
+    def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> requests.Reduction[Outcome]:
         """Use both."""
         (name,) = state.layout.names
         for used in (name, f"{RESIDUAL}{name}"):
@@ -164,7 +164,7 @@ def test_simulated_ranks_work_on_the_stream_of_their_caller(shares: bool) -> Non
 
         def work(comm: Comm) -> None:
             use(record, "gathered")
-            comm.answer(AllGather(mine=torch.ones(2)))
+            comm.answer(requests.AllGather(mine=torch.ones(2)))
             use(record, "gathered")
 
         with torch.cuda.stream(torch.cuda.Stream()):

@@ -12,6 +12,7 @@ import micro
 from micro.checkpoints.description import describe, misfit
 from micro.checkpoints.saved_state import VERSION
 from micro.density.constant import Constant
+from micro.selectors.scaled_elements import ScaledElements
 from micro.wrappers import plain_names
 from micro.zoo.accordion import Accordion
 from micro.zoo.exdyna import ExDyna
@@ -336,7 +337,7 @@ def test_a_state_is_laid_out_in_the_memory_format_of_the_model_that_loads_it(
     formats: tuple[int, int], scaled: bool
 ) -> None:
     saving, loading = ([torch.contiguous_format, torch.channels_last][each] for each in formats)
-    selector: micro.Selector[Any] = micro.ScaledElements(selector=micro.TopK()) if scaled else micro.TopK()
+    selector: micro.Selector[Any] = ScaledElements(selector=micro.TopK()) if scaled else micro.TopK()
     reducer = micro.SparseReducer(selector, density=0.05, exchange=micro.Gather())
     saved, own = convolution(saving, reducer).state_dict(), convolution(loading, reducer)
     expected = own.state_dict()["buckets"][0]

@@ -9,7 +9,7 @@ from torch import Tensor
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods
 from micro import kernels
-from micro.group_comm import GroupComm
+from micro.comm import GroupComm  # type: ignore[attr-defined]  # where those revisions have it
 
 Step = Callable[[Tensor], dict[str, float]]
 
