@@ -321,7 +321,7 @@ def _check_alike(group: dict[int, _Rank[Any]]) -> None:
         if rank.call != other.call:
             raise PeerError(f"rank {first} calls {rank.call}, rank {place} {other.call} at the same time")
         for one, two in zip(rank.requests, other.requests, strict=True):
-            mine, theirs = one.alike, two.alike
+            mine, theirs = one.must_match, two.must_match
             if mine != theirs:
                 name = next(key for key in mine if mine[key] != theirs[key])
                 given = f"{name} {mine[name]}, rank {place} with {name} {theirs[name]}"

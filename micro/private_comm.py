@@ -41,8 +41,8 @@ class PrivateComm(GroupComm):
     ) -> None:
         own = group or dist.group.WORLD
         assert own is not None, "DDP was built on a process group"
-        everyone = dist.get_process_group_ranks(own)
-        chosen = everyone if ranks is None else [everyone[rank] for rank in ranks]
+        members = dist.get_process_group_ranks(own)
+        chosen = members if ranks is None else [members[rank] for rank in ranks]
         _destroy_abandoned()
         made = _new_group_like(own, device, chosen)
         super().__init__(made, timed=timed, failures=PeerFailures(made))

@@ -53,7 +53,7 @@ class Request(ABC):
         """Return the answer where it `is_local`."""
 
     @property
-    def alike(self) -> dict[str, Hashable]:
+    def must_match(self) -> dict[str, Hashable]:
         """What must be equal on all ranks, by name."""
         return {}
 
@@ -80,7 +80,7 @@ class Sending(Request):
         return self.mine.device
 
     @property
-    def alike(self) -> dict[str, Hashable]:
+    def must_match(self) -> dict[str, Hashable]:
         """What must be equal on all ranks, by name."""
         return {"kind": self.kind, "dtype": self.mine.dtype, "shape": tuple(self.mine.shape)}
 
@@ -155,7 +155,7 @@ class AllGatherLists(Sending):
         return self.ranks.world_size == 1 or not sum(self.counts)
 
     @property
-    def alike(self) -> dict[str, Hashable]:
+    def must_match(self) -> dict[str, Hashable]:
         """What must be equal on all ranks, by name."""
         return {"kind": self.kind, "dtype": self.mine.dtype, "counts": tuple(self.counts)}
 
@@ -193,7 +193,7 @@ class AllToAll(Sending):
     received: Sequence[int]
 
     @property
-    def alike(self) -> dict[str, Hashable]:
+    def must_match(self) -> dict[str, Hashable]:
         """What must be equal on all ranks, by name."""
         return {"kind": self.kind, "dtype": self.mine.dtype}
 
@@ -239,7 +239,7 @@ class Broadcast(Sending):
     source: int
 
     @property
-    def alike(self) -> dict[str, Hashable]:
+    def must_match(self) -> dict[str, Hashable]:
         """What must be equal on all ranks, by name."""
         mine = self.mine
         return {"kind": self.kind, "dtype": mine.dtype, "shape": tuple(mine.shape), "source": self.source}

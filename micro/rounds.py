@@ -19,7 +19,7 @@ Reduce = Callable[[Comm], Reduction[T]]
 """Begins a reduction over the ranks that it is given."""
 
 
-class Begun(Generic[T]):
+class UnderWay(Generic[T]):
     """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned.
 
     Attributes:
@@ -102,18 +102,18 @@ class Rounds:
 
     def __init__(self) -> None:
         self.num_rounds = 0
-        self._under_way: list[Begun[Any]] = []
-        self._sent: list[Begun[Any]] = []
+        self._under_way: list[UnderWay[Any]] = []
+        self._sent: list[UnderWay[Any]] = []
         self._started: Started | None = None
         self._took: Seconds = 0.0  # to start what was sent
 
-    def begin(self, reduce: Reduce[T], comm: Comm, *, shares: bool = True) -> Begun[T]:
+    def begin(self, reduce: Reduce[T], comm: Comm, *, shares: bool = True) -> UnderWay[T]:
         """Run a reduction up to its first message; it goes on with the rounds that follow.
 
         Args:
             shares: False: it is carried out at once, each message by itself.
         """
-        begun = Begun(self, reduce if shares else partial(_at_once, reduce, comm), comm)
+        begun = UnderWay(self, reduce if shares else partial(_at_once, reduce, comm), comm)
         self._under_way.append(begun)
         return begun
 

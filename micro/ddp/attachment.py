@@ -202,7 +202,7 @@ class Attachment(BaseAttachment):
             self._reduction.end(waits_at_once=self._backward.is_static)
         self._reduction.hand_over()
         if is_last:
-            self._backward.await_end()
+            self._backward.wait_for_end()
         return future
 
     def _put(

@@ -76,7 +76,7 @@ class Backward:
         """Return whether the mean is to be over the ranks that have inputs, as a join context may want."""
         return not getattr(self._model(), "_divide_by_initial_world_size", True)
 
-    def await_end(self) -> None:
+    def wait_for_end(self) -> None:
         """Have ``at_end`` called once DDP's own work is done; called with the last bucket of a backward.
 
         With the last and not before: where activations are computed again in backward, by a backward of their own

@@ -17,7 +17,7 @@ from micro.nonfinite import Finding, NonFiniteGradient
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome
 from micro.requests import AllGather
-from micro.rounds import Begun
+from micro.rounds import UnderWay
 from micro.scope import joined
 from micro.spans import Seconds
 from micro.stats import StepStats
@@ -48,7 +48,7 @@ class Running:
         set_aside: what is kept for unused parameters.
     """
 
-    begun: Begun[Outcome]
+    begun: UnderWay[Outcome]
     vectors: Sequence[Vector]
     grad: Tensor
     set_aside: SetAside

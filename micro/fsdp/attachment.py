@@ -69,7 +69,7 @@ class ShardedAttachment(BaseAttachment):
         self._backward_end = BackwardEnd(self._end_backward)
         for group in groups:
             group.set_hook(_Hook(self, group))
-        self._leave_fsdp = call_after_backward(model, self._backward_end.await_callbacks)
+        self._leave_fsdp = call_after_backward(model, self._backward_end.wait_for_callbacks)
 
     @property
     def rank(self) -> int:

@@ -18,7 +18,7 @@ class BackwardEnd:
         self._end = end
         self._number = next(_numbers)
 
-    def await_callbacks(self) -> None:
+    def wait_for_callbacks(self) -> None:
         """Have ``end`` called; inside of a callback at the end of a backward."""
         _waiting[self._number] = self._end
         torch.autograd.Variable._execution_engine.queue_callback(_end_all)

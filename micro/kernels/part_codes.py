@@ -16,7 +16,7 @@ from micro.kernels.codes import Array, Values
 from micro.kernels.jit import INFINITY_BITS
 from micro.kernels.threads import are_few, lists_in_parts
 
-Lying = tuple[Array, Array, int, int]  # see micro.kernels.messages
+Placed = tuple[Array, Array, int, int]  # see micro.kernels.messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class PartCode:
         is_random: whether words are used.
     """
 
-    encode: Callable[[tuple[Array, ...], Lying, int, int, Array], int]
-    decode: Callable[[Array, Lying, int, int], int]
+    encode: Callable[[tuple[Array, ...], Placed, int, int, Array], int]
+    decode: Callable[[Array, Placed, int, int], int]
     is_random: bool = False
 
 

@@ -19,7 +19,7 @@ from micro.parts import NoState, Part
 from micro.peer_failures import first_line
 from micro.reducers.outcome import Decision, Outcome, decide
 from micro.requests import Reduction, carried_out
-from micro.rounds import Begun, all_together
+from micro.rounds import UnderWay, all_together
 from micro.sparse import SparseValues
 from micro.stats import StepStats
 from micro.traffic import Bucket, Volume
@@ -234,7 +234,7 @@ class Reducer(Part, ABC):
             outcomes = all_together(buckets, _each_counted(comm), shares=self.shares_rounds)
             return _stats_of(carried_out(decide(outcomes, self.policy), comm))
 
-    def begin(self, state: BucketState, grad: Tensor, comm: GroupComm) -> Begun[Outcome]:
+    def begin(self, state: BucketState, grad: Tensor, comm: GroupComm) -> UnderWay[Outcome]:
         """Begin to reduce a bucket: up to its first message. It goes on in rounds that it shares with others.
 
         The caller advances ``comm.rounds``. Where buckets cannot share, it is reduced at the call. Every rank begins

@@ -73,7 +73,7 @@ def test_disks_that_take_nothing_are_told_before_the_work(tmp_path: Path) -> Non
     with mounted(MemoryDisk(tmp_path / "disk", "8k")) as disk:
         (disk.path / "full").write_bytes(bytes(8192))
         line = refused("simulate", disk.path / "out")
-        assert f"cannot write into {disk.path}/out: no space left on device (0 B of 8.19 kB free" in line
+        assert f"cannot write into {disk.path}/out: no space left on device (0 bytes of 8.2 kB free" in line
         assert line.endswith("; free space or choose another --out")
         assert os.listdir(disk.path) == ["full"]
     with mounted(BreakingDisk(tmp_path / "other")) as broken:

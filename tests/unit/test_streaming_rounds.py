@@ -83,7 +83,7 @@ def test_each_fragment_is_exchanged_at_its_own_step_and_sends_its_share() -> Non
             return due, local.steps_in_round
 
     due, place = on_ranks(2, work)[0]
-    assert due == [False, True] * 6 + [False]
+    assert due == [False] + [True] * 12  # each exchange ends with the step after the one in which it began
     assert place == 0
     assert [(step, fragment) for step, fragment, _ in begun[:6]] == [(3, 0), (5, 1), (7, 2), (9, 0), (11, 1), (13, 2)]
     assert [fragment for _, fragment, _ in begun[6:]] == [0, 1], "the last moved with the step that ended its exchange"
