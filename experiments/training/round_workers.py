@@ -46,7 +46,7 @@ class RoundWorkers(Workers):
         load_s = time.perf_counter() - started
         computed = [replica.train(step, lr, batches) for replica, batches in zip(self.replicas, drawn, strict=True)]
         began = time.perf_counter()
-        self._after_step(is_exchange=self.replicas[0].local.exchanges_next)
+        self._after_step(ranks_meet=self.replicas[0].local.ranks_meet_next)
         self._steps_left -= 1
         if not self._steps_left:
             self._finish()
@@ -62,7 +62,7 @@ class RoundWorkers(Workers):
         self.take_step(step, self._config.lr)
 
     @abstractmethod
-    def _after_step(self, *, is_exchange: bool) -> None:
+    def _after_step(self, *, ranks_meet: bool) -> None:
         """Let every worker begin and end the exchanges that are due after its step."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class RealRoundWorkers(RoundWorkers):
         self._begin()
         self.replicas[0].join(None)
 
-    def _after_step(self, *, is_exchange: bool) -> None:
+    def _after_step(self, *, ranks_meet: bool) -> None:
         self.replicas[0].local.after_step()
 
     def _finish(self) -> None:
@@ -134,8 +134,8 @@ class SimulatedRoundWorkers(RoundWorkers):
         for replica in self.replicas:
             replica.local.share_start(self.replicas[0].local)
 
-    def _after_step(self, *, is_exchange: bool) -> None:
-        if is_exchange:
+    def _after_step(self, *, ranks_meet: bool) -> None:
+        if ranks_meet:
             self._group.run(lambda comm: self.replicas[comm.rank].local.after_step())
             return
         for replica in self.replicas:

@@ -181,7 +181,7 @@ class LocalSteps:
         return min(fragment.num_rounds for fragment in self._fragments)
 
     @property
-    def exchanges_next(self) -> bool:
+    def ranks_meet_next(self) -> bool:
         """Whether an exchange begins or ends after the next step, so that all simulated ranks must take it at once."""
         begins = any(fragment.phase == self._steps_in_round + 1 for fragment in self._fragments)
         return begins or any(under_way.age + 1 == self.delay for under_way in self._under_way)

@@ -75,7 +75,7 @@ def test_each_fragment_is_exchanged_at_its_own_step_and_sends_its_share() -> Non
         with micro.LocalSteps(own, optimizer, micro.DenseReducer(), **settings) as local:
             local.on_round = None if comm.rank else lambda s: begun.append((local.num_steps, s.fragment, s.bytes_sent))
             for step in range(13):
-                due.append(local.exchanges_next)
+                due.append(local.ranks_meet_next)
                 backward(own, step, comm.rank)
                 optimizer.step()
             assert local.num_rounds == 2
