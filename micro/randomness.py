@@ -1,7 +1,6 @@
 """Random numbers that depend only on the parts of their seed: (seed, step[, rank])."""
 
 import hashlib
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,24 +19,8 @@ def words(*parts: int) -> tuple[int, int]:
     return int.from_bytes(hashed[:4], "little"), int.from_bytes(hashed[4:], "little")
 
 
-def words_of_each(parts: tuple[int, ...], count: int) -> bytes:
-    """Return the `words` of (*parts, 0), (*parts, 1) and so on, of ``count`` of them: two little-endian words each."""
-    begun = hashlib.blake2b(b"".join(map(_bytes_of, parts)), digest_size=8)
-    digests = []
-    for number in _numbers(count):
-        hashed = begun.copy()
-        hashed.update(number)
-        digests.append(hashed.digest())
-    return b"".join(digests)
-
-
-@lru_cache(maxsize=64)
-def _numbers(count: int) -> tuple[bytes, ...]:
-    return tuple(map(_bytes_of, range(count)))
-
-
 def bits(words: tuple[int, int], count: int, device: torch.device) -> Tensor:
-    """Return 32 random bits for each place (count,) int32: the same on every device, and in the compiled loops.
+    """Return 32 random bits for each place (count,) int32: the same on every device.
 
     They are counted, not drawn: the bits of a place follow from it and from the two words by two multiplications.
     That is enough for rounding, not for cryptography or for long simulations: in four million of them tests of evenness

@@ -23,7 +23,7 @@ AT_ENDS = (1e-40, -3.4e38, 65_519.0, 65_536.0)  # of single precision, and of ha
 
 def serving(codec: "FusedCodec", *values: Tensor) -> ModuleType | None:
     """Return the module of the codes that serves these float32 values and agrees with torch, else None."""
-    loops = kernels.codes_for(*values, has_gpu_form=codec.has_gpu_form)
+    loops = kernels.codes_for(codec.code, *values)
     if loops is None or values[0].device.type == "cpu":
         return loops
     return loops if agrees(codec, values[0].device) else None
@@ -49,21 +49,19 @@ def pairs(codec: "FusedCodec", values: Tensor, device: torch.device, loops: Modu
 
     None of settings for which there are no codes.
     """
-    numel = values.numel()
+    code, numel = codec.code, values.numel()
+    if code is None or not loops.serves(code):
+        return []
     wire = codec.encode_in_torch(values.clone(), KEY)
     expected = codec.decode_in_torch(wire, numel, torch.float32)
     memory = torch.empty(MESSAGES, wire.numel() + 1, dtype=torch.uint8, device=device)  # few begin at whole numbers
     messages, source = memory[:, :-1], values.to(device)
     left, decoded, mean = (torch.empty(numel, device=device) for _ in range(3))
-    encodings = [codec.encoding(loops, message, numel, KEY) for message in messages[:2]]
-    readers = codec.decoding(loops, messages[1:2], numel, 1.0), codec.decoding(loops, messages, numel, DIVISOR)
-    if None in (*encodings, *readers):
-        return []
-    for encoding in encodings:
-        loops.encode(encoding, loops.Values.of(source, left, None))
+    for message in messages[:2]:
+        loops.encode(code, source, message, left)
     messages[2:] = messages[1]
-    is_finite = torch.as_tensor(loops.decode(readers[0], decoded))
-    loops.decode(readers[1], mean)
+    is_finite = torch.as_tensor(loops.decode(code, messages[1:2], decoded))
+    loops.decode(code, messages, mean, DIVISOR)
     return [
         *((message.cpu(), wire) for message in messages[:2]),
         (decoded.cpu(), expected),

@@ -32,9 +32,9 @@ def single(values: Tensor) -> Tensor:
 
 def rows(vector: Tensor, block: int) -> list[Tensor]:
     """Return 1-D ``vector`` as views (num_blocks, block): all whole blocks, then the short one, where there are any."""
-    whole = vector.numel() - vector.numel() % block
-    views = [vector[:whole].view(-1, block), vector[whole:].view(1, -1)]
-    return [view for view in views if view.numel()]
+    count, rest = divmod(vector.numel(), block)
+    whole, short = vector[: count * block].view(count, block), vector[count * block :].view(1, -1)
+    return [view for view, is_there in ((whole, count or not rest), (short, rest)) if is_there]
 
 
 def of_blocks(statistic: Callable[..., Tensor], block: int, *vectors: Tensor) -> Tensor:

@@ -1,19 +1,23 @@
 """Sixteen bits a value: IEEE half precision, and bfloat16."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs.base import Key, from_bytes, to_bytes
 from micro.codecs.fused import FusedCodec
+from micro.kernels.code import Code, Kind
 
 
 class _Cast(FusedCodec):
     wire_dtype: ClassVar[torch.dtype]
-    has_gpu_form: ClassVar[bool] = True
+
+    @property
+    def code(self) -> Code:
+        """The compiled form."""
+        return Code(Kind.HALF if self.wire_dtype is torch.float16 else Kind.BFLOAT16)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return two bytes for each value."""
@@ -27,18 +31,6 @@ class _Cast(FusedCodec):
     def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the rounded values as ``dtype``."""
         return from_bytes(wire, self.wire_dtype).to(dtype)
-
-    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return how ``wire`` is filled by ``loops``."""
-        return loops.encode_cast(wire, is_half=self.wire_dtype is torch.float16)
-
-    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_cast(wires, divisor, is_half=self.wire_dtype is torch.float16)
-
-    def part_code(self, loops: ModuleType) -> Any:
-        """Return how parts are encoded and decoded by ``loops``."""
-        return loops.cast(is_half=self.wire_dtype is torch.float16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """Eight bits a value: whole multiples of a step that neighbouring values share."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from micro.codecs import blocks
 from micro.codecs.base import Key
 from micro.codecs.fused import FusedCodec
+from micro.kernels.code import Code, Kind
 from micro.randomness import uniform, words
 
 LEVELS = 127
@@ -37,10 +37,14 @@ class Int8(FusedCodec):
     block: int = 256
     stochastic: bool = False
     name: ClassVar[str] = "int8"
-    has_gpu_form: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         blocks.check_block(self.name, self.block)
+
+    @property
+    def code(self) -> Code | None:
+        """The compiled form, of what is rounded to the nearest."""
+        return None if self.stochastic else Code(Kind.INT8, self.block)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a byte for each value and four for each block."""
@@ -61,15 +65,3 @@ class Int8(FusedCodec):
         """Return the multiples times their steps."""
         steps, codes = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(codes.view(torch.int8).to(torch.float32), steps, self.block).to(dtype)
-
-    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return how ``wire`` is filled by ``loops``."""
-        return loops.encode_int8(wire, count, words(*key) if self.stochastic else None, block=self.block)
-
-    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_int8(wires, count, divisor, block=self.block)
-
-    def part_code(self, loops: ModuleType) -> Any:
-        """Return how parts are encoded and decoded by ``loops``."""
-        return loops.int8(block=self.block, is_random=self.stochastic)

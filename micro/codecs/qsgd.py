@@ -1,22 +1,20 @@
 """QSGD: a few levels of each bucket's norm, rounded at random."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Key
+from micro.codecs.base import Codec, Key
 from micro.codecs.bits import num_packed_bytes, pack, unpack
-from micro.codecs.fused import FusedCodec
 from micro.parts import Rule, check_rule
 from micro.randomness import uniform, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QSGD(FusedCodec):
+class QSGD(Codec):
     """Values travel as whole levels, -s to s with s = 2**(bits-1) - 1, of a scale of their bucket, rounded at random.
 
     Bytes: bits / 8 for each value, four for each bucket.
@@ -63,7 +61,7 @@ class QSGD(FusedCodec):
         """Return the bits of the values, in whole bytes, and four bytes for each bucket."""
         return num_packed_bytes(count, self.bits) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
+    def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return what a level of each bucket is worth, then the levels."""
         values = blocks.single(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
@@ -77,20 +75,11 @@ class QSGD(FusedCodec):
         codes = pack(levels.add_(self.num_levels), self.bits)
         return blocks.join(worth * largest, codes, highest=self.num_levels)
 
-    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the levels times what they are worth."""
         worth, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         levels = unpack(packed, count, self.bits).to(torch.float32).sub_(self.num_levels)
         return blocks.multiply_(levels, worth, self.block).to(dtype)
-
-    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return how ``wire`` is filled by ``loops``."""
-        settings = {"block": self.block, "bits": self.bits, "is_least_squares": self.rule == "repaired"}
-        return loops.encode_levels(wire, count, words(*key), **settings)
-
-    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_levels(wires, count, divisor, block=self.block, bits=self.bits)
 
 
 def _norm(rows: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """One bit a value: its sign, times the mean magnitude of its block."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from micro.codecs import blocks
 from micro.codecs.base import Key
 from micro.codecs.bits import num_packed_bytes, pack, unpack
 from micro.codecs.fused import FusedCodec
+from micro.kernels.code import Code, Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,14 @@ class Sign(FusedCodec):
 
     block: int = 1024
     name: ClassVar[str] = "sign"
-    has_gpu_form: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         blocks.check_block(self.name, self.block)
+
+    @property
+    def code(self) -> Code:
+        """The compiled form."""
+        return Code(Kind.SIGN, self.block)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a bit for each value, in whole bytes, and four bytes for each block."""
@@ -52,18 +56,6 @@ class Sign(FusedCodec):
         means, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         signs = unpack(packed, count, 1).to(torch.float32).mul_(-2).add_(1)
         return blocks.multiply_(signs, means, self.block).to(dtype)
-
-    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return how ``wire`` is filled by ``loops``."""
-        return loops.encode_signs(wire, count, block=self.block)
-
-    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_signs(wires, count, divisor, block=self.block)
-
-    def part_code(self, loops: ModuleType) -> Any:
-        """Return how parts are encoded and decoded by ``loops``."""
-        return loops.signs(block=self.block)
 
 
 def _mean_magnitude(rows: Tensor) -> Tensor:

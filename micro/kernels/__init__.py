@@ -13,6 +13,7 @@ from torch import Tensor
 
 from micro.health import FirstBad
 from micro.kernels import reference
+from micro.kernels.code import Code
 from micro.kernels.sums import Sums
 from micro.kernels.table import compiled, family, form, function, has_numba, is_served, module, on_gpu
 
@@ -255,13 +256,15 @@ def cuts_for(vector: Tensor) -> ModuleType:
     return found
 
 
-def codes_for(*values: Tensor, has_gpu_form: bool = True) -> ModuleType | None:
-    """Return the module of the codes that serves these tensors, else None.
+def codes_for(code: Code | None, *values: Tensor) -> ModuleType | None:
+    """Return the module that has a compiled form of this code for these tensors, else None.
 
     It is `micro.kernels.codes`, in numba, or `micro.kernels.triton.codes`, which has the same names.
     """
-    fits = all(x.dtype == torch.float32 for x in values) and (has_gpu_form or not on_gpu(*values))
-    return family("codes", *values) if fits else None
+    if code is None or not all(x.dtype == torch.float32 for x in values):
+        return None
+    loops = family("codes", *values)
+    return loops if loops is not None and loops.serves(code) else None
 
 
 def packing_on(device: torch.device) -> ModuleType | None:

@@ -144,4 +144,3 @@ lowest_bit: Any = intrinsic(_lowest_bit)
 num_bits: Any = intrinsic(_num_bits)
 get16, get32, get64 = _reader(16, 16), _reader(32, 32), _reader(64, 64)
 put16, put32, put64 = _writer(16, 16), _writer(32, 32), _writer(64, 64)
-get64_at, put64_at = _reader(64, 8), _writer(64, 8)  # at a byte

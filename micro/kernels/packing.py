@@ -6,10 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels.jit import get32, get64, jitted, lowest_bit, put32, put64_at
+from micro.kernels.jit import get32, get64, jitted, lowest_bit, put32
 
 TILE = 1 << 11  # codes that stay in the nearest cache; they fill whole bytes, whatever their width
-DIGITS = sum((np.arange(256) // 3**place % 3).astype(np.uint64) << np.uint64(8 * place) for place in range(5))
 
 
 @jitted
@@ -78,28 +77,6 @@ def _unpack_any(packed: Any, width: Any, codes: Any) -> Any:
         codes[i] = np.int64(word & mask)
         word >>= np.uint64(width)
         filled -= width
-
-
-@jitted
-def pack_ternary(codes: Any, packed: Any) -> Any:
-    """Pack int32 codes 0, 1, 2 five to a byte, the first as the lowest digit; what lacks at the end is 0."""
-    whole = codes.size // 5
-    for i in range(whole):
-        high = codes[5 * i + 3] + np.int32(3) * codes[5 * i + 4]
-        low = codes[5 * i] + np.int32(3) * codes[5 * i + 1] + np.int32(9) * codes[5 * i + 2]
-        packed[i] = low + np.int32(27) * high
-    if 5 * whole < codes.size:
-        last = np.int32(0)
-        for i in range(codes.size - 1, 5 * whole - 1, -1):
-            last = last * np.int32(3) + codes[i]
-        packed[whole] = last
-
-
-@jitted
-def unpack_ternary(packed: Any, count: Any, codes: Any) -> Any:
-    """Fill ``codes`` (at least count + 8,) uint8 with the ``count`` codes that ``pack_ternary`` packed."""
-    for i in range(-(-count // 5)):
-        put64_at(codes, 5 * i, DIGITS[packed[i]])
 
 
 @jitted

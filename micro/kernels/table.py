@@ -46,7 +46,6 @@ TABLE = {
 FAMILIES = {  # of which callers take the whole module
     "cuts": Forms("cuts_reference", numba="cuts"),
     "codes": Forms(None, numba="codes", triton="triton.codes"),  # in torch: micro.codecs
-    "part_codes": Forms(None, numba="part_codes"),
     "packing": Forms(None, numba="packing"),  # in torch: micro.codecs.bits
 }
 TRIED = ("triton", "numba")  # forms; tests leave all to plain torch by an empty tuple

@@ -8,7 +8,6 @@ from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, as_bits, jitted
 
 TILE = 1 << 12
 STRIP = 1 << 9  # elements that each loop of the adding pass visits before the next one does, for the same reason
-NEAR = 1 << 8  # elements of which each loop is short enough for memory to bring the next ones meanwhile
 LIMIT_BITS = (127 + 100) << 23  # 2^100, see reference.limit
 MANTISSA_BITS = (1 << 23) - 1
 ORDINARY_BITS = (127 + 84) << 23  # 2^84, see reference.is_ordinary
@@ -60,24 +59,11 @@ def absorb_and_clear(target: Any, target_bits: Any, source: Any, source_bits: An
     first_bad = -1
     for start in range(0, source.size, STRIP):
         end = min(start + STRIP, source.size)
-        values, gradient = target[start:end], source[start:end]
-        highest = highest_bits(source_bits[start:end])
-        bad = _drop_nonfinite(gradient, source_bits[start:end]) if highest >= INFINITY_BITS else -1
-        for i in range(gradient.size):
-            values[i] += gradient[i]
-            gradient[i] = 0
-        bad = drop_too_large(values, target_bits[start:end], bad) if highest >= ORDINARY_BITS else bad
+        gradient = source[start:end]
+        bad = absorb_tile(target[start:end], target_bits[start:end], gradient, source_bits[start:end])
+        gradient[:] = 0
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
-
-
-@jitted
-def absorb_part(values: Any, bits: Any, grad: Any, grad_bits: Any, start: Any, end: Any, first_bad: Any) -> Any:
-    """Add the gradient from ``start`` to ``end``, where there is one; return ``first_bad``, or the first one here."""
-    if grad.size == 0:
-        return first_bad
-    bad = absorb_tile(values[start:end], bits[start:end], grad[start:end], grad_bits[start:end])
-    return start + bad if first_bad < 0 <= bad else first_bad
 
 
 @jitted
@@ -119,9 +105,3 @@ def finish(total: Any, values: Any, divisor: Any, is_empty: Any) -> Any:
         for i in range(values.size):
             total[i] += values[i]
     return divide(total, divisor)
-
-
-@jitted
-def outcome(bits: Any, first_bad: Any, weight: Any) -> Any:
-    """Return what encoding returns: the first bad sum, or with a weight the largest magnitude of what is decoded."""
-    return np.int64(first_bad) if weight == 0 else np.int64(highest_bits(bits))

@@ -1,15 +1,13 @@
 """Natural compression: sign and power of two."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Key, from_bytes, to_bytes
-from micro.codecs.fused import FusedCodec
+from micro.codecs.base import Codec, Key, from_bytes, to_bytes
 from micro.parts import Rule, check_rule
 from micro.randomness import mantissas, words
 
@@ -21,7 +19,7 @@ HEADER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Natural(FusedCodec):
+class Natural(Codec):
     """Values travel as sign and power of two, eight bits: 127 powers that end at the largest of the message, and zero.
 
     What is less than 2**-126 of the largest is zero; powers above 2**127 are cut there.
@@ -50,8 +48,10 @@ class Natural(FusedCodec):
         """Return a byte for each value and four for the message."""
         return HEADER_BYTES + count if count else 0
 
-    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
+    def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the exponent below the smallest power's, then sign and exponent of each value."""
+        if not values.numel():
+            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         exponents = _rounded(values.view(torch.int32) & 0x7FFFFFFF, self._dither(values, key))
         below = (exponents.max() - NUM_POWERS).clamp_min(0)
@@ -60,20 +60,14 @@ class Natural(FusedCodec):
         codes |= (values < 0).to(torch.int32) * NEGATIVE
         return torch.cat([to_bytes(below.view(1)), codes.to(torch.uint8)])
 
-    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the powers with their signs."""
+        if not count:
+            return wire.new_empty(0, dtype=dtype)
         below, codes = from_bytes(wire[:HEADER_BYTES], torch.int32), wire[HEADER_BYTES:].to(torch.int32)
         exponents = codes & NUM_POWERS
         powers = (exponents + below).mul_(exponents > 0) << MANTISSA
         return powers.view(torch.float32).mul_(1 - 2 * (codes >> 7)).to(dtype)
-
-    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return how ``wire`` is filled by ``loops``."""
-        return loops.encode_natural(wire, words(*key) if self.rule == "published" else None)
-
-    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_natural(wires, divisor)
 
     def _dither(self, values: Tensor, key: Key) -> Tensor | int:
         """Return what is added to the mantissas: where that carries, the exponent goes up."""

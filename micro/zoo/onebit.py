@@ -1,20 +1,18 @@
 """One bit a value: one of two means of its block."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Key
+from micro.codecs.base import Codec, Key
 from micro.codecs.bits import num_packed_bytes, pack, unpack
-from micro.codecs.fused import FusedCodec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneBit(FusedCodec):
+class OneBit(Codec):
     """Values travel as one bit: a negative one counts for the mean of its block's negatives, another for the others'.
 
     The means leave the smallest error that two numbers can, so that with a residual this is sound; without one it is
@@ -40,28 +38,20 @@ class OneBit(FusedCodec):
         """Return a bit for each value, in whole bytes, and eight bytes for each block."""
         return num_packed_bytes(count, 1) + 2 * blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
+    def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the means of the blocks, those of the negatives last, then a bit for each value: 1 for negative."""
         values = blocks.single(values)
         negative = values < 0
         means = [_means(values, ~negative, self.block), _means(values, negative, self.block)]
         return blocks.join(torch.cat(means), pack(negative, 1))
 
-    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return one of the two means of each value's block."""
         num_blocks = blocks.num_blocks(count, self.block)
         means, packed = blocks.parted(wire, 2 * num_blocks)
         negative = unpack(packed, count, 1).to(torch.float32)
         upper = blocks.multiply_(1 - negative, means[:num_blocks], self.block)
         return upper.add_(blocks.multiply_(negative, means[num_blocks:], self.block)).to(dtype)
-
-    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return how ``wire`` is filled by ``loops``."""
-        return loops.encode_signs(wire, count, block=self.block, has_two=True)
-
-    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_signs(wires, count, divisor, block=self.block, has_two=True)
 
 
 def _means(values: Tensor, chosen: Tensor, block: int) -> Tensor:

@@ -1,16 +1,14 @@
 """A float of N bits whose range ends at the largest value: no exponent and no code is spent outside it."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Key, from_bytes, to_bytes
+from micro.codecs.base import Codec, Key, from_bytes, to_bytes
 from micro.codecs.bits import num_packed_bytes, pack, unpack
-from micro.codecs.fused import FusedCodec
 
 SINGLE_MANTISSA = 23
 MAGNITUDE = 0x7FFFFFFF  # the bits of a single-precision number without its sign
@@ -92,7 +90,7 @@ def _half(shift: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RangeFloat(FusedCodec):
+class RangeFloat(Codec):
     """Values travel as floats of ``bits`` bits whose range ends at the largest magnitude of the message.
 
     With N bits and m of mantissa there are (2**(N-1) - 1) / 2**m powers of two in the range, and inside it the relative
@@ -130,8 +128,10 @@ class RangeFloat(FusedCodec):
         """Return the bits of the values, in whole bytes, and four bytes for the range."""
         return HEADER_BYTES + num_packed_bytes(count, self.bits) if count else 0
 
-    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
+    def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the range, then the codes."""
+        if not values.numel():
+            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         largest = torch.linalg.vector_norm(values, float("inf"))
         mantissa = self._mantissa(values, largest)
@@ -141,22 +141,15 @@ class RangeFloat(FusedCodec):
         header = form.base << MANTISSA_FIELD | mantissa
         return torch.cat([to_bytes(header.view(1)), pack(codes, self.bits)])
 
-    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the numbers that the codes stand for."""
+        if not count:
+            return wire.new_empty(0, dtype=dtype)
         header = from_bytes(wire[:HEADER_BYTES], torch.int32)
         base, mantissa = header >> MANTISSA_FIELD, header & ((1 << MANTISSA_FIELD) - 1)
         codes = unpack(wire[HEADER_BYTES:], count, self.bits).to(torch.int32)
         form = Format(self.bits, SINGLE_MANTISSA - mantissa, base)
         return form.magnitudes(codes & num_magnitudes(self.bits)).mul_(1 - 2 * (codes >> (self.bits - 1))).to(dtype)
-
-    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return how ``wire`` is filled by ``loops``."""
-        fewest = narrowest_mantissa(self.bits)
-        return loops.encode_range_float(wire, count, width=self.bits, mantissa=self.mantissa, fewest=fewest)
-
-    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_range_float(wires, divisor, width=self.bits)
 
     def _mantissa(self, values: Tensor, largest: Tensor) -> Tensor:
         if self.mantissa is None:

@@ -1,15 +1,13 @@
 """TernGrad: minus one, zero or one times a scale, drawn at random."""
 
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Key
-from micro.codecs.fused import FusedCodec
+from micro.codecs.base import Codec, Key
 from micro.parts import Rule, check_rule
 from micro.randomness import uniform, words
 
@@ -17,7 +15,7 @@ DIGITS = 5  # of base 3 that fit into a byte: 3**5 = 243
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TernGrad(FusedCodec):
+class TernGrad(Codec):
     """Values travel as -1, 0 or 1: their sign with a probability of their share of the block's largest magnitude.
 
     Magnitudes are cut at ``clip`` standard deviations before that.
@@ -61,7 +59,7 @@ class TernGrad(FusedCodec):
         """Return a byte for five values and four for each block."""
         return -(-count // DIGITS) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
+    def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return what a code of each block is worth, then the codes."""
         values = blocks.single(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
@@ -72,19 +70,10 @@ class TernGrad(FusedCodec):
         worth = limits if self.rule == "published" else blocks.least_squares(shares, codes, self.block)
         return blocks.join(worth * largest, pack_ternary(codes))
 
-    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the codes times what they are worth."""
         worth, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(unpack_ternary(packed, count), worth, self.block).to(dtype)
-
-    def encoding(self, loops: ModuleType, wire: Tensor, count: int, key: Key) -> Any:
-        """Return how ``wire`` is filled by ``loops``."""
-        settings = {"block": self.block, "clip": self.clip, "is_least_squares": self.rule == "repaired"}
-        return loops.encode_ternary(wire, count, words(*key), **settings)
-
-    def decoding(self, loops: ModuleType, wires: Tensor, count: int, divisor: float) -> Any:
-        """Return how the sum of ``wires`` is read by ``loops``."""
-        return loops.decode_ternary(wires, count, divisor, block=self.block)
 
     def _limits(self, shares: Tensor) -> Tensor:
         """Return the largest magnitude of every block after the cut."""

@@ -1,7 +1,6 @@
 """Codecs as compiled equal codecs in torch bit for bit: wires, what is decoded, and what is left."""
 
 import math
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -10,48 +9,30 @@ import pytest
 import torch
 from torch import Tensor
 
-import micro
-from micro import kernels, randomness
+from micro import kernels
 from micro.codecs import bits
 from micro.codecs.base import Codec
 from micro.codecs.fused import FusedCodec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.messages import equal_messages
-from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.kernels import table, threads
-from micro.zoo.natural import Natural
-from micro.zoo.onebit import OneBit
-from micro.zoo.range_float import RangeFloat
-from micro.zoo.terngrad import TernGrad
 from tests.products import grid
 
-pytestmark = pytest.mark.skipif(kernels.codes_for(torch.ones(1)) is None, reason="numba is not installed")
+pytestmark = pytest.mark.skipif(kernels.codes_for(Int8().code, torch.ones(1)) is None, reason="numba is not installed")
 KEY = (1, 2, 3)
 CODECS: dict[str, FusedCodec] = {
     "half": Half(),
     "bfloat16": BFloat16(),
     "int8": Int8(),
-    "int8, short blocks at random": Int8(block=7, stochastic=True),
-    "natural": Natural(),
-    "natural as published": Natural(rule="published"),
-    "range_float": RangeFloat(),
-    "range_float, 11 bits": RangeFloat(bits=11, mantissa=6),
-    "range_float, 16 bits": RangeFloat(bits=16),
+    "int8, short blocks": Int8(block=24),
+    "int8, at random": Int8(stochastic=True),  # torch codes it
     "sign": Sign(),
-    "sign, short blocks": Sign(block=13),
-    "onebit": OneBit(),
-    "onebit, short blocks": OneBit(block=3),
-    "qsgd": QSGD(),
-    "qsgd as published": QSGD(rule="published", block=100),
-    **{f"qsgd, {bits} bits": QSGD(bits=bits, block=33) for bits in (2, 3, 7, 8, 9, 16)},
-    "terngrad": TernGrad(),
-    "terngrad, uncut": TernGrad(clip=None, block=9),
-    "terngrad as published": TernGrad(rule="published", block=1),
+    "sign, short blocks": Sign(block=8),
+    "sign, no whole bytes": Sign(block=13),  # torch codes it
 }
 PARTS = 7
-COUNTS = [0, 1, 2, 7, 64, 65, 1023, 1025, 5121, 9000]
 
 
 def normal(count: int, seed: int = 0) -> Tensor:
@@ -62,62 +43,46 @@ def patterns(count: int) -> Tensor:
     """Return finite numbers of all magnitudes, those without a leading digit, and both zeros among them."""
     x = torch.randint(-(2**31), 2**31, (count,), generator=torch.Generator().manual_seed(count)).to(torch.int32)
     x = x.view(torch.float32).nan_to_num_(nan=0.0)
-    x[::5] = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3.4e38, 65519.0, 65520.0, 2.0**-25]).repeat(count)[
-        : x[::5].numel()
-    ]
+    at_ends = torch.tensor([0.0, -0.0, 1e-45, -1e-40, 3.4e38, 65519.0, 65520.0, 2.0**-25])
+    x[::5] = at_ends.repeat(count)[: x[::5].numel()]
     return x
 
 
-INPUTS = {"normal": normal, "patterns": patterns, "zeros": torch.zeros, "small": lambda count: 1e-6 * normal(count)}
+def in_torch() -> Any:
+    return patch.object(table, "TRIED", ())
 
 
-@grid(name=CODECS, kind=INPUTS, count=COUNTS)
-def test_wires_and_values_are_the_bits_that_torch_gives(name: str, kind: str, count: int) -> None:
-    codec, values = CODECS[name], INPUTS[kind](count)
+@grid(name=CODECS, make=[normal, patterns, torch.zeros], count=[0, 1, 7, 64, 1025, 9000])
+def test_wires_and_values_are_the_bits_that_torch_gives(name: str, make: Any, count: int) -> None:
+    codec, values = CODECS[name], make(count)
     wire = codec.encode(values, KEY)
     assert wire.numel() == codec.num_bytes(count, torch.float32)
-    if count:
-        with in_torch():
-            assert torch.equal(wire, codec.encode(values, KEY))
-            expected = codec.decode(wire, count, torch.float32)
-        assert torch.equal(codec.decode(wire, count, torch.float32), expected)
-        wide = codec.decode(codec.encode(values.double(), KEY), count, torch.float64)
-        assert torch.equal(wide, expected.double()), "the same numbers, of double precision"
+    with in_torch():
+        assert torch.equal(wire, codec.encode(values, KEY))
+        expected = codec.decode(wire, count, torch.float32)
+    assert torch.equal(codec.decode(wire, count, torch.float32), expected)
+    wide = codec.decode(codec.encode(values.double(), KEY), count, torch.float64)
+    assert torch.equal(wide, expected.double()), "the same numbers, of double precision"
 
 
-@grid(name=CODECS, in_place=[False, True])
-def test_what_is_left_and_means_of_messages(name: str, in_place: bool) -> None:
-    codec, count = CODECS[name], 2100
-    size = codec.num_bytes(count, torch.float32)
-    wires = torch.zeros(3, size + 1, dtype=torch.uint8)  # every other message begins at an odd address
-    decoded = []
-    for row, wire in enumerate(wires):
-        values = normal(count, seed=row)
-        before = values.clone()
-        rest = values if in_place else torch.ones(count)
-        codec.encode_into_(values, KEY, wire[:size], rest)
-        decoded.append(codec.decode_in_torch(wire[:size], count, torch.float32))
-        assert torch.equal(rest, before - decoded[-1])
-    mean = torch.full((count,), math.nan)
-    codec.decode_mean_into_(wires, mean, 3)
-    assert torch.equal(mean, (decoded[0] + decoded[1] + decoded[2]) / 3)
-
-
-@grid(name=CODECS, bad=[None, math.nan, 3e38], dtype=[torch.float32, torch.bfloat16])
-def test_a_gradient_is_added_on_the_way_as_absorb_does(name: str, bad: float | None, dtype: torch.dtype) -> None:
+@grid(name=CODECS, bad=[None, math.nan, 3e38], dtype=[torch.float32, torch.bfloat16], in_place=[False, True])
+def test_a_gradient_is_added_on_the_way_and_the_rest_is_what_is_left(
+    name: str, bad: float | None, dtype: torch.dtype, in_place: bool
+) -> None:
     codec, count = CODECS[name], 10_300
-    values, grad, rest = normal(count), normal(count, seed=1).to(dtype), torch.zeros(count)
+    values, grad = normal(count), normal(count, seed=1).to(dtype)
     if bad is not None:
         grad[[9_001, 9_100]] = bad
     acc = values.clone()
     first_bad = kernels.absorb_(acc, grad.clone())
-    expected, left = torch.empty(codec.num_bytes(count, torch.float32), dtype=torch.uint8), torch.zeros(count)
-    codec.encode_into_(acc, KEY, expected, left)
-    wire = torch.empty_like(expected)
+    size = codec.num_bytes(count, torch.float32)
+    memory = torch.zeros(size + 1, dtype=torch.uint8)
+    wire, rest = memory[1:], values if in_place else torch.zeros(count)  # the message begins at an odd address
     assert codec.encode_into_(values, KEY, wire, rest, grad=grad) == first_bad == (None if bad is None else 9_001)
-    assert torch.equal(wire, expected)
-    assert torch.equal(values, acc)
-    assert torch.equal(rest, left)
+    with in_torch():
+        assert torch.equal(wire, codec.encode(acc, KEY))
+        assert torch.equal(rest, acc - codec.decode(wire, count, torch.float32))
+    assert in_place or torch.equal(values, acc)
 
 
 @grid(name=CODECS, num_threads=[1, 3], others=[0, 2], bad=[None, math.nan])
@@ -128,15 +93,17 @@ def test_a_mean_is_encoded_in_one_pass_as_in_several(
     size, grad = codec.num_bytes(count, torch.float32), normal(count, seed=5)
     if bad is not None:
         grad[[66_000, 66_001]] = bad
-    wires = torch.stack([codec.encode(normal(count, seed=row), KEY) for row in range(3)])[:others]
+    wires = torch.zeros(others, size + 1, dtype=torch.uint8)[:, :size]  # every other one begins at an odd address
+    for row, message in enumerate(wires):
+        codec.encode_into_(normal(count, seed=row), KEY, message)
     acc, values = normal(count, seed=9), normal(count, seed=9)
     first_bad = kernels.absorb_(acc, grad.clone())
-    total, left = torch.zeros(count), torch.empty(count)
-    if others:
-        codec.decode_mean_into_(wires, total)
-    wire, expected = torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
-    codec.encode_into_((total + acc) / (others + 1), KEY, expected, left)
-    rest = torch.ones(count)
+    total, left, expected = torch.zeros(count), torch.empty(count), torch.empty(size, dtype=torch.uint8)
+    with in_torch():
+        if others:
+            codec.decode_mean_into_(wires, total)
+        codec.encode_into_((total + acc) / (others + 1), KEY, expected, left)
+    wire, rest = torch.empty(size, dtype=torch.uint8), torch.ones(count)
     torch.set_num_threads(num_threads)
     with patch.object(threads, "LEAST", 1 << 10):
         found = codec.encode_mean_into_(values, wires, KEY, wire, grad, rest, grad=grad)  # the mean in its memory
@@ -149,7 +116,7 @@ def test_a_mean_is_encoded_in_one_pass_as_in_several(
     assert torch.equal(values, acc)
 
 
-@grid(name=CODECS, numel=[3, 1000, 9001], has_rest=[True, False], bad=[None, math.nan])
+@grid(name=CODECS, numel=[3, 9001], has_rest=[True, False], bad=[None, math.nan])
 def test_parts_are_encoded_and_decoded_in_one_call_as_one_by_one(
     name: str, numel: int, has_rest: bool, bad: float | None
 ) -> None:
@@ -187,21 +154,7 @@ def test_a_mean_that_is_not_finite_is_found() -> None:
     assert not Half().decode_mean_into_(wires, torch.empty(5000), 2)
 
 
-@grid(name=CODECS, bad=[math.nan, math.inf, -math.inf])
-def test_numbers_that_are_not_finite_do_no_harm_beyond_their_block(name: str, bad: float) -> None:
-    codec, values = CODECS[name], normal(300)
-    values[250] = bad
-    decoded = codec.decode(codec.encode(values, KEY), 300, torch.float32)
-    assert decoded.shape == (300,)
-    if name == "half":
-        assert torch.equal(decoded[:250], values[:250].half().float())
-
-
-def in_torch() -> Any:
-    return patch.object(table, "TRIED", ())
-
-
-@grid(width=range(1, 33), count=[0, 1, 7, 8, 9, 31, 64, 129, 1000], dtype=[torch.int32, torch.int64])
+@grid(width=range(1, 33), count=[0, 1, 9, 64, 1000], dtype=[torch.int32, torch.int64])
 def test_bits_are_packed_as_in_torch(width: int, count: int, dtype: torch.dtype) -> None:
     drawn = torch.randint(2**width, (count,), generator=torch.Generator().manual_seed(width))
     codes = drawn.to(dtype)  # of 32 bits, some are negative then
@@ -213,7 +166,7 @@ def test_bits_are_packed_as_in_torch(width: int, count: int, dtype: torch.dtype)
     assert torch.equal(bits.unpack(odd, count, width).long(), drawn)
 
 
-@grid(low=[0, 1, 5, 8, 17], gap=[0, 1], count=[1, 2, 63, 64, 65, 1000])
+@grid(low=[0, 1, 8, 17], gap=[0, 1], count=[1, 64, 65, 1000])
 def test_places_are_packed_as_in_torch(low: int, gap: int, count: int) -> None:
     span = 3 * count << low
     drawn = torch.randperm(span >> low, generator=torch.Generator().manual_seed(count))[:count].sort().values
@@ -225,28 +178,3 @@ def test_places_are_packed_as_in_torch(low: int, gap: int, count: int) -> None:
     with in_torch():
         assert torch.equal(packed, bits.put_places(places, low, gap, length))
         assert torch.equal(bits.get_places(packed, count, low, gap, length), places)
-
-
-def test_random_bits_are_the_same_in_both_forms_and_evenly_spread() -> None:
-    words = randomness.words(*KEY)
-    assert words != randomness.words(1, 2, 4)
-    drawn = randomness.uniform(words, 100_000, torch.device("cpu")).double()
-    assert drawn.min() >= 0
-    assert drawn.max() < 1
-    assert drawn.mean() == pytest.approx(0.5, abs=4 * math.sqrt(1 / 12 / 1e5))
-    assert drawn.var() == pytest.approx(1 / 12, rel=0.02)
-    other = randomness.uniform(randomness.words(1, 2, 4), 100_000, torch.device("cpu")).double()
-    for x, y in ((drawn, other), (drawn[1:], drawn[:-1])):
-        assert abs(torch.corrcoef(torch.stack([x, y]))[0, 1]) < 4 / math.sqrt(1e5)
-
-
-def test_without_numba_a_method_sends_the_same_bits() -> None:
-    reducer = micro.SparseReducer(micro.selectors.everything.Everything(), 1.0, codec=QSGD())
-    updates = []
-    for compiled in (True, False):
-        with nullcontext() if compiled else in_torch():
-            simulation = micro.Simulation(reducer, micro.Layout.flat(3000), 2)
-            updates.append([simulation.step(normal(6000, seed=step).view(2, -1)).update for step in range(3)])
-            simulation.close()
-    for one, other in zip(*updates, strict=True):
-        assert torch.equal(one, other)

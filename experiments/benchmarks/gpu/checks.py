@@ -20,7 +20,7 @@ def problems(device: torch.device) -> dict[str, str]:
     except Exception as error:  # the report names it, whatever it is
         found["kernels of methods"] = f"{type(error).__name__}: {error}"
     codecs = {name: micro.build(Codec, name) for name in micro.known(Codec)}
-    served = {name: codec for name, codec in codecs.items() if isinstance(codec, FusedCodec) and codec.has_gpu_form}
+    served = {name: codec for name, codec in codecs.items() if isinstance(codec, FusedCodec)}
     return found | {name: _problem(codec, device) for name, codec in served.items()}
 
 

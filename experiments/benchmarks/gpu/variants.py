@@ -6,10 +6,9 @@ from experiments.benchmarks.gpu.compiling import Variant
 
 ADDED = "residual:*fp32 grad:*fp32 first_bad:*i32 numel:i32"
 SCANNED = "x:*fp32 threshold:*fp32 numel:i32"
-INT8 = "values:*fp32 numel:i32 first:i32 second:i32 scales:*fp32 codes:*i8"
+INT8 = "values:*fp32 numel:i32 scales:*fp32 codes:*i8"
 DECODED = (
-    "scales:*fp32 packed:*u8 x:*fp32 out:*fp32 is_finite:*i32 rows:i32 row_scales:i32 row_codes:i32 "
-    "divisor:fp32 numel:i32"
+    "scales:*fp32 packed:*u8 out:*fp32 is_finite:*i32 rows:i32 row_scales:i32 row_codes:i32 divisor:fp32 numel:i32"
 )
 
 
@@ -53,37 +52,31 @@ def _encoding() -> list[Variant]:
     cast = "values:*fp32 numel:i32 codes:*i16"
     bfloat16 = {"ALIGNED": ALIGNED, "BLOCK": BLOCK, "IS_HALF": False}
     return [
-        Variant("int8", encoding.int8_kernel, INT8, rows(256, IS_RANDOM=False), "5", 5),
+        Variant("int8", encoding.int8_kernel, INT8, rows(256), "5", 5),
         Variant("sign", encoding.signs_kernel, signs, rows(1024, HALVINGS=10), "4.1", 4.125),
         Variant("bfloat16", encoding.cast_kernel, cast, bfloat16, "6", 6, stores=True),
     ]
 
 
 def _decoding() -> list[Variant]:
-    from micro.kernels.triton import decoding
+    from micro.kernels.code import Kind
 
-    kinds = [
-        ("bfloat16", decoding.BFLOAT16, 1, 2.0),
-        ("int8", decoding.INT8, 256, 1.0),
-        ("sign", decoding.SIGNS, 1024, 0.125),
-    ]
-    return [_decoder(*kind, is_rest=is_rest) for kind in kinds for is_rest in (False, True)]
+    return [_decoder(Kind.BFLOAT16, 1, 2.0), _decoder(Kind.INT8, 256, 1.0), _decoder(Kind.SIGN, 1024, 0.125)]
 
 
-def _decoder(name: str, kind: int, shared: int, num_bytes: float, *, is_rest: bool) -> Variant:
+def _decoder(kind: int, shared: int, num_bytes: float) -> Variant:
+    from micro.kernels.code import Kind
     from micro.kernels.triton import decoding
     from micro.kernels.triton.launching import ALIGNED, BLOCK
 
-    types = DECODED.replace("packed:*u8", "packed:*i16") if name == "bfloat16" else DECODED
-    constants = {"KIND": kind, "SHARED": shared, "IS_REST": is_rest, "IS_MEAN": not is_rest}
-    moved = num_bytes + (8 if is_rest else 4)
+    types = DECODED.replace("packed:*u8", "packed:*i16") if kind == Kind.BFLOAT16 else DECODED
     return Variant(
-        f"{name}, {'what is left' if is_rest else 'mean'}",
+        f"{Kind(kind).name.lower()}, mean",
         decoding.decode_kernel,
         types,
-        {**constants, "ALIGNED": ALIGNED, "BLOCK": BLOCK},
-        f"{moved:g}" if is_rest else f"4, and {num_bytes:g} for each message",
-        moved,
-        loads=is_rest,
+        {"KIND": int(kind), "SHARED": shared, "IS_MEAN": True, "ALIGNED": ALIGNED, "BLOCK": BLOCK},
+        f"4, and {num_bytes:g} for each message",
+        4 + num_bytes,
+        loads=False,
         stores=True,
     )

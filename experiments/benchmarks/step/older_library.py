@@ -9,7 +9,6 @@ from torch import Tensor
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods
 from micro import kernels
-from micro.comm import GroupComm  # type: ignore[attr-defined]  # where those revisions have it
 
 Step = Callable[[Tensor], dict[str, float]]
 
@@ -33,6 +32,8 @@ def reduction(method: str, density: float, numel: int, device: torch.device) -> 
 
     Its state is its own. All times are seconds of this rank.
     """
+    from micro.comm import GroupComm  # type: ignore[attr-defined]  # where those revisions have it
+
     reducer = build_methods([method], density)[method]
     comm, state = GroupComm(), reducer.start(layered(numel), torch.float32, device)
 

@@ -1,4 +1,4 @@
-"""What the codes of messages stand for: their sum divided, or what is left of the values that were encoded.
+"""What the codes of messages stand for: their sum, divided.
 
 Messages are rows (R, bytes) that may begin at any address, so that scales are copied to where they can be read.
 """
@@ -11,22 +11,20 @@ from torch import Tensor
 
 from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
-INT8, SIGNS, HALF, BFLOAT16 = range(4)  # kinds of messages: numbers, as compiled kernels take no functions in a tuple
-
 
 @kernel
 def _read(
     scales: tl.tensor, packed: tl.tensor, offsets: tl.tensor, mask: tl.tensor, KIND: tl.constexpr, SHARED: tl.constexpr
 ) -> tl.tensor:
-    """Return what a message of a kind holds, of which ``SHARED`` values share a scale."""
-    if KIND == 0:
+    """Return what a message of a `Kind` holds, of which ``SHARED`` values share a scale."""
+    if KIND == 2:
         codes = tl.load(packed + offsets, mask=mask, other=0).to(tl.int8, bitcast=True)
         values = codes.to(tl.float32) * tl.load(scales + offsets // SHARED, mask=mask, other=0)
-    elif KIND == 1:
+    elif KIND == 3:
         found = tl.load(packed + offsets // 8, mask=mask, other=0).to(tl.int32)
         mean = tl.load(scales + offsets // SHARED, mask=mask, other=0)
         values = tl.where(((found >> (offsets % 8)) & 1) == 1, -mean, mean)
-    elif KIND == 2:
+    elif KIND == 0:
         values = tl.load(packed + offsets, mask=mask, other=0).to(tl.float16, bitcast=True).to(tl.float32)
     else:
         patterns = tl.load(packed + offsets, mask=mask, other=0).to(tl.int32) << 16
@@ -36,30 +34,25 @@ def _read(
 
 @kernel
 def _decoded(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
-    scales, packed, x, out, is_finite, rows, row_scales, row_codes, divisor = arguments
+    scales, packed, out, is_finite, rows, row_scales, row_codes, divisor = arguments
     KIND: tl.constexpr = CONSTANTS[0]
     SHARED: tl.constexpr = CONSTANTS[1]
-    IS_REST: tl.constexpr = CONSTANTS[2]
     total = _read(scales, packed, offsets, mask, KIND, SHARED)
-    if IS_REST:
-        total = tl.load(x + offsets, mask=mask, other=0) - total
-    if CONSTANTS[3]:
+    if CONSTANTS[2]:
         for row in range(1, rows):
             far = tl.cast(row, tl.int64)
             total += _read(scales + far * row_scales, packed + far * row_codes, offsets, mask, KIND, SHARED)
         total = tl.div_rn(total, tl.full(total.shape, divisor, tl.float32))
     tl.store(out + offsets, total, mask=mask)
-    if not IS_REST:
-        bad = mask & ((tl.abs(total) < float("inf")) == 0)
-        if tl.sum(bad.to(tl.int32)) > 0:
-            tl.store(is_finite, 0)
+    bad = mask & ((tl.abs(total) < float("inf")) == 0)
+    if tl.sum(bad.to(tl.int32)) > 0:
+        tl.store(is_finite, 0)
 
 
 @kernel
 def decode_kernel(
     scales: tl.tensor,
     packed: tl.tensor,
-    x: tl.tensor,
     out: tl.tensor,
     is_finite: tl.tensor,
     rows: tl.tensor,
@@ -69,30 +62,20 @@ def decode_kernel(
     numel: tl.tensor,
     KIND: tl.constexpr,
     SHARED: tl.constexpr,
-    IS_REST: tl.constexpr,
     IS_MEAN: tl.constexpr,
     ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Write to ``out`` (numel,) what a message holds; a mean of ``rows``, or ``x`` (numel,) less the message.
+    """Write to ``out`` (numel,) what a message holds, or a mean of ``rows``.
 
-    ``is_finite`` (1,) int32 becomes 0 where what is written, but for the rest of x, is not finite.
+    ``is_finite`` (1,) int32 becomes 0 where what is written is not finite.
     """
-    arguments = (scales, packed, x, out, is_finite, rows, row_scales, row_codes, divisor)
-    each_block(numel, _decoded, arguments, (KIND, SHARED, IS_REST, IS_MEAN), ALIGNED, BLOCK)
+    arguments = (scales, packed, out, is_finite, rows, row_scales, row_codes, divisor)
+    each_block(numel, _decoded, arguments, (KIND, SHARED, IS_MEAN), ALIGNED, BLOCK)
 
 
-def decode(
-    kind: int,
-    scales: Tensor,
-    codes: Tensor,
-    out: Tensor,
-    *,
-    shared: int = 1,
-    divisor: float = 1.0,
-    x: Tensor | None = None,
-) -> Tensor:
-    """Fill ``out`` (numel,) with the sum of R messages, divided, or with ``x`` less the one that there is.
+def decode(kind: int, scales: Tensor, codes: Tensor, out: Tensor, *, shared: int = 1, divisor: float = 1.0) -> Tensor:
+    """Fill ``out`` (numel,) with the sum of R messages, divided.
 
     Args:
         kind: of the messages.
@@ -100,13 +83,12 @@ def decode(
         codes: (R, bytes or more).
 
     Returns:
-        () bool, whether all of ``out`` is finite; not known with ``x``.
+        () bool, whether all of ``out`` is finite.
     """
     is_finite = torch.ones(1, dtype=torch.int32, device=out.device)
     rows = codes.shape[0]
     strides = (scales.stride(0), codes.stride(0)) if rows > 1 else (0, 0)
-    constants: dict[str, Any] = {"KIND": kind, "SHARED": shared, "IS_REST": x is not None}
-    constants |= {"IS_MEAN": rows > 1 or divisor != 1, "ALIGNED": ALIGNED, "BLOCK": BLOCK}
-    places = (scales, codes, out if x is None else x, out, is_finite, rows, *strides, divisor, out.numel())
-    launch(decode_kernel, num_programs(out.numel(), BLOCK), out, *places, **constants)
+    constants: dict[str, Any] = {"KIND": kind, "SHARED": shared, "IS_MEAN": rows > 1 or divisor != 1}
+    places = (scales, codes, out, is_finite, rows, *strides, divisor, out.numel())
+    launch(decode_kernel, num_programs(out.numel(), BLOCK), out, *places, **constants, ALIGNED=ALIGNED, BLOCK=BLOCK)
     return is_finite.view(()) > 0

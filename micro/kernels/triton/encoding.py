@@ -6,20 +6,12 @@ and quotients are rounded correctly, so that scales and codes are the bits that 
 
 from typing import Any
 
-import torch
 import triton.language as tl
 from torch import Tensor
 
 from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
 
 TILE = 2048  # values of a program
-SMALLEST_BLOCK = 16
-Words = tuple[int, int]
-
-
-def serves(block: int) -> bool:
-    """Tell whether the kernels can code blocks of ``block`` values: a power of 2, neither short nor beyond a tile."""
-    return block & (block - 1) == 0 and SMALLEST_BLOCK <= block <= TILE
 
 
 @kernel
@@ -54,15 +46,12 @@ def int8_kernel(
     values: tl.tensor,
     scales: tl.tensor,
     codes: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
     numel: tl.tensor,
-    IS_RANDOM: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Write ``scales`` (blocks,) and ``codes`` (numel,) int8."""
-    each_tile(numel, _int8, (values, scales, codes, first, second), (IS_RANDOM,), ROWS, BLOCK)
+    each_tile(numel, _int8, (values, scales, codes), (), ROWS, BLOCK)
 
 
 @kernel
@@ -74,16 +63,14 @@ def _int8(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    values, scales, codes, first, second = arguments
+    values, scales, codes = arguments
     offsets = offsets_of(rows, BLOCK)
     x = tl.load(values + offsets, mask=offsets < end, other=0.0)
     largest = tl.minimum(tl.max(tl.abs(x), axis=1), 1.7014118346046923e38)
     steps = tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32))
     multiples = divided(x, tl.where(steps > 0, steps, float("inf")))  # a block of zeros
-    if CONSTANTS[0]:
-        multiples = tl.floor(multiples + uniform(offsets, first, second))
-    else:  # to the nearest, ties to even: what lies below a unit of 1.5 * 2^23 is rounded off
-        multiples = (multiples + 12582912.0) - 12582912.0
+    # to the nearest, ties to even: what lies below a unit of 1.5 * 2^23 is rounded off
+    multiples = (multiples + 12582912.0) - 12582912.0
     tl.store(scales + rows, steps, mask=rows * BLOCK < end)
     codes_of_tile = tl.minimum(tl.maximum(multiples, -127.0), 127.0).to(tl.int8)
     tl.store(codes + offsets, codes_of_tile, mask=offsets < end)
@@ -161,41 +148,21 @@ def divided(x: tl.tensor, divisors: tl.tensor) -> tl.tensor:
     return tl.div_rn(x, tl.broadcast_to(tl.expand_dims(divisors, 1), x.shape))
 
 
-@kernel
-def uniform(places: tl.tensor, first: tl.tensor, second: tl.tensor) -> tl.tensor:
-    """Return the random multiples of 2^-24 in [0, 1) of int32 ``places``; see `micro.randomness.bits`."""
-    one = tl.cast(first, tl.int32).to(tl.uint32, bitcast=True)
-    two = tl.cast(second, tl.int32).to(tl.uint32, bitcast=True)
-    word = places.to(tl.uint32, bitcast=True) ^ one
-    word = (word ^ (word >> 16)) * 0x7FEB352D
-    word = (word ^ (word >> 15) ^ two) * 0x846CA68B
-    return ((word ^ (word >> 16)) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
-
-
-def cast(values: Tensor, wire: Tensor, *, is_half: bool) -> None:
-    """Fill the message of codec half (``is_half``) or bfloat16."""
+def cast(values: Tensor, codes: Tensor, *, is_half: bool) -> None:
+    """Fill ``codes`` (numel,) int16 with halves, or with bfloat16."""
     numel = values.numel()
     constants = {"IS_HALF": is_half, "ALIGNED": ALIGNED, "BLOCK": BLOCK}
-    launch(cast_kernel, num_programs(numel, BLOCK), values, values, wire.view(torch.int16), numel, **constants)
+    launch(cast_kernel, num_programs(numel, BLOCK), values, values, codes, numel, **constants)
 
 
-def int8(values: Tensor, wire: Tensor, words: Words | None, *, block: int) -> None:
-    """Fill the message of codec int8; None for ``words``: rounded to the nearest."""
-    scales, codes = _parted(wire, values.numel(), block)
-    arguments = (values, scales, codes.view(torch.int8), *map(_signed, words or (0, 0)), values.numel())
-    _launch(int8_kernel, values, block, *arguments, IS_RANDOM=words is not None)
+def int8(values: Tensor, scales: Tensor, codes: Tensor, *, block: int) -> None:
+    """Fill scales (blocks,) float32 and codes (numel,) int8."""
+    _launch(int8_kernel, values, block, values, scales, codes, values.numel())
 
 
-def signs(values: Tensor, wire: Tensor, *, block: int) -> None:
-    """Fill the message of codec sign."""
-    arguments = (values, *_parted(wire, values.numel(), block), values.numel())
-    _launch(signs_kernel, values, block, *arguments, HALVINGS=block.bit_length() - 1)
-
-
-def _parted(wire: Tensor, count: int, block: int) -> tuple[Tensor, Tensor]:
-    """Return the float32 scales of a message of ``count`` values, one for a block, and the bytes of its codes."""
-    length = 4 * -(-count // block)
-    return wire[:length].view(torch.float32), wire[length:]
+def signs(values: Tensor, means: Tensor, packed: Tensor, *, block: int) -> None:
+    """Fill means (blocks,) float32 and bits (numel / 8,) uint8."""
+    _launch(signs_kernel, values, block, values, means, packed, values.numel(), HALVINGS=block.bit_length() - 1)
 
 
 def _launch(function: Any, values: Tensor, block: int, *arguments: object, **constants: Any) -> None:
@@ -203,8 +170,3 @@ def _launch(function: Any, values: Tensor, block: int, *arguments: object, **con
     rows = TILE // block
     programs = -(-(values.numel() // block) // rows) + 1
     launch(function, programs, values, *arguments, **constants, ROWS=rows, BLOCK=block)
-
-
-def _signed(word: int) -> int:
-    """Return a word of 32 bits as a whole number with a sign."""
-    return word - (1 << 32) if word >> 31 else word
