@@ -20,7 +20,7 @@ from micro.zoo.onebit import OneBit
 from micro.zoo.range_float import Format, RangeFloat
 from micro.zoo.terngrad import TernGrad, pack_ternary, unpack_ternary
 from tests.products import grid
-from tests.sparsifiers.quantisers import Size, coded, ternary
+from tests.sizes import Size, coded, ternary
 
 KEY = (1, 2, 3)
 BLOCK = 16  # short, so that a message of the tests has several blocks and a torn one

@@ -9,7 +9,7 @@ from micro.comm import Traffic
 from micro.exchanges.base import Wire
 from micro.sparse import Exchanged, Overlap, SparseValues
 from tests.exchanging import exchanged
-from tests.sparsifiers.base import gathered
+from tests.sizes import gathered
 
 NUMEL = 24
 WORLDS = pytest.mark.parametrize("world_size", range(1, 10))

@@ -21,7 +21,7 @@ from micro.requests import carried_out
 from micro.selectors.fits.reused import ReusedState
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from tests.products import grid
-from tests.sparsifiers.base import gathered
+from tests.sizes import gathered
 
 # --- the oracle -------------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def test_a_faulty_part_is_found(fault: str) -> None:
     selector = type("Faulty", (Faulty,), {"choose": staticmethod(choose)})
     made: Any = micro.SparseReducer(dataclass(frozen=True)(selector)(), 0.05)
     with pytest.raises(AssertionError, match=message):
-        check_laws(made, Promises(band=EXACT, states_traffic=False), world_sizes=(3,))
+        check_laws(made, Promises(band=EXACT, traffic_within=None), world_sizes=(3,))
 
 
 def test_a_method_that_loses_mass_is_found() -> None:
