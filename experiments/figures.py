@@ -25,11 +25,11 @@ def _run(options: argparse.Namespace) -> int:
     # Imported here: pandas and matplotlib take a second, which --help and a mistake need not wait for.
     from rich.console import Console
 
-    from experiments.reports.all_figures import draw_all
     from experiments.reports.frames import load
+    from experiments.reports.pages import print_summary, write_summary
     from experiments.reports.provenance import refuse_differences
     from experiments.reports.run_configs import parse_selection
-    from experiments.reports.summary import print_summary, write_summary
+    from experiments.reports.run_figures import draw_all
     from experiments.tracking.sources import read
 
     selection = parse_selection(options.select)

@@ -24,8 +24,7 @@ def _run(options: argparse.Namespace) -> int:
     out = options.out or FIGURES
     check_folder(out)
     # Imported here: pandas and matplotlib take a second, which --help and a mistake need not wait for.
-    from experiments.reports.page import load_page, page_names
-    from experiments.reports.page_figures import write_page
+    from experiments.reports.pages import load_page, page_names, write_page
     from experiments.reports.table import FOLDER, add, read
 
     for name in options.pages:

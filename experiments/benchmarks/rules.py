@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.console import Console
 from torch import Tensor
 
@@ -16,7 +18,8 @@ from experiments.benchmarks import tables
 from experiments.benchmarks.tables import Column, Columns
 from experiments.config.option_types import to_density, whole_number
 from experiments.ranks.measures import Row
-from experiments.reports.rule_figure import draw_rules
+from experiments.reports.figure_parts import head, new_figure, plain_log
+from experiments.reports.plot_style import DASHES, PAGE_INCHES, PALETTE, TARGET_LINE, LineSettings, style
 from experiments.studies.gradient_sources import laplace, layers, normal, student
 from micro.randomness import generator
 
@@ -94,3 +97,32 @@ def _trace(rule: str, stream: str, arguments: argparse.Namespace, jump: int) -> 
             "target_count": stats.target_count,
         }
     simulation.close()
+
+
+@style()
+def draw_rules(frame: pd.DataFrame, title: str) -> Figure:
+    """Density, and below it the threshold, over steps: one column of panels per rule, one line per stream."""
+    measures, rules = ("density", "threshold"), RULES[::-1]
+    figure = new_figure(PAGE_INCHES, 3.5)
+    grid = figure.subplots(len(measures), len(rules), sharex=True, sharey="row")
+    streams = list(dict.fromkeys(frame["stream"]))
+    for place, rule in enumerate(rules):
+        rows = frame[frame["rule"] == rule]
+        for axes, measure in zip(grid[:, place], measures, strict=True):
+            for number, stream in enumerate(streams):
+                line = rows[rows["stream"] == stream]
+                axes.plot(line["step"], line[measure], **_stream_line(number))
+        target = rows.groupby("step")["target_density"].first()
+        grid[0, place].plot(target.index, target, **TARGET_LINE)
+        grid[0, place].set_title(rule)
+        grid[-1, place].set_xlabel("step")
+    for axes, measure in zip(grid[:, 0], measures, strict=True):
+        axes.set_ylabel(measure)
+        plain_log(axes.yaxis)
+    handles = [Line2D([], [], label=stream, **_stream_line(place)) for place, stream in enumerate(streams)]
+    head(figure, title, [*handles, Line2D([], [], label="target", **TARGET_LINE)])
+    return figure
+
+
+def _stream_line(place: int) -> LineSettings:
+    return {"color": PALETTE[place % len(PALETTE)], "linestyle": DASHES[place % len(DASHES)], "linewidth": 0.8}

@@ -3,7 +3,8 @@
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from experiments.config.units import human_bytes
 from experiments.reports.csv_files import write_csv
 from experiments.reports.measures import Metric
 from experiments.reports.output import write_file
 from experiments.reports.plot_style import GREY_LINE, PAGE_INCHES, LineSettings, plain, style
+
+Key = tuple[object, ...]
+Lines = Mapping[Key, LineSettings]  # by a method, and by what tells its lines apart
+Show = Callable[[XAxis | YAxis], None]
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -54,6 +60,33 @@ def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSe
     axes.plot(x, middle, **line)
     if line is not GREY_LINE:
         axes.fill_between(x, low, high, color=line["color"], alpha=0.15, linewidth=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel of lines: two columns, what they are called, and how their numbers are written once all is drawn."""
+
+    x: str
+    y: str = "value"
+    x_name: str = ""
+    y_name: str = ""
+    show_x: Show = lambda axis: None
+    show_y: Show = lambda axis: None
+
+    def draw(self, axes: Axes, rows: pd.DataFrame, lines: Lines, by: list[str], **settings: object) -> None:
+        """Draw the line of each form, with the range of its seeds as a band where the rows have one."""
+        low, high = ("low", "high") if self.y == "value" else (f"{self.y}_min", f"{self.y}_max")
+        for place, (key, own) in enumerate(rows.groupby(by)):
+            own, every = own.sort_values(self.x), max(1, len(own) // 8)
+            marks = {"markevery": (place % every, every)} | settings
+            line = lines[key] if lines[key] is GREY_LINE else lines[key] | marks
+            ends = [own[end if end in own else self.y] for end in (low, high)]
+            draw_band(axes, own[self.x], own[self.y], *ends, line)
+        axes.set_xlabel(self.x_name)
+        if self.y_name:
+            axes.set_ylabel(self.y_name)
+        self.show_x(axes.xaxis)
+        self.show_y(axes.yaxis)
 
 
 def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
@@ -119,6 +152,28 @@ def show_values(axis: XAxis | YAxis, values: Iterable[float]) -> None:
     axis.set_ticks(sorted(set(values)))
     axis.set_minor_locator(NullLocator())
     plain_ticks(axis)
+
+
+def show_bytes(axis: XAxis | YAxis, most: int = 4) -> None:
+    """Make an axis of bytes logarithmic, with at most so many numbers: a narrow panel takes three."""
+    axis.axes.margins(x=0.1)
+    plain_log(axis)
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log" and high > 10 * low:
+        axis.set_major_locator(LogLocator(subs=(1,) if high > 50 * low else (1, 3), numticks=most))
+    axis.set_major_formatter(lambda value, _: human_bytes(value))
+
+
+def log_with_zero(axes: Axes, values: pd.Series) -> None:
+    """Make the y axis logarithmic; where there are zeros, as of an exact method, linear below a small decade."""
+    if not (values == 0).any():
+        plain_log(axes.yaxis)
+        return
+    least = values[values > 0].min()
+    decade = 1e-3 if math.isnan(least) else max(1e-4, 10 ** math.floor(math.log10(least)))
+    axes.set_yscale("symlog", linthresh=decade)
+    axes.set_ylim(bottom=-0.4 * decade)
+    plain_ticks(axes.yaxis)
 
 
 def plain_ticks(axis: XAxis | YAxis) -> None:

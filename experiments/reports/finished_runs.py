@@ -12,22 +12,22 @@ from experiments.config.errors import UserError, one_line
 from experiments.runs.atomic_files import load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import State, Status, status_of
+from experiments.runs.status import State, status_of
 
 
 class FinishedRun(Protocol):
-    """One finished run, wherever its records are.
+    """One finished run, wherever its records are: in a folder, or at W&B.
 
     Attributes:
         remedy: what to do where they are broken.
-        status: whether all of it is there.
+        problem: what is missing or damaged, empty where nothing is.
     """
 
     @property
     def remedy(self) -> str: ...  # noqa: D102
 
     @property
-    def status(self) -> Status: ...  # noqa: D102
+    def problem(self) -> str: ...  # noqa: D102
 
     def config(self) -> Mapping[str, object]:
         """Return its configuration, nested as in config.yaml. Raises: UserError when it cannot be read."""
@@ -45,7 +45,7 @@ class FinishedRun(Protocol):
 @dataclass(frozen=True, slots=True)
 class _FolderRun:
     path: Path
-    status: Status
+    problem: str
 
     @property
     def remedy(self) -> str:
@@ -56,7 +56,7 @@ class _FolderRun:
         try:
             found = yaml.safe_load(path.read_bytes())
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(f"{path} cannot be read: {one_line(error)}; {self.remedy}") from None
+            raise UserError(self.problem or f"{path} cannot be read: {one_line(error)}; {self.remedy}") from None
         if not isinstance(found, dict):
             raise UserError(f"{path} is not a configuration; {self.remedy}")
         return found
@@ -73,7 +73,8 @@ class _FolderRun:
 
 def in_folders(root: Path) -> dict[str, FinishedRun]:
     """Return the finished runs under a folder by name, damaged ones too; prints which are left out."""
-    folders = [RunFolder(path) for path in sorted({path.parent for path in _marks(root)})]
+    paths = {path.parent for name in ("config.yaml", "DONE") for path in root.glob(f"*/{name}")}
+    folders = [RunFolder(path) for path in sorted(paths)]
     done = [folder for folder in folders if folder.is_done()]
     unfinished = [_unfinished_name(folder) for folder in folders if not folder.is_done()]
     if not done:
@@ -81,44 +82,18 @@ def in_folders(root: Path) -> dict[str, FinishedRun]:
         raise UserError(f"{root} holds no finished run{also}; make some with: python -m experiments.train")
     if unfinished:
         print(f"left out, not finished: {', '.join(unfinished)}")
-    return {folder.path.name: _FolderRun(folder.path, status_of(folder)) for folder in done}
-
-
-def refuse_unreadable(found: Mapping[str, FinishedRun]) -> None:
-    """Raise UserError where the configuration of a run cannot be read."""
-    refuse({name: problem for name, run in found.items() if (problem := _unreadable(run))}, len(found))
+    return {folder.path.name: _FolderRun(folder.path, status_of(folder).problem) for folder in done}
 
 
 def refuse_damaged(found: Mapping[str, FinishedRun], names: Iterable[str]) -> None:
-    """Raise UserError where one of some runs is damaged."""
-    refuse({name: found[name].status.problem for name in names if found[name].status.problem}, len(found))
-
-
-def refuse(problems: Mapping[str, str], num_runs: int) -> None:
-    """Raise UserError where there is a damaged run; of several each has a line."""
-    if not problems:
-        return
-    choice = "run it again with resume=scratch"
-    if len(problems) == 1:
-        ((name, problem),) = problems.items()
-        raise UserError(f"{name} is damaged: {problem}; {choice}")
-    for name, problem in problems.items():
+    """Raise UserError where one of some runs is damaged; of several each has a line."""
+    problems = {name: found[name].problem for name in names if found[name].problem}
+    for name, problem in problems.items() if len(problems) > 1 else ():
         print(f"error: {name} is damaged: {problem}", file=sys.stderr)
-    raise UserError(f"{len(problems)} of {num_runs} finished runs are damaged; {choice}")
-
-
-def _marks(root: Path) -> Iterable[Path]:
-    yield from root.glob("*/config.yaml")
-    yield from root.glob("*/DONE")
-
-
-def _unreadable(run: FinishedRun) -> str:
-    """Return why the configuration of a run cannot be read, empty if it can."""
-    try:
-        run.config()
-    except UserError as error:
-        return run.status.problem or str(error)
-    return ""
+    if problems:
+        name, problem = next(iter(problems.items()))
+        what = f"{name} is damaged: {problem}" if len(problems) == 1 else f"{len(problems)} runs are damaged"
+        raise UserError(f"{what}; run it again with resume=scratch")
 
 
 def _unfinished_name(folder: RunFolder) -> str:

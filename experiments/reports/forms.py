@@ -2,16 +2,17 @@
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from experiments.config.errors import UserError
-from experiments.reports.link_times import RATES, exchange_s
 from experiments.reports.measures import Metric, metric_of
-from experiments.reports.names import in_order
+from experiments.reports.names import human, in_order
 from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points
+from experiments.reports.times import RATES, exchange_s
 
 KEYS = [*TRAINING, *FORM, "metric"]
 SHARES = (0.9, 0.95, 0.99)  # of what dense training ends with
@@ -75,11 +76,56 @@ def beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
     ).drop(columns="dense_bytes")
 
 
+def in_words(rows: pd.DataFrame) -> str:
+    """Return what the trainings of some rows have in common: ``NeuMF on MovieLens-100K, 4 workers, 8 epochs``."""
+    first = rows.iloc[0]
+    words = [f"{human(str(first['model']))} on {human(str(first['dataset']))}"]
+    for column, unit in (("world_size", "worker"), ("epochs", "epoch")):
+        if rows[column].nunique() == 1:
+            words.append(f"1 {unit}" if first[column] == 1 else f"{first[column]} {unit}s")
+    return ", ".join(words)
+
+
 def at_best_rate(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the row of each form with the best of its rates, the best form first."""
     gain = rows["metric"].map(sign_of) * rows["value"]
     ordered = rows.assign(gain=gain).sort_values("gain", ascending=False, kind="stable")
     return ordered.drop_duplicates([*TRAINING, *FORM[:3]]).drop(columns="gain")
+
+
+def at_several_lengths(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows whose method ended trainings of several lengths, and their dense rows."""
+    is_dense = rows["sparsifier"] == "dense"
+    sparse = rows[~is_dense]
+    own = [*TRAINING[:3], *FORM[:3]]
+    several = sparse[sparse.groupby(own)["epochs"].transform("nunique") > 1]
+    dense = rows[is_dense].merge(several[TRAINING].drop_duplicates())
+    return pd.concat([dense, several], ignore_index=True)
+
+
+def loss_curves(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per form and evaluation of bits per byte, means over its runs that were evaluated before the end.
+
+    Columns: TRAINING and FORM; num_seeds; step; tokens of all workers, bytes that rank 0 sent, and seconds on links
+    (the keys of RATES) until then; test_loss, in nats per byte.
+
+    Args:
+        table: rows of the table of runs.
+    """
+    own = table[table["kind"] == "run"]
+    lengths = [int(str(config["dataset.sequence_length"])) for config in configs(own)]
+    found = points(with_settings(own.assign(sequence=lengths)))
+    found = found[found.groupby("run")["step"].transform("size") > 1]
+    size = found["world_size"] * found["batch_size"] * found["batches"] * found["sequence"]
+    found = found.assign(
+        tokens=found["step"] * size,
+        bytes=found["total_bytes"],
+        **{key: seconds_on_link(found, rate) for key, rate in RATES.items()},
+        test_loss=math.log(2) * found["value"],
+    )
+    grouped = found.groupby([*TRAINING, *FORM, "step"])
+    means = grouped[["tokens", "bytes", *RATES, "test_loss"]].mean().assign(num_seeds=grouped.size())
+    return means.reset_index()
 
 
 def with_goal(rows: pd.DataFrame) -> pd.DataFrame:

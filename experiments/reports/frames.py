@@ -3,15 +3,14 @@
 They are read from run folders here, and from W&B in tracking/sources.py.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
 from experiments.config.errors import UserError, one_line
-from experiments.reports.finished_runs import FinishedRun, in_folders, refuse_damaged, refuse_unreadable
+from experiments.reports.finished_runs import FinishedRun, in_folders, refuse_damaged
 from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.names import human
 from experiments.reports.provenance import Origin, digest_of, origin_of, unlike
@@ -32,14 +31,12 @@ EPOCH_NUMBERS = (
 NUMBERS = {"steps": STEP_NUMBERS, "epochs": EPOCH_NUMBERS}
 METHOD = ["sparsifier", "variant"]  # what one line of a figure stands for
 
-Reader = Callable[["FinishedRun", str], pd.DataFrame]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frames:
     """Finished runs of one source; ``steps`` and ``epochs`` carry the columns of ``runs``.
 
-    ``runs`` has one row per run: run, the keys of COLUMNS, accumulate, rule, and ``variant``, which is empty unless
+    ``runs`` has one row per run: run, the keys of COLUMNS, accumulate, and ``variant``, which is empty unless
     runs of one experiment differ in more than the seed; it then names that difference, ``lr=0.1``. The density of
     a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
     does not measure it, and ``metric``, the key of the one that stands for the run.
@@ -54,6 +51,11 @@ class Frames:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     manifests: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Config] = field(default_factory=dict)
+
+    def of(self, runs: pd.DataFrame) -> "Frames":
+        """Return some of the runs, and their records."""
+        steps, epochs = (rows[rows["run"].isin(runs["run"])] for rows in (self.steps, self.epochs))
+        return Frames(runs=runs, steps=steps, epochs=epochs)
 
     def skipped(self) -> list[str]:
         """Return a line for each run that skipped all steps."""
@@ -112,64 +114,44 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -
     Raises:
         UserError: a selection that fits none, or a damaged run.
     """
-    refuse_unreadable(found)
     configs = selected_configs(found, selection or {})
     table = run_frame(configs)
     refuse_damaged(found, table["run"])
-    identity = table.drop(columns=["rule", "epochs", "accumulate"])
     manifests = {run: found[run].manifest() for run in table["run"]}
+    steps, epochs = (_records(found, table, kind) for kind in NUMBERS)
     return Frames(
         runs=table,
-        steps=_records(found, identity, "steps", STEP_NUMBERS, _read).pipe(_complete_steps),
-        epochs=_records(found, identity.assign(rule=table["rule"]), "epochs", EPOCH_NUMBERS, _read_epochs),
+        steps=steps.assign(skipped=steps["skipped"].eq(True) if "skipped" in steps else False),
+        epochs=epochs,
         origins={run: origin_of(manifests[run]) for run in table["run"]},
         manifests={run: digest_of(manifests[run]) for run in table["run"] if manifests[run]},
         settings=configs,
     )
 
 
-def _records(
-    found: Mapping[str, FinishedRun], table: pd.DataFrame, kind: str, numbers: tuple[str, ...], read: Reader
-) -> pd.DataFrame:
-    """Rows of one kind of all runs, every column of ``numbers`` as float, joined with the run table."""
-    rows = pd.concat([read(found[run], kind).assign(run=run) for run in table["run"]], ignore_index=True)
+def _records(found: Mapping[str, FinishedRun], table: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Rows of one kind of all runs, every known number as float, joined with the run table."""
+    numbers = NUMBERS[kind]
+    rows = pd.concat([_read(found[run], kind).assign(run=run) for run in table["run"]], ignore_index=True)
     rows = rows.reindex(columns=list(dict.fromkeys(["run", *numbers, *sorted(rows.columns)])))
-    rows[list(numbers)] = rows[list(numbers)].apply(pd.to_numeric).astype(float)
+    rows[list(numbers)] = rows[list(numbers)].astype(float)
     # A resumed run may have repeated steps after its last checkpoint: the later row is the one that counts.
     rows = rows.drop_duplicates(["run", numbers[0]], keep="last")
-    own = table.rename(columns={"density": "asked_density"})
+    own = table.drop(columns=["epochs", "accumulate"]).rename(columns={"density": "asked_density"})
     return rows.merge(own, on="run", validate="many_to_one").sort_values(["run", numbers[0]], ignore_index=True)
 
 
 def _read(run: FinishedRun, kind: str) -> pd.DataFrame:
-    rows = run.rows(kind)
-    if not rows:
+    frame = pd.DataFrame(run.rows(kind))
+    if frame.empty:
         raise UserError(f"{run.place(kind)} has no rows; {run.remedy}")
-    frame = pd.DataFrame(rows)
-    for key in ("step", "epoch"):
-        if key not in frame or not all(map(_is_number, frame[key])):
-            raise UserError(f"{run.place(kind)} has a row without {key}; {run.remedy}")
     numbers = [key for key in NUMBERS[kind] if key in frame]
     try:
         frame[numbers] = frame[numbers].apply(pd.to_numeric).astype(float)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{run.place(kind)} has what is no number: {one_line(error)}; {run.remedy}") from None
-    return frame
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _read_epochs(run: FinishedRun, kind: str) -> pd.DataFrame:
-    rows = _read(run, kind)
-    try:
-        return rows.assign(metric=metric_of(rows.columns).key)
-    except UserError as error:
-        raise UserError(f"{run.place(kind)}: {error}; {run.remedy}") from None
-
-
-def _complete_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    skipped = rows["skipped"] if "skipped" in rows else pd.Series(False, index=rows.index)
-    rule = rows["rule"] if "rule" in rows else pd.Series(None, index=rows.index, dtype=object)
-    return rows.assign(skipped=skipped.eq(True), rule=rule).astype({"step": int, "epoch": int})
+        for key in ("step", "epoch"):
+            frame[key] = frame[key].astype(int)  # which NaN is not
+        return frame.assign(metric=metric_of(frame.columns).key) if kind == "epochs" else frame
+    except KeyError as error:
+        raise UserError(f"{run.place(kind)} has rows without {error}; {run.remedy}") from None
+    except (TypeError, ValueError, OverflowError, UserError) as error:
+        raise UserError(f"{run.place(kind)}: {one_line(error)}; {run.remedy}") from None

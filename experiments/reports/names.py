@@ -19,7 +19,6 @@ KINDS = (
     "time",
     "density",
     "residual",
-    "rules",
     "methods",
     "densities",
     "bytes",

@@ -1,10 +1,11 @@
 """How every figure looks: sizes, fonts, colours, and a line for each of its methods."""
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import matplotlib
+import pandas as pd
 
 COLUMN_INCHES, PAGE_INCHES = 3.4, 7.0  # one and both columns of a two-column paper
 LineSettings = dict[str, Any]
@@ -78,6 +79,18 @@ def lines_of(keys: Iterable[Key], preferred: Iterable[Key] | None = None) -> dic
         line: LineSettings = {"color": color, "linestyle": dashes, "marker": MARKERS[place % len(MARKERS)]}
         lines[key] = line if color else GREY_LINE
     return lines
+
+
+def coloured_methods(ends: pd.Series, *, higher_is_better: bool) -> Collection[object] | None:
+    """Return the methods to be drawn in colour where there are more than colours: ALWAYS and the best; None: all.
+
+    Args:
+        ends: a measure of each method; its index has names, or tuples that begin with one and a variant.
+    """
+    ranked = list(ends.sort_values(ascending=not higher_is_better, na_position="last").index)
+    first = [key for key in ranked if (key if isinstance(key, str) else key[0] * (not key[1])) in ALWAYS]
+    others = [key for key in ranked if key not in first]
+    return [*first, *others[: len(FREE)]] if len(others) > len(FREE) else None
 
 
 def highlight(method: str) -> str:

@@ -10,7 +10,7 @@ from experiments.config.method_names import PARTS
 from experiments.config.schema import Flat
 from experiments.reports.changes import Config, changes, in_words
 from experiments.reports.frames import load
-from experiments.reports.page import Page
+from experiments.reports.pages import Page
 from experiments.reports.rounds_in_words import exchanged, outer
 from experiments.reports.run_configs import planned
 from experiments.reports.table import rows_of

@@ -13,7 +13,7 @@ from experiments.reports.csv_files import write_csv
 from experiments.reports.frames import Frames
 from experiments.reports.provenance import UNKNOWN, Origin
 from experiments.reports.run_configs import Config
-from experiments.reports.stage_times import stage_times
+from experiments.reports.times import stage_times
 
 FOLDER = ROOT / "results" / "published" / "runs"
 SCHEMA = 1

@@ -1,87 +1,149 @@
-"""Tables of runs, each made of rows of ``forms``: in Markdown, or on a terminal."""
+"""Tables of runs, each made of rows of ``forms``: frames of words, by the kinds and columns that pages name."""
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
-from experiments.reports.columns import COLUMNS, heading
-from experiments.reports.forms import GRADIENTS, STEPS, at_best_rate, sign_of, with_goal
-from experiments.reports.markdown import table as markdown_table
+from experiments.config.units import human_bytes, three_digits
+from experiments.reports.forms import GRADIENTS, SHARES, STEPS, at_best_rate, sign_of, with_goal
 from experiments.reports.measures import metric_of
 from experiments.reports.names import label
 from experiments.reports.table import FORM, TRAINING
 
 Columns = Sequence[str]
+Show = Callable[[pd.Series], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """A table in words: its headings and its lines; without lines it is left out."""
-
-    headings: Sequence[str]
-    lines: Sequence[Sequence[str]]
-
-    def markdown(self) -> str:
-        """Return it in Markdown, empty where it has no lines."""
-        return markdown_table(self.headings, self.lines) if self.lines else ""
-
-    def on_terminal(self, title: str) -> Table:
-        """Return it for a terminal, narrow enough for 80 characters where Markdown is wider."""
-        table = Table(
-            title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-        )
-        for place, name in enumerate(self.headings):
-            short = re.sub(", ms| a step|(?<=[GM])bit/s| (?=[GM]bit)|,", "", name)
-            table.add_column(short, justify="right" if place else "left", no_wrap=True)
-        for line in self.lines:
-            table.add_row(*line)
-        return table
+def _measure(row: pd.Series) -> str:
+    if pd.isna(row["value"]):
+        return "not finite"
+    metric = metric_of([row["metric"]])
+    spread = f" ± {metric.format(row['half_range'])}" if row["num_seeds"] > 1 else ""
+    return f"{metric.format(row['value'])}{spread}"
 
 
-def all_forms(rows: pd.DataFrame, columns: Columns) -> Cells:
+def _to_dense(row: pd.Series) -> str:
+    if pd.isna(row["to_dense"]):
+        return ""
+    text = metric_of([row["metric"]]).format(row["to_dense"])
+    return text if text.startswith("-") else f"+{text}"
+
+
+def _kilobytes(row: pd.Series) -> str:
+    kilobytes = row["batch_bytes"] / 1e3
+    if pd.isna(kilobytes):
+        return ""
+    return f"{kilobytes:.0f}" if kilobytes >= 100 else f"{kilobytes:.3g}"
+
+
+def _reached_at(share: str) -> Show:
+    def show(row: pd.Series) -> str:
+        there, seeds = int(row[f"num_{share}"]), int(row["num_seeds"])
+        if not there:
+            return "never"
+        some = f" ({there} of {seeds})" if there < seeds else ""
+        return f"{human_bytes(row[f'bytes_{share}'])}, {row[f'epochs_{share}']:.3g}{some}"
+
+    return show
+
+
+def _of_sparse(column: str, scale: float = 1) -> Show:
+    """A dense run has no target, so nothing that is measured against one; nor has one without an applied step."""
+    return lambda row: "-" if row["sparsifier"] == "dense" or pd.isna(row[column]) else f"{scale * row[column]:.3g}"
+
+
+def _milliseconds(column: str) -> Show:
+    return lambda row: "-" if pd.isna(row[column]) else three_digits(1e3 * row[column])
+
+
+def _compute(row: pd.Series) -> str:
+    return three_digits(1e3 * row["compute_s" if pd.isna(row["step_compute_s"]) else "step_compute_s"])
+
+
+def _step_on_link(link: str) -> Show:
+    """Milliseconds of a step: as the stages of each run have them, else a share of the whole run's seconds."""
+
+    def show(row: pd.Series) -> str:
+        own, whole = row[f"step_{link}_s"], row[f"at_{link}_s"]
+        return three_digits(1e3 * (whole / row["step"] if pd.isna(own) else own))
+
+    return show
+
+
+def _seconds(column: str) -> Show:
+    return lambda row: "" if pd.isna(row[column]) else f"{row[column]:.3g}"
+
+
+COLUMNS: dict[str, Show] = {
+    "method": lambda row: label(row["sparsifier"]),
+    "form": lambda row: label(row["sparsifier"], row["form"]),
+    "what is exchanged": lambda row: str(row["form"]),
+    "target": _of_sparse("target_density"),
+    "rate": lambda row: f"{row['rate']:g}",
+    "rates tried": lambda row: f"{row['trials']}",
+    "epochs": lambda row: f"{row['epochs']}",
+    "workers": lambda row: f"{row['world_size']}",
+    "batch": lambda row: f"{row['batch_size']:g}",
+    "n": lambda row: f"{row['num_seeds']:g}{'*' if row['is_mean'] else ''}",
+    "measure": _measure,
+    "to dense": _to_dense,
+    "density": lambda row: "-" if pd.isna(row["measured_density"]) else f"{row['measured_density']:.3g}",
+    "sent": lambda row: human_bytes(row["total_bytes"]),
+    "error, %": _of_sparse("density_error", 100),
+    "build-up": _of_sparse("build_up"),
+    "sent a step": lambda row: human_bytes(row["step_bytes"]),
+    "compute, ms": _compute,
+    **{f"{stage}, ms": _milliseconds(f"{stage}_s") for stage in ("select", "exchange", "rest", "total")},
+    "1 Gbit/s, ms": _step_on_link("1gbit"),
+    "100 Mbit/s, ms": _step_on_link("100mbit"),
+    "of dense": lambda row: f"{100 * row['of_dense']:.3g} %",
+    "sent, kB": _kilobytes,
+    **{f"{100 * share:g} %": _reached_at(f"{100 * share:g}") for share in SHARES},
+    "100 Mbit/s": _seconds("at_100mbit_s"),
+    "1 Gbit/s": _seconds("at_1gbit_s"),
+    "keeps up": lambda row: "yes" if row["keeps_up"] else "no",
+    "code": lambda row: str(row["code"]),
+    "manifests": lambda row: f"`{row['manifests']}`" if row["manifests"] else "-",
+}
+"""What a row of ``forms`` shows in each column of a page; ``measure`` is headed by the name of the measure."""
+
+
+def all_forms(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """A row per form."""
-    if rows.empty:
-        return Cells([], [])
     if "keeps up" in columns:
         rows = with_goal(rows)
-    return Cells([heading(name, rows) for name in columns], [_cells(row, columns) for _, row in rows.iterrows()])
+    return _frame([_cells(row, columns) for _, row in rows.iterrows()], rows, columns)
 
 
-def timed(rows: pd.DataFrame, columns: Columns) -> Cells:
+def timed(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """The forms whose steps were timed; without links where workers were simulated, or one was alone."""
     if rows["step_1gbit_s"].isna().all():
         columns = [name for name in columns if "bit/s" not in name]
     return all_forms(rows[rows["total_s"].notna()], columns)
 
 
-def reached(rows: pd.DataFrame, columns: Columns) -> Cells:
+def reached(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """The forms that have dense training beside them, where there are others than dense."""
     beside = rows[rows["to_dense"].notna()]
     return all_forms(beside if (beside["sparsifier"] != "dense").any() else beside[:0], columns)
 
 
-def best_rates(rows: pd.DataFrame, columns: Columns) -> Cells:
+def best_rates(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """The forms that were tried at several rates, each at the best of them."""
     return all_forms(at_best_rate(rows[rows["trials"] > 1]), columns)
 
 
-def across_rates(rows: pd.DataFrame, columns: Columns) -> Cells:
+def across_rates(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """A row per form at the best of its rates, and its measure at each rate, empty where that was not tried."""
-    rates = sorted(rows["rate"].unique())
-    lines = []
-    for _, best in at_best_rate(rows).iterrows():
-        own = rows[(rows[[*TRAINING, *FORM[:3]]] == best[[*TRAINING, *FORM[:3]]]).all(axis=1)].set_index("rate")
-        metric = metric_of([best["metric"]])
-        at_rates = [metric.format(own.loc[rate, "value"]) if rate in own.index else "" for rate in rates]
-        lines.append([*_cells(best, columns), *at_rates])
-    return Cells([*(heading(name, rows) for name in columns), *(f"at {rate:g}" for rate in rates)], lines)
+    form = [*TRAINING, *FORM[:3]]
+    at_rates = rows.assign(cell=[metric_of([row["metric"]]).format(row["value"]) for _, row in rows.iterrows()])
+    wide = at_rates.pivot(index=form, columns="rate", values="cell").fillna("").add_prefix("at ")
+    best = at_best_rate(rows)
+    beside = best[form].merge(wide.reset_index(), on=form).drop(columns=form)
+    return pd.concat([all_forms(best, columns), beside], axis=1)
 
 
-def smallest_densities(rows: pd.DataFrame, columns: Columns) -> Cells:
+def smallest_densities(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """The smallest density at which each method keeps up with dense, and the largest smaller one at which it fails."""
     sparse = with_goal(rows)
     lines = []
@@ -94,11 +156,10 @@ def smallest_densities(rows: pd.DataFrame, columns: Columns) -> Cells:
         first = f"{keeps:g}{f' (not at {above})' if above else ''}" if len(good) else "none tried"
         shown = _cells(good.iloc[0], columns) if len(good) else [""] * len(columns)
         lines.append([label(*map(str, method)), first, *shown, _failed(below)])
-    names = [heading(name, rows) for name in columns]
-    return Cells(["method", "keeps up at", *names, "fails at"], lines)
+    return _frame(lines, rows, ["method", "keeps up at", *columns, "fails at"])
 
 
-def pairs(rows: pd.DataFrame, columns: Columns) -> Cells:
+def pairs(rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
     """By how much each worker's own step ends better than gradients, means of both at their best rates."""
     best = at_best_rate(rows[rows["form"].isin([GRADIENTS, STEPS])])
     metric, sign = metric_of(best["metric"]), sign_of(str(best["metric"].iloc[0]))
@@ -109,11 +170,16 @@ def pairs(rows: pd.DataFrame, columns: Columns) -> Cells:
             gain = sign * (ends[STEPS] - ends[GRADIENTS])
             lines.append((gain, [*_cells(own.iloc[0], columns), metric.format(gain)]))
     ordered = [cells for _, cells in sorted(lines, key=lambda line: -line[0])]
-    return Cells([*(heading(name, rows) for name in columns), "gain"], ordered)
+    return _frame(ordered, rows, [*columns, "gain"])
 
 
 def _cells(row: pd.Series, columns: Columns) -> list[str]:
     return [COLUMNS[name](row) for name in columns]
+
+
+def _frame(lines: Sequence[Sequence[str]], rows: pd.DataFrame, columns: Columns) -> pd.DataFrame:
+    names = {"measure": metric_of(rows["metric"]).column} if len(rows) else {}
+    return pd.DataFrame(lines, columns=[names.get(name, name) for name in columns])
 
 
 def _failed(rows: pd.DataFrame) -> str:
@@ -123,7 +189,7 @@ def _failed(rows: pd.DataFrame) -> str:
     return f"{row['density']:g}: {metric_of([row['metric']]).format(row['to_dense'])} (n = {row['num_seeds']:g})"
 
 
-KINDS: dict[str, Callable[[pd.DataFrame, Columns], Cells]] = {
+KINDS: dict[str, Callable[[pd.DataFrame, Columns], pd.DataFrame]] = {
     "all": all_forms,
     "timed": timed,
     "reached": reached,

@@ -20,7 +20,6 @@ from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.frames import Frames, load, tidy
 from experiments.reports.run_configs import Selection
 from experiments.runs.records import Row
-from experiments.runs.status import State, Status
 from experiments.tracking.wandb_account import require_key, require_wandb
 
 NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
@@ -40,8 +39,8 @@ class _Mirror:
         return _REMEDY
 
     @property
-    def status(self) -> Status:
-        return Status(State.DONE)
+    def problem(self) -> str:
+        return ""
 
     def config(self) -> Mapping[str, object]:
         return {key: value for key, value in self.mirrored_config.items() if key not in ("_wandb", "manifest")}

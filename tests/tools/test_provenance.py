@@ -79,13 +79,13 @@ def test_unlike_runs_are_marked_and_with_strict_refused(tmp_path: Path, capsys: 
 
 
 def test_a_figure_of_unlike_runs_says_so_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.reports import all_figures
+    from experiments.reports import run_figures
 
     for seed, manifest in enumerate([HERE, HERE | {"versions": {"torch": "2.14.0"}}]):
         write_run(tmp_path, seed, manifest)
     notes: list[object] = []
-    monkeypatch.setattr(all_figures, "save", lambda *_, **given: notes.append(given["notes"]) or [Path("x")])
-    all_figures.draw_all(frames.load(tmp_path), tmp_path, ["convergence"])
+    monkeypatch.setattr(run_figures, "save", lambda *_, **given: notes.append(given["notes"]) or [Path("x")])
+    run_figures.draw_all(frames.load(tmp_path), tmp_path, ["convergence"])
     assert notes == [["different versions of torch: 2.15.0 (1), 2.14.0 (1)"]]
 
 

@@ -14,11 +14,9 @@ from experiments import pages
 from experiments.config.errors import UserError
 from experiments.config.schema import flat
 from experiments.reports.changes import changes
-from experiments.reports.form_lines import at_several_lengths, draw_lengths
-from experiments.reports.forms import forms
-from experiments.reports.loss_curves import curves
-from experiments.reports.page import Page, load_page, markdown, page_names
-from experiments.reports.page_figures import write_page
+from experiments.reports.form_figures import draw_lengths
+from experiments.reports.forms import at_several_lengths, forms, loss_curves
+from experiments.reports.pages import Page, load_page, page_names, page_text, write_page
 from experiments.reports.published_runs import finished_rows
 from experiments.reports.rounds_in_words import exchanged, short
 from experiments.reports.table import COLUMNS, FOLDER, OPTIONAL, add, read
@@ -56,7 +54,7 @@ SLOW_DENSE = run(0.4, sparsifier="dense", density=1.0, rate=0.2)
 def test_a_committed_page_is_what_the_table_of_runs_gives(name: str) -> None:
     page = load_page(name)
     runs = page.runs(read())
-    assert markdown(page, forms(runs), runs) == (PUBLISHED / f"{name}.md").read_text()
+    assert page_text(page, forms(runs), runs) == (PUBLISHED / f"{name}.md").read_text()
 
 
 @pytest.mark.slow
@@ -129,8 +127,7 @@ def test_the_smallest_density_that_keeps_up_is_named_with_what_fails_around_it()
     micro = [run(value, density=density) for density, value in values.items()]
     cltk = [run(value, sparsifier="cltk", density=density) for density, value in ((0.1, 0.6), (0.2, 0.5))]
     rows = forms(table(*DENSE, *micro, *cltk, run(0.65, sparsifier="topk", density=0.1)))
-    lines = KINDS["smallest"](rows, ["n", "measure"]).markdown().splitlines()
-    cells = {cells[1].strip(): [cell.strip() for cell in cells[2:-1]] for cells in (line.split("|") for line in lines)}
+    cells = {method: own for method, *own in KINDS["smallest"](rows, ["n", "measure"]).to_numpy().tolist()}
     assert cells["MiCRO"] == ["0.1 (not at 0.2)", "1", "64.50", "0.01: -15.00 (n = 1)"]
     assert cells["CLT-k"] == ["none tried", "", "", "0.1: -5.00 (n = 1)"]
     assert "Top-k" not in cells, "one target says nothing of the smallest"
@@ -138,22 +135,20 @@ def test_the_smallest_density_that_keeps_up_is_named_with_what_fails_around_it()
 
 def test_rates_have_a_column_each_and_a_form_the_best_of_them() -> None:
     rows = forms(table(*DENSE, run(0.7), run(0.8, rate=0.2), run(0.6, rate=0.3)))
-    head, _, *lines = KINDS["across"](rows, ["method", "rate", "measure"]).markdown().splitlines()
-    assert [cell.strip() for cell in head.split("|")[4:7]] == ["at 0.1", "at 0.2", "at 0.3"]
-    (micro,) = (line for line in lines if "MiCRO" in line)
-    assert [cell.strip() for cell in micro.split("|")[2:7]] == ["0.2", "80.00", "70.00", "80.00", "60.00"]
-    (dense,) = (line for line in lines if "Dense" in line)
-    assert dense.split("|")[5].strip() == "", "a rate that was not tried"
+    cells = KINDS["across"](rows, ["method", "rate", "measure"]).set_index("method")
+    assert list(cells) == ["rate", "accuracy %", "at 0.1", "at 0.2", "at 0.3"]
+    assert list(cells.loc["MiCRO"]) == ["0.2", "80.00", "70.00", "80.00", "60.00"]
+    assert cells.loc["Dense", "at 0.2"] == "", "a rate that was not tried"
 
 
 def test_steps_stand_beside_gradients_in_the_same_training() -> None:
     pairs = [run(value, form=form) for form, value in (("gradients", 0.5), ("each worker's own step", 0.7))]
-    (line,) = KINDS["pairs"](forms(table(*DENSE, *pairs)), ["method", "target"]).markdown().splitlines()[2:]
-    assert [cell.strip() for cell in line.split("|")[1:4]] == ["MiCRO", "0.01", "20.00"]
+    cells = KINDS["pairs"](forms(table(*DENSE, *pairs)), ["method", "target"])
+    assert cells.to_numpy().tolist() == [["MiCRO", "0.01", "20.00"]]
 
 
 def test_curves_have_every_evaluation_with_what_was_sent_until_then() -> None:
-    own = curves(table(run(3.0, metric="bits_per_byte")))
+    own = loss_curves(table(run(3.0, metric="bits_per_byte")))
     assert list(own["step"]) == [2, 4]
     assert list(own["tokens"]) == [2 * 1024, 4 * 1024]
     assert list(own["bytes"]) == [10, 20]

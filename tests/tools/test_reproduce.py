@@ -21,7 +21,7 @@ from experiments import figures, reproduce
 from experiments.config.checks import CHOICES
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
-from experiments.reports.page import load_page
+from experiments.reports.pages import load_page
 from experiments.studies.paper_reproduction import papers, parts
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import Paper, Part, load_paper

@@ -231,7 +231,7 @@ def all_imports(name: str) -> set[str]:
 
 
 def test_tables_need_no_drawing_library() -> None:
-    for name in ("experiments.reports.names", "experiments.reports.tables", "experiments.reports.summary"):
+    for name in ("experiments.reports.names", "experiments.reports.tables", "experiments.reports.pages"):
         needed = {imported.split(".")[0] for imported in all_imports(name)}
         assert not needed & {"matplotlib", "torch", "hydra"}, name
     assert "matplotlib" in {imported.split(".")[0] for imported in all_imports("experiments.reports.plot_style")}

@@ -3,8 +3,7 @@
 import pandas as pd
 import pytest
 
-from experiments.reports.link_times import FRAME, LATENCY_S
-from experiments.reports.stage_times import stage_times
+from experiments.reports.times import FRAME, LATENCY_S, stage_times
 
 STAGES = {"compute_s": 0.010, "select_s": 0.001, "exchange_s": 0.008, "rest_s": 0.002}
 

@@ -44,8 +44,8 @@ from experiments.config.option_types import comma_list, to_density, to_positive,
 from experiments.config.schema import TrainConfig
 from experiments.ranks.hosts import bits_per_s, burst_s
 from experiments.ranks.measures import Row
-from experiments.reports.link_times import FRAME
 from experiments.reports.names import label
+from experiments.reports.times import FRAME
 from micro.planning.schedules.base import Schedule
 
 NAME = "network"

@@ -36,9 +36,9 @@ from experiments.config.option_types import comma_list, whole_number
 from experiments.config.schema import Flat, TrainConfig, flat
 from experiments.ranks.hosts import bits_per_s
 from experiments.ranks.measures import Row
-from experiments.reports.link_times import FRAME, LATENCY_S, exchange_s
 from experiments.reports.names import human, label
 from experiments.reports.rounds_in_words import exchanged, interval, outer, short
+from experiments.reports.times import FRAME, LATENCY_S, exchange_s
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import num_steps
 

@@ -9,7 +9,7 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.reports.forms import forms
 from experiments.reports.measures import metric_of
-from experiments.reports.page import load_page
+from experiments.reports.pages import load_page
 from experiments.reports.table import read as read_runs
 
 LEVELS = (90, 95, 99)  # percent of dense's end

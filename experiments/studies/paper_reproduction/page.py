@@ -15,7 +15,7 @@ from experiments.reports.markdown import table
 from experiments.reports.measures import metric_of
 from experiments.reports.names import label
 from experiments.reports.output import write_file
-from experiments.reports.summary import summary_text
+from experiments.reports.pages import summary_text
 from experiments.runs.atomic_files import load_json
 from experiments.runs.run_folder import RunFolder
 from experiments.studies.paper_reproduction.papers import Paper, Part

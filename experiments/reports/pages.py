@@ -1,23 +1,28 @@
-"""A page: which runs, which tables and figures, what to say, as a yaml of conf/page has them."""
+"""Pages: which runs, which tables and figures, what to say, as a yaml of conf/page has them; the summary is one."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as TerminalTable
 
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.paths import CONF
-from experiments.reports import tables
-from experiments.reports.columns import COLUMNS
-from experiments.reports.forms import ordered
+from experiments.reports import markdown, tables
+from experiments.reports.csv_files import write_csv
+from experiments.reports.forms import forms, in_words, ordered
+from experiments.reports.frames import Frames
 from experiments.reports.measures import metric_of
-from experiments.reports.names import human
-from experiments.reports.provenance import described, unlike
-from experiments.reports.table import TRAINING, origins
-from experiments.reports.tables import Cells
+from experiments.reports.output import write_file
+from experiments.reports.provenance import described, differences, unlike
+from experiments.reports.table import TRAINING, origins, run_rows
 
 PAGES = CONF / "page"
 SUMMARY = "summary"  # of any runs: what `figures` writes of a folder
@@ -30,7 +35,7 @@ class Table:
 
     Attributes:
         show: a key of ``tables.KINDS``.
-        columns: keys of COLUMNS.
+        columns: keys of ``tables.COLUMNS``.
         sort: columns of ``forms``, ``-`` before those of which the largest comes first.
         words: what stands before it.
     """
@@ -47,7 +52,7 @@ class Drawing:
 
     Attributes:
         file: its name, without an end.
-        show: a key of ``page_figures.KINDS``.
+        show: a key of ``form_figures.KINDS``.
         of: the values of some columns that its rows have.
         title: in place of what the training is.
     """
@@ -114,50 +119,85 @@ def load_page(name: str) -> Page:
     for table in page.tables:
         check_choice(f"{name}: show", tables.KINDS, table.show)
         for column in table.columns:
-            check_choice(f"{name}: columns", COLUMNS, column)
+            check_choice(f"{name}: columns", tables.COLUMNS, column)
     return page
 
 
-def markdown(page: Page, rows: pd.DataFrame, runs: pd.DataFrame) -> str:
-    """Return the text of a page.
+def page_text(page: Page, rows: pd.DataFrame, runs: pd.DataFrame) -> str:
+    """Return the text of a page in Markdown.
 
     Args:
         rows: of ``forms``.
         runs: rows of the table of runs that these are made of.
     """
     blocks = [f"# {page.title}", page.how.strip(), page.words.strip()]
-    for title, found in filled_in(page, rows):
+    for title, found in _sections(page, rows):
         blocks.append(f"## {title}" if title else "")
         for table, cells in found:
-            blocks += [table.words.strip(), cells.markdown()]
+            blocks += [table.words.strip(), markdown.table(cells.columns, cells.to_numpy())]
     return "\n\n".join(filter(None, [*blocks, *_notes(rows, runs)])) + "\n"
 
 
-def filled_in(page: Page, rows: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Table, Cells]]]]:
+def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> list[Path]:
+    """Write the text of a page to ``out`` and its figures, each with its numbers, to ``figures``; return the paths."""
+    from experiments.reports import form_figures  # matplotlib takes a second, which a table need not wait for
+    from experiments.reports.figure_parts import save
+
+    runs = page.runs(table)
+    rows = forms(runs)
+    written = [write_file(out / f"{page.name}.md", page_text(page, rows, runs))]
+    for each in page.figures:
+        check_choice(f"{page.name}: show", form_figures.KINDS, each.show)
+        own, of_these = (_some(table, each.of) for table in (rows, runs))
+        figure, numbers = form_figures.KINDS[each.show](own, of_these, each.title or in_words(own))
+        known = origins(of_these)
+        written += save(figure, numbers, figures / each.file, known, notes=differences(known, known))
+    return written
+
+
+def summarise(frames: Frames) -> pd.DataFrame:
+    """Return the rows of ``forms`` of some finished runs."""
+    return forms(run_rows(frames))
+
+
+def write_summary(frames: Frames, out: Path) -> list[Path]:
+    """Write summary.csv and summary.md; return the paths."""
+    return [write_csv(summarise(frames), out / "summary.csv"), write_file(out / "summary.md", summary_text(frames))]
+
+
+def summary_text(frames: Frames) -> str:
+    """Return the summary in Markdown."""
+    runs = run_rows(frames)
+    lines = [f"\n{line}\n" for line in frames.skipped()]
+    return page_text(load_page(SUMMARY), forms(runs), runs) + "".join(lines)
+
+
+def print_summary(frames: Frames, console: Console) -> None:
+    """Print what each form reached, and the times of its steps, in tables of at most 80 characters."""
+    for title, found in _sections(load_page(SUMMARY), summarise(frames)):
+        for table, cells in found[:2]:
+            shown = TerminalTable(
+                title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+            )
+            shown.padding = (0, 1, 0, 0)
+            for place, name in enumerate(cells.columns):
+                short = re.sub(", ms| a step|(?<=[GM])bit/s| (?=[GM]bit)|,", "", name)
+                shown.add_column(short, justify="right" if place else "left", no_wrap=True)
+            for line in cells.itertuples(index=False, name=None):
+                shown.add_row(*line)
+            console.print(shown)
+            if table.words:
+                console.print(" ".join(table.words.split()).replace("*", ""), style="dim", highlight=False)
+    for line in frames.notes():
+        console.print(line, style="dim", highlight=False)
+
+
+def _sections(page: Page, rows: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Table, pd.DataFrame]]]]:
     """Yield the heading of each section of a page, empty where it has one alone, and its tables that have lines."""
-    for title, own in sections(page.section, rows):
+    for _, own in rows.groupby(list(page.section)) if page.section else [("", rows)]:
         made = [(table, tables.KINDS[table.show](ordered(own, table.sort), table.columns)) for table in page.tables]
-        yield title, [(table, cells) for table, cells in made if cells.lines]
-
-
-def sections(columns: Sequence[str], rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield a heading and its rows for each section; one without heading where there are no columns."""
-    if not columns:
-        yield "", rows
-        return
-    for _, own in rows.groupby(list(columns)):
         better = "" if metric_of(own["metric"]).higher_is_better else " (less is better)"
-        yield f"{in_words(own)}{better}", own
-
-
-def in_words(rows: pd.DataFrame) -> str:
-    """Return what the trainings of some rows have in common: ``NeuMF on MovieLens-100K, 4 workers, 8 epochs``."""
-    first = rows.iloc[0]
-    words = [f"{human(str(first['model']))} on {human(str(first['dataset']))}"]
-    for column, unit in (("world_size", "worker"), ("epochs", "epoch")):
-        if rows[column].nunique() == 1:
-            words.append(f"1 {unit}" if first[column] == 1 else f"{first[column]} {unit}s")
-    return ", ".join(words)
+        yield f"{in_words(own)}{better}" if page.section else "", [each for each in made if len(each[1])]
 
 
 def _notes(rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
@@ -169,3 +209,10 @@ def _notes(rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
         notes.append(f"Runs, with {described(known, known)}.")
     studies = {in_words(own): list(own["run"]) for _, own in runs.groupby(TRAINING[:3])}
     return [*notes, *unlike(studies, known)]
+
+
+def _some(rows: pd.DataFrame, of: Mapping[str, object]) -> pd.DataFrame:
+    """Return the rows that have some values in some columns."""
+    for column, value in of.items():
+        rows = rows[rows[column] == value]
+    return rows
