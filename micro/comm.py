@@ -1,24 +1,16 @@
-"""The ranks that reduce together, as one of them sees them; what it has sent, and how long that took.
-
-Bytes are counted here alone, by what the bandwidth-optimal form of a collective sends, as a mean over the ranks:
-``(n-1) b`` for an all-gather of b bytes per rank, ``2 b (n-1)/n`` for an all-reduce, ``b (n-1)/n`` for a broadcast
-(micro.operations.bytes_sent).
-"""
+"""The ranks that reduce together, as one of them sees them; what it has sent, and how long that took."""
 
 import copy
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Self
 
 import torch
 
-from micro.operations import Op, bytes_sent
-from micro.spans import Clock, Seconds
-
-if TYPE_CHECKING:
-    from micro.requests import Request
-
-Kind = Literal["counts", "indices", "values"]
+from micro.operations import Kind, Op
+from micro.requests import Reduction, Request, carried_out
+from micro.spans import Clock, Seconds, event_on
 
 
 @dataclass(slots=True)
@@ -26,7 +18,7 @@ class Traffic:
     """What the collectives of one step cost this rank.
 
     Attributes:
-        num_bytes: bytes sent, by kind.
+        num_bytes: bytes sent, by kind, as the bandwidth-optimal form of a collective sends them (bytes_sent).
         elapsed: seconds spent inside collectives.
         calls: each operation in turn, with its size as micro.planning.tables.LinkTable counts it.
         local_bytes: the part of num_bytes that stayed within a node, where ranks are of two levels.
@@ -91,7 +83,10 @@ class Comm:
         timed: whether times on an accelerator are taken by events.
         traffic: of the present step.
         clock: of the reduction; it stands still while others run.
+        shares_memory: whether what follows from values that all ranks hold alike is computed once for all of them.
     """
+
+    shares_memory = False
 
     def __init__(self, rank: int = 0, world_size: int = 1, *, timed: bool = True) -> None:
         self.rank = rank
@@ -147,41 +142,34 @@ class Comm:
         """Start the counts of a new step."""
         self.traffic = Traffic()
 
-    def count(self, kind: Kind, op: Op, size: int) -> None:
-        """Count an operation of this size, as micro.planning.tables.LinkTable counts it."""
-        self.traffic.num_bytes[kind] += bytes_sent(op, size, self.world_size)
-        self.traffic.calls.append((op, size))
-
     def now(self, device: torch.device) -> Seconds:
-        """Return a time; where this group is timed, that of an accelerator's current stream. The host does not wait."""
-        return self.clock.now(device, timed=self.timed)
+        """Return a time of the reduction's clock: of an accelerator's current stream where ``timed``, else of the host.
 
-    def leave(self, device: torch.device) -> None:
+        While a CUDA graph is captured it is the host's: events of a graph have no times.
+        """
+        self.clock.device = device
+        if self.timed and device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            return event_on(device) - self.clock.away
+        return time.perf_counter() - self.clock.away
+
+    def leave(self) -> None:
         """Stop the clock: others run."""
-        self.clock.left = self.now(device)
+        self.clock.left = self.now(self.clock.device)
 
-    def come_back(self, device: torch.device, waited: Seconds) -> None:
+    def come_back(self, waited: Seconds) -> None:
         """Let the clock go on from where it stood, and from what this rank ``waited`` for its messages."""
-        self.clock.away = self.clock.away + (self.now(device) - self.clock.left - waited)
+        self.clock.away = self.clock.away + (self.now(self.clock.device) - self.clock.left - waited)
         self.traffic.elapsed = self.traffic.elapsed + waited
 
-    def start(self, requests: Sequence["Request"]) -> Started:
-        """Start what reductions over these ranks request at the same time, and count it."""
-        answers = [request.alone() for request in requests]
-        return Started(lambda: answers, lambda: True)
+    def start(self, requests: Sequence[Request]) -> Started:
+        """Start what reductions over these ranks request at the same time, of other ranks, and count it."""
+        raise NotImplementedError("one rank has all answers by itself")
 
-    def answers(self, requests: Sequence["Request"]) -> list[Any]:
-        """Carry out requests of these ranks now; return the answers."""
-        for request in requests:
-            request.comm = self
-        if all(request.is_local for request in requests):
-            return self.start(requests).answers()
-        device = requests[0].device
-        started = self.now(device)
-        answers = self.start(requests).answers()
-        self.traffic.elapsed = self.traffic.elapsed + (self.now(device) - started)
-        return answers
-
-    def answer(self, request: "Request") -> Any:
+    def answer(self, request: Request) -> Any:
         """Carry out one request now: for set-up and for what a driver does between two reductions."""
-        return self.answers([request])[0]
+
+        def reduction() -> Reduction[Any]:
+            answer = yield request
+            return answer
+
+        return carried_out(reduction(), self)

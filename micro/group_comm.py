@@ -1,14 +1,13 @@
 """The ranks of a process group, and how what reductions request travels between them."""
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from micro import messages
 from micro.comm import Comm, Started
-from micro.messages import Message
 from micro.peer_failures import PeerFailures
 from micro.requests import Request, Sending
 from micro.rounds import Rounds
@@ -72,56 +71,41 @@ class GroupComm(Comm):
         return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 
     def start(self, requests: Sequence[Request]) -> Started:
-        """Start the messages that these requests need, those of one kind as one, and count them; see Comm."""
-        for request in requests:
-            request.count()
-        sendings = {place: r for place, r in enumerate(requests) if isinstance(r, Sending) and not r.is_local}
-        messages = {place: request.message() for place, request in sendings.items()}
-        under_way = [self._started([messages[place] for place in places]) for places in _joining(messages, sendings)]
+        """Start the collectives in which these requests travel, and count them; see Comm."""
+        under_way = [
+            (places, messages.start(way, [requests[place] for place in places], self.group))
+            for way, places in _counted(requests).items()
+        ]
 
         def answers() -> list[Any]:
-            for each in under_way:
-                self._wait(each.work, each.whole.received)
-                if len(each.carried) > 1:
-                    each.whole.deal(each.carried)
-            return [
-                sendings[place].answer(messages[place].received) if place in messages else request.alone()
-                for place, request in enumerate(requests)
-            ]
+            answers = [request.alone() if request.is_local else None for request in requests]
+            for places, collective in under_way:
+                self._wait(collective.work, collective.device)
+                for place, received in zip(places, collective.received(), strict=True):
+                    answers[place] = requests[place].answer(received)  # type: ignore[attr-defined]
+            return answers
 
-        return Started(answers, lambda: all(each.work.is_completed() for each in under_way))
-
-    def _started(self, messages: Sequence[Message]) -> "_UnderWay":
-        whole = messages[0] if len(messages) == 1 else type(messages[0]).joined(messages)
-        return _UnderWay(messages, whole, whole.start(self.group))
+        return Started(answers, lambda: all(collective.work.is_completed() for _, collective in under_way))
 
     def wait_for_all(self) -> None:
         """Return once all ranks of the group have called this, or raise what one has reported."""
         self._wait(dist.barrier(self.group, async_op=True))
 
-    def _wait(self, work: dist.Work, x: torch.Tensor | None = None) -> None:
+    def _wait(self, work: dist.Work, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
         """Wait for a collective; on an accelerator its stream does, and the host goes on."""
-        if self._failures is None or (x is not None and x.is_cuda):
+        if self._failures is None or device.type == "cuda":
             work.wait()
         else:
             self._failures.wait(work)
 
 
-@dataclass(frozen=True, slots=True)
-class _UnderWay:
-    """A collective under way: the messages that it carries, and the one that it is."""
-
-    carried: Sequence[Message]
-    whole: Message
-    work: dist.Work
-
-
-def _joining(messages: dict[int, Message], sendings: dict[int, Sending]) -> list[list[int]]:
-    """Return the places of the messages that are to travel as one; all but the first of them count as shared."""
-    kinds: dict[Hashable, list[int]] = {}
-    for place, message in messages.items():
-        kinds.setdefault(message.joins, []).append(place)
-    for places in kinds.values():
-        for place in places[1:]:
-            sendings[place].ranks.traffic.num_shared += 1
-    return list(kinds.values())
+def _counted(requests: Sequence[Request]) -> dict[tuple[Hashable, ...], list[int]]:
+    """Count requests; return the places of those that travel in one way, of which the first counts as a collective."""
+    ways: dict[tuple[Hashable, ...], list[int]] = {}
+    for place, request in enumerate(requests):
+        request.count()
+        if isinstance(request, Sending) and not request.is_local:
+            places = ways.setdefault(messages.way_of(request), [])
+            request.comm.traffic.num_shared += bool(places)
+            places.append(place)
+    return ways

@@ -7,7 +7,6 @@ differ in what they request there is an error that names them.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -26,8 +25,7 @@ from micro.requests import (
     Once,
     Reduction,
     Request,
-    Sending,
-    named,
+    Running,
 )
 from micro.spans import Seconds
 
@@ -44,7 +42,7 @@ class SimulatedComm(Comm):
 
     def __init__(self, rank: int, members: range) -> None:
         super().__init__(rank, len(members))
-        self.members = members
+        self.members, self.shares_memory = members, len(members) > 1
 
     def _subgroup(self, ranks: range, device: torch.device) -> Comm:
         members = self.members[ranks.start : ranks.stop : ranks.step]
@@ -52,8 +50,6 @@ class SimulatedComm(Comm):
 
     def start(self, requests: Sequence[Request]) -> Started:
         """Have requests answered for synchronous code, which `SimulatedRanks.run` runs; see Comm."""
-        if self.world_size == 1:
-            return super().start(requests)
         answers = ask(requests)
         return Started(lambda: answers, lambda: True)
 
@@ -107,60 +103,34 @@ class SimulatedRanks:
         """Nothing is left to close: there for ``contextlib.closing``."""
 
 
-@dataclass(slots=True)
-class _Rank(Generic[T]):
+class _Rank(Running[T]):
     """A rank's reduction.
 
     Attributes:
-        requests: what it waits for; empty once it has ended.
-        answers: what it is to be sent.
-        waited: its share of the time that these took.
-        device: whose clock it goes by.
+        answers: what it is to be sent, for which it has ``waited`` seconds.
+        error: what ended it.
     """
 
     comm: SimulatedComm
-    reduction: Reduction[T]
-    is_timed: bool
-    requests: list[Request] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=list)
-    waited: Seconds = 0.0
-    is_list: bool = False
-    has_ended: bool = False
-    result: list[T] = field(default_factory=list)
-    error: BaseException | None = None
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
-    def go_on(self) -> None:
-        """Run to the next request that others answer, or to the end."""
-        answer: Any = None
-        if self.requests:
-            answer = self.answers if self.is_list else self.answers[0]
-            if self.is_timed:
-                self.requests[0].ranks.come_back(self.device, self.waited)
+    def __init__(self, comm: SimulatedComm, reduction: Reduction[T], *, is_timed: bool) -> None:
+        super().__init__(reduction, comm, is_timed=is_timed)
+        self.answers: list[Any] | None = None
+        self.waited: Seconds = 0.0
+        self.error: BaseException | None = None
+
+    def take_turn(self) -> None:
+        """Go on with the answers."""
         try:
-            request = self.reduction.send(answer)
-            while all(each.ranks.world_size == 1 for each in named(request, self.comm)):
-                answers = [each.alone() for each in named(request, self.comm)]
-                request = self.reduction.send(answers if isinstance(request, list) else answers[0])
-        except StopIteration as end:
-            self._end()
-            self.result.append(end.value)
+            self.go_on(self.answers, self.waited)
         except BaseException as error:
-            self._end()
             self.error = error
-        else:
-            self.is_list, self.requests = isinstance(request, list), named(request, self.comm)
-            if self.is_timed:
-                self.device = self.requests[0].device if isinstance(self.requests[0], Sending) else self.device
-                self.requests[0].ranks.leave(self.device)
-
-    def _end(self) -> None:
-        self.requests, self.has_ended = [], True
+            self.close()
 
     @property
     def members(self) -> range:
         """The ranks that it asks."""
-        comm = self.requests[0].ranks
+        comm = self.requests[0].comm
         assert isinstance(comm, SimulatedComm)
         return comm.members
 
@@ -182,7 +152,8 @@ class _Run(Generic[T]):
         *,
         is_timed: bool,
     ) -> None:
-        self._ranks = [_Rank(comm, each, is_timed) for comm, each in zip(comms, reductions, strict=True)]
+        self._ranks = [_Rank(comm, each, is_timed=is_timed) for comm, each in zip(comms, reductions, strict=True)]
+        self._is_timed = is_timed
         self._shares = shares and len(comms) > 1
         self._each: Callable[[Callable[[Any], None], Sequence[Any]], object] = cores.map if cores else map
 
@@ -191,13 +162,13 @@ class _Run(Generic[T]):
         ready = list(self._ranks)
         try:
             while ready:
-                list(self._each(_Rank.go_on, ready))  # type: ignore[call-overload]
+                list(self._each(_Rank.take_turn, ready))  # type: ignore[call-overload]
                 self._raise_errors()
                 ready = self._answered()[::-1]  # the last one first: what it works on is still in the caches
         except BaseException as error:
             self._end_by(error)
             raise
-        return [rank.result[0] for rank in self._ranks]
+        return [rank.result for rank in self._ranks]
 
     def _raise_errors(self) -> None:
         for rank in self._ranks:
@@ -211,8 +182,8 @@ class _Run(Generic[T]):
         for rank in self._ranks:
             if not rank.has_ended:
                 with suppress(Exception):  # this one, as it should
-                    rank.reduction.throw(PeerError(words))
-                rank.reduction.close()
+                    rank.throw(PeerError(words))
+                rank.close()
 
     def _answered(self) -> list[_Rank[T]]:
         """Answer the groups of ranks of which all members have come; return these."""
@@ -240,18 +211,15 @@ class _Run(Generic[T]):
         """Answer what the ranks of a group request, and count it."""
         _check_alike(group)
         ranks = list(group.values())
-        comm, device, is_timed = ranks[0].requests[0].ranks, ranks[0].device, ranks[0].is_timed
-        began = comm.now(device) if is_timed else 0.0
-        for rank in ranks:
-            rank.answers = []
+        began = ranks[0].now() if self._is_timed else 0.0
+        answers = []
         for requests in zip(*(rank.requests for rank in ranks), strict=True):
             for request in requests:
                 request.count()
-            for rank, answer in zip(ranks, self._answers(requests), strict=True):
-                rank.answers.append(answer)
-        took = comm.now(device) - began if is_timed else 0.0
-        for rank in ranks:
-            rank.waited = took * (1 / len(ranks))
+            answers.append(self._answers(requests))
+        took = ranks[0].now() - began if self._is_timed else 0.0
+        for rank, of_rank in zip(ranks, zip(*answers, strict=True), strict=True):
+            rank.answers, rank.waited = list(of_rank), took * (1 / len(ranks))
 
     def _answers(self, requests: Sequence[Any]) -> list[Any]:
         """Return each rank's answer to the requests that all of them have made."""

@@ -1,161 +1,134 @@
-"""What travels between the ranks of a process group: the only file that starts the collectives of steps.
+"""The collectives in which requests travel over a process group: the only file that starts those of a step.
 
-Messages of one kind that are due at the same time are joined: one collective carries all of them.
+Requests of one kind that are due at the same time share a collective.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from micro.operations import travels_padded
+from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Sending
+
 LARGE_BYTES = 1 << 20  # a sum of this size travels alone: to copy it costs more than a collective
 
 
-@dataclass(slots=True, kw_only=True)
-class Message(ABC):
-    """One collective, by the tensors that it reads and fills.
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """A collective under way.
 
     Attributes:
-        received: what it fills.
+        work: to wait for.
+        device: of what it fills.
+        received: returns what it has brought to each of the requests that it carries.
     """
 
-    received: Tensor
-
-    @property
-    def joins(self) -> Hashable:
-        """What is equal for messages that can travel as one; the same on all ranks."""
-        return type(self)
-
-    @abstractmethod
-    def start(self, group: dist.ProcessGroup | None) -> Any:
-        """Start the collective."""
-
-    @classmethod
-    @abstractmethod
-    def joined(cls, messages: Sequence[Self]) -> Self:
-        """Return one message that carries all of these."""
-
-    @abstractmethod
-    def deal(self, messages: Sequence[Self]) -> None:
-        """Give the messages that this one has carried what they were to receive."""
+    work: Any
+    device: torch.device
+    received: Callable[[], list[Tensor]]
 
 
-@dataclass(slots=True, kw_only=True)
-class Rows(Message):
-    """An all-gather: ``received`` (world_size, m) becomes every rank's ``row`` (m,)."""
-
-    row: Tensor
-
-    @classmethod
-    def of(cls, row: Tensor, world_size: int) -> Self:
-        """Return the message of a row."""
-        row = row.contiguous()
-        return cls(received=row.new_empty((world_size, row.numel())), row=row)
-
-    def start(self, group: dist.ProcessGroup | None) -> Any:
-        """Start the collective."""
-        return all_gather_single()(self.received.view(-1), self.row, group=group, async_op=True)
-
-    @classmethod
-    def joined(cls, messages: Sequence[Self]) -> Self:
-        """Return the rows one after the other, as bytes."""
-        return cls.of(torch.cat([_bytes_of(message.row) for message in messages]), len(messages[0].received))
-
-    def deal(self, messages: Sequence[Self]) -> None:
-        """Split the rows."""
-        parts = self.received.split([message.row.nbytes for message in messages], dim=1)
-        for message, part in zip(messages, parts, strict=True):
-            _bytes_of(message.received).view(part.shape).copy_(part)
+def way_of(request: Sending) -> tuple[Hashable, ...]:
+    """Return what is equal for requests that travel together, the same on all ranks; see `start`."""
+    if isinstance(request, AllReduce):
+        return _sum, request.mine.dtype, id(request) if request.mine.nbytes >= LARGE_BYTES else None
+    if isinstance(request, Broadcast):
+        return _copy, request.mine.dtype, request.source
+    is_row = isinstance(request, AllGather) or (isinstance(request, AllGatherLists) and travels_padded(request.counts))
+    return (_gather_rows,) if is_row else (_send_parts,)
 
 
-@dataclass(slots=True, kw_only=True)
-class Parts(Message):
-    """An all-to-all: each rank gets a part of ``sent``, and ``received`` becomes what all send to this one."""
-
-    sent: Tensor
-    received_sizes: list[int]
-    sent_sizes: list[int]
-
-    def start(self, group: dist.ProcessGroup | None) -> Any:
-        """Start the collective."""
-        sizes = self.received_sizes, self.sent_sizes
-        return dist.all_to_all_single(self.received, self.sent, *sizes, group=group, async_op=True)
-
-    @classmethod
-    def joined(cls, messages: Sequence[Self]) -> Self:
-        """Return for each rank its parts of all messages, one after the other, as bytes."""
-        sent = [_split(message.sent, message.sent_sizes) for message in messages]
-        received = [_split(message.received, message.received_sizes) for message in messages]
-        sent_sizes, received_sizes = (
-            [sum(part.numel() for part in of_rank) for of_rank in zip(*parts, strict=True)]
-            for parts in (sent, received)
-        )
-        whole = torch.cat([part for of_rank in zip(*sent, strict=True) for part in of_rank])
-        arrived = whole.new_empty(sum(received_sizes))
-        return cls(received=arrived, sent=whole, received_sizes=received_sizes, sent_sizes=sent_sizes)
-
-    def deal(self, messages: Sequence[Self]) -> None:
-        """Split what came from each rank."""
-        received = [_split(message.received, message.received_sizes) for message in messages]
-        targets = [part for of_rank in zip(*received, strict=True) for part in of_rank]
-        for target, part in zip(targets, self.received.split([part.numel() for part in targets]), strict=True):
-            target.copy_(part)
+def start(way: tuple[Any, ...], requests: Sequence[Any], group: dist.ProcessGroup | None) -> Collective:
+    """Start the collective of requests that travel in one ``way``."""
+    collective: Collective = way[0](requests, group)
+    return collective
 
 
-@dataclass(slots=True, kw_only=True)
-class Sum(Message):
-    """An all-reduce of ``received``, in place."""
+def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: dist.ProcessGroup | None) -> Collective:
+    """Gather rows, as bytes where there are several: received is (world_size, m) for each."""
+    rows = [_row(request) for request in requests]
+    sent = rows[0] if len(rows) == 1 else torch.cat([_bytes_of(row) for row in rows])
+    filled = sent.new_empty((requests[0].comm.world_size, sent.numel()))
+    work = all_gather_single()(filled.view(-1), sent, group=group, async_op=True)
 
-    @property
-    def joins(self) -> Hashable:
-        """Sums of one dtype travel together, unless they are large."""
-        return Sum, self.received.dtype, id(self) if self.received.nbytes >= LARGE_BYTES else None
+    def received() -> list[Tensor]:
+        if len(rows) == 1:
+            return [filled]
+        parts = filled.split([row.nbytes for row in rows], dim=1)
+        return [part.contiguous().view(row.dtype) for part, row in zip(parts, rows, strict=True)]
 
-    def start(self, group: dist.ProcessGroup | None) -> Any:
-        """Start the collective."""
-        return dist.all_reduce(self.received, group=group, async_op=True)
-
-    @classmethod
-    def joined(cls, messages: Sequence[Self]) -> Self:
-        """Return all vectors as one."""
-        return cls(received=torch.cat([message.received.reshape(-1) for message in messages]))
-
-    def deal(self, messages: Sequence[Self]) -> None:
-        """Split the sum."""
-        parts = self.received.split([message.received.numel() for message in messages])
-        for message, part in zip(messages, parts, strict=True):
-            message.received.copy_(part.view(message.received.shape))
+    return Collective(work, filled.device, received)
 
 
-@dataclass(slots=True, kw_only=True)
-class Copies(Message):
-    """A broadcast of rank ``source``'s ``received`` to all, in place."""
+def _row(request: AllGather | AllGatherLists) -> Tensor:
+    """Return the row of a rank; a list is filled up to the longest."""
+    if isinstance(request, AllGather):
+        return request.mine.contiguous()
+    return torch.nn.functional.pad(request.mine, (0, max(request.counts) - request.mine.numel()))
 
-    source: int
 
-    @property
-    def joins(self) -> Hashable:
-        """Copies from one rank travel together."""
-        return Copies, self.source
+def _send_parts(requests: Sequence[AllGatherLists | AllToAll], group: dist.ProcessGroup | None) -> Collective:
+    """Send each rank its parts, as bytes where there are several requests: received is (sum(sizes),) for each."""
+    sent, to_ranks, from_ranks = zip(*(_parts(request) for request in requests), strict=True)
+    if len(requests) == 1:
+        filled = sent[0].new_empty(sum(from_ranks[0]))
+        work = dist.all_to_all_single(filled, sent[0], from_ranks[0], to_ranks[0], group=group, async_op=True)
+        return Collective(work, filled.device, lambda: [filled])
+    by_rank = [_split(*parts) for parts in zip(sent, to_ranks, strict=True)]
+    whole = torch.cat([part for of_rank in zip(*by_rank, strict=True) for part in of_rank])
+    to_sizes = [sum(part.numel() for part in of_rank) for of_rank in zip(*by_rank, strict=True)]
+    lengths = [
+        [count * x.element_size() for count in counts] for x, counts in zip(sent, from_ranks, strict=True)
+    ]  # of each request, from each rank
+    from_sizes = [sum(of_rank) for of_rank in zip(*lengths, strict=True)]
+    filled = whole.new_empty(sum(from_sizes))
+    work = dist.all_to_all_single(filled, whole, from_sizes, to_sizes, group=group, async_op=True)
 
-    def start(self, group: dist.ProcessGroup | None) -> Any:
-        """Start the collective."""
-        return dist.broadcast(self.received, group_src=self.source, group=group, async_op=True)
+    def received() -> list[Tensor]:
+        pieces = filled.split([length for of_rank in zip(*lengths, strict=True) for length in of_rank])
+        return [torch.cat(pieces[place :: len(sent)]).view(x.dtype) for place, x in enumerate(sent)]
 
-    @classmethod
-    def joined(cls, messages: Sequence[Self]) -> Self:
-        """Return all as one, as bytes."""
-        whole = torch.cat([_bytes_of(message.received) for message in messages])
-        return cls(received=whole, source=messages[0].source)
+    return Collective(work, filled.device, received)
 
-    def deal(self, messages: Sequence[Self]) -> None:
-        """Split what came."""
-        for message, part in zip(messages, self.received.split([m.received.nbytes for m in messages]), strict=True):
-            _bytes_of(message.received).copy_(part)
+
+def _parts(request: AllGatherLists | AllToAll) -> tuple[Tensor, list[int], list[int]]:
+    """Return what a rank sends, one part for each rank after the other, and the sizes of parts sent and received."""
+    if isinstance(request, AllToAll):
+        return request.mine, list(request.sizes), list(request.received)
+    num_ranks = request.comm.world_size
+    return request.mine.repeat(num_ranks), [request.mine.numel()] * num_ranks, list(request.counts)
+
+
+def _sum(requests: Sequence[AllReduce], group: dist.ProcessGroup | None) -> Collective:
+    """Add up over the ranks, in place."""
+    whole, received = _in_place([request.mine for request in requests])
+    return Collective(dist.all_reduce(whole, group=group, async_op=True), whole.device, received)
+
+
+def _copy(requests: Sequence[Broadcast], group: dist.ProcessGroup | None) -> Collective:
+    """Copy from one rank to all, in place."""
+    whole, received = _in_place([request.mine for request in requests])
+    work = dist.broadcast(whole, group_src=requests[0].source, group=group, async_op=True)
+    return Collective(work, whole.device, received)
+
+
+def _in_place(vectors: list[Tensor]) -> tuple[Tensor, Callable[[], list[Tensor]]]:
+    """Return one vector that travels for several, and what copies it back to them."""
+    if len(vectors) == 1:
+        return vectors[0], lambda: vectors
+    whole = torch.cat([vector.reshape(-1) for vector in vectors])
+
+    def received() -> list[Tensor]:
+        parts = whole.split([vector.numel() for vector in vectors])
+        for vector, part in zip(vectors, parts, strict=True):
+            vector.copy_(part.view(vector.shape))
+        return vectors
+
+    return whole, received
 
 
 def all_gather_single() -> Callable[..., Any]:

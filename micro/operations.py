@@ -6,6 +6,9 @@ from typing import Literal, get_args
 Op = Literal["all_reduce", "gather_rows", "gather_lists", "scatter", "broadcast"]
 OPS: tuple[Op, ...] = get_args(Op)
 
+Kind = Literal["counts", "indices", "values"]
+"""As what bytes are counted."""
+
 PADDING = 1.25  # lists of n ranks travel padded to the longest where that makes no more of them than this
 
 

@@ -10,14 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, Kind
-from micro.messages import Copies, Message, Parts, Rows, Sum
-from micro.operations import Op, travels_padded
+from micro.operations import Kind, Op, bytes_sent, travels_padded
+
+if TYPE_CHECKING:
+    from micro.comm import Comm
+    from micro.spans import Seconds
 
 T = TypeVar("T")
 
@@ -27,26 +29,15 @@ class Request(ABC):
     """Something that a reduction needs before it can go on.
 
     Attributes:
-        comm: the ranks that it asks; None: those of the reduction (see `over`).
+        comm: the ranks that it asks; those of the reduction where it names none (see `over`).
     """
 
-    comm: Comm | None = None
+    comm: "Comm" = None  # type: ignore[assignment]  # `Running` sets it
 
     @property
+    @abstractmethod
     def is_local(self) -> bool:
-        """Whether each rank of a process group has the answer by itself."""
-        return self.ranks.world_size == 1
-
-    @property
-    def ranks(self) -> Comm:
-        """The ranks that it asks, once it is known who they are."""
-        assert self.comm is not None, "who carries it out says so"
-        return self.comm
-
-    @property
-    def device(self) -> torch.device:
-        """Where the answer is, as far as it is known before."""
-        return torch.device("cpu")
+        """Whether this rank has the answer by itself."""
 
     @abstractmethod
     def alone(self) -> Any:
@@ -75,9 +66,9 @@ class Sending(Request):
     kind: Kind = "values"
 
     @property
-    def device(self) -> torch.device:
-        """Where the answer is."""
-        return self.mine.device
+    def is_local(self) -> bool:
+        """Whether there is one rank."""
+        return self.comm.world_size == 1
 
     @property
     def must_match(self) -> dict[str, Hashable]:
@@ -90,20 +81,19 @@ class Sending(Request):
         return self.mine.nbytes
 
     def count(self) -> None:
-        """Count it as sent by its ranks."""
-        if self.ranks.world_size > 1:
-            self.ranks.count(self.kind, self.op, self.size)
+        """Count it as sent by its ranks: the only place where bytes are counted."""
+        num_ranks, traffic = self.comm.world_size, self.comm.traffic
+        if num_ranks > 1:
+            size = self.size
+            traffic.num_bytes[self.kind] += bytes_sent(self.op, size, num_ranks)
+            traffic.calls.append((self.op, size))
 
     def alone(self) -> Tensor:
         """Return the answer where it `is_local`."""
         return self.mine
 
-    @abstractmethod
-    def message(self) -> Message:
-        """Return the message that it needs in a process group."""
-
     def answer(self, received: Tensor) -> Tensor:
-        """Make the answer of what the message has received."""
+        """Make the answer of what the collective has brought."""
         return received
 
 
@@ -124,10 +114,6 @@ class AllGather(Sending):
     def alone(self) -> Tensor:
         """Return the row of one rank."""
         return self.mine[None]
-
-    def message(self) -> Message:
-        """Return the gathering of rows."""
-        return Rows.of(self.mine, self.ranks.world_size)
 
     def answer(self, received: Tensor) -> Tensor:
         """Return the rows."""
@@ -152,7 +138,7 @@ class AllGatherLists(Sending):
     @property
     def is_local(self) -> bool:
         """Whether there is one rank, or nothing in any list, which is known everywhere."""
-        return self.ranks.world_size == 1 or not sum(self.counts)
+        return self.comm.world_size == 1 or not sum(self.counts)
 
     @property
     def must_match(self) -> dict[str, Hashable]:
@@ -163,14 +149,6 @@ class AllGatherLists(Sending):
     def size(self) -> int:
         """Bytes of the list as it travels."""
         return max(self.counts) * self.mine.element_size() if travels_padded(self.counts) else self.mine.nbytes
-
-    def message(self) -> Message:
-        """Return the gathering of lists: of rows where lengths differ little."""
-        mine, counts, n = self.mine, list(self.counts), self.ranks.world_size
-        if travels_padded(counts):
-            return Rows.of(torch.nn.functional.pad(mine, (0, max(counts) - mine.numel())), n)
-        received, sizes = mine.new_empty(sum(counts)), [mine.numel()] * n
-        return Parts(received=received, sent=mine.repeat(n), received_sizes=counts, sent_sizes=sizes)
 
     def answer(self, received: Tensor) -> Tensor:
         """Return the lists."""
@@ -200,13 +178,7 @@ class AllToAll(Sending):
     @property
     def size(self) -> int:
         """Bytes that go to other ranks."""
-        return (self.mine.numel() - self.sizes[self.ranks.rank]) * self.mine.element_size()
-
-    def message(self) -> Message:
-        """Return the sending of parts."""
-        received, sizes = list(self.received), list(self.sizes)
-        filled = self.mine.new_empty(sum(received))
-        return Parts(received=filled, sent=self.mine, received_sizes=received, sent_sizes=sizes)
+        return (self.mine.numel() - self.sizes[self.comm.rank]) * self.mine.element_size()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -221,10 +193,6 @@ class AllReduce(Sending):
     op: ClassVar[Op] = "all_reduce"
     read: bool = False
     last: bool = False
-
-    def message(self) -> Message:
-        """Return the summing up."""
-        return Sum(received=self.mine)
 
     def answer(self, received: Tensor) -> Tensor:
         """Return the sum."""
@@ -244,10 +212,6 @@ class Broadcast(Sending):
         mine = self.mine
         return {"kind": self.kind, "dtype": mine.dtype, "shape": tuple(mine.shape), "source": self.source}
 
-    def message(self) -> Message:
-        """Return the copying."""
-        return Copies(received=self.mine, source=self.source)
-
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Once(Request):
@@ -261,8 +225,8 @@ class Once(Request):
 
     @property
     def is_local(self) -> bool:
-        """Whether each rank has the answer by itself: yes."""
-        return True
+        """Whether no other rank shares this one's memory."""
+        return not self.comm.shares_memory
 
     def alone(self) -> Any:
         """Return what ``work`` returns."""
@@ -288,51 +252,99 @@ Requests of a list travel side by side; the answer is the list of answers.
 """
 
 
-def without_padding(rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return the first ``counts[r]`` of each row r of ``rows`` (n, longest), one after the other."""
-    longest, flat = rows.shape[1], rows.view(-1)
-    if longest == min(counts):
-        return flat
-    lists_and_gaps = flat.split([size for count in counts for size in (count, longest - count)])
-    return torch.cat(lists_and_gaps[::2])
+class Running(Generic[T]):
+    """A reduction on its way from one request that other ranks answer to the next.
+
+    Its clock stands still while it waits: others may run then.
+
+    Attributes:
+        comm: the ranks that it asks where its requests name none.
+        requests: what it waits for; empty once it has ended.
+        result: what it returned, once ``has_ended``.
+    """
+
+    result: T
+
+    def __init__(self, reduction: Reduction[T], comm: "Comm", *, is_timed: bool = True) -> None:
+        self.comm, self._reduction, self._is_timed = comm, reduction, is_timed
+        self.requests: list[Request] = []
+        self.has_ended = self._is_list = False
+
+    def go_on(self, answers: list[Any] | None = None, waited: "Seconds" = 0.0) -> None:
+        """Run to the next request that others answer, or to the end.
+
+        Args:
+            answers: to what was requested, for which it has ``waited`` seconds.
+        """
+        if self.requests and self._is_timed:
+            self.requests[0].comm.come_back(waited)
+        try:
+            while True:
+                answer = answers[0] if answers is not None and not self._is_list else answers
+                if not self._request(self._reduction.send(answer)):
+                    break
+                answers = [each.alone() for each in self.requests]
+        except StopIteration as end:
+            self.result = end.value
+            self.requests, self.has_ended = [], True
+            return
+        if self._is_timed:
+            self.requests[0].comm.leave()
+
+    def _request(self, request: Request | list[Request]) -> bool:
+        """Note what is requested; return whether this rank has all answers, and count it then as made."""
+        self._is_list = isinstance(request, list)
+        self.requests = request if isinstance(request, list) else [request]
+        is_local = True
+        for each in self.requests:
+            each.comm = each.comm or self.comm
+            is_local = each.is_local and is_local
+        if is_local:
+            for each in self.requests:
+                each.count()
+        return is_local
+
+    def now(self) -> "Seconds":
+        """Return a time of its clock."""
+        return self.comm.now(self.comm.clock.device)
+
+    def throw(self, error: BaseException) -> None:
+        """Raise ``error`` where it waits, so that it knows why it ends."""
+        self._reduction.throw(error)
+
+    def close(self) -> None:
+        """End it where it is."""
+        self._reduction.close()
+        self.requests, self.has_ended = [], True
 
 
-def over(comm: Comm, reduction: Reduction[T]) -> Reduction[T]:
+def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
+    """Return what a reduction returns; its requests are carried out, one after the other, as they come."""
+    running = Running(reduction, comm)
+    try:
+        running.go_on()
+        while running.requests:
+            began = running.now()
+            try:
+                answers = running.requests[0].comm.start(running.requests).answers()
+            except BaseException as error:
+                running.throw(error)
+                raise
+            running.go_on(answers, running.now() - began)
+        return running.result
+    finally:
+        running.close()
+
+
+def over(comm: "Comm", reduction: Reduction[T]) -> Reduction[T]:
     """Carry on ``reduction`` with other ranks: its requests are of ``comm``, unless they name ranks themselves."""
     answer: Any = None
     try:
         while True:
             request = reduction.send(answer)
-            named(request, comm)
+            for each in request if isinstance(request, list) else [request]:
+                each.comm = each.comm or comm
             answer = yield request
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    finally:
-        reduction.close()
-
-
-def named(request: Request | list[Request], comm: Comm) -> list[Request]:
-    """Return what a reduction of ``comm`` has yielded as a list, each with the ranks that it asks."""
-    requests = request if isinstance(request, list) else [request]
-    for each in requests:
-        each.comm = each.comm or comm
-    return requests
-
-
-def carried_out(reduction: Reduction[T], comm: Comm) -> T:
-    """Return what a reduction returns; its requests are carried out, one after the other, as they come."""
-    answer: Any = None
-    try:
-        while True:
-            request = reduction.send(answer)
-            requests = named(request, comm)
-            try:
-                answers = requests[0].ranks.answers(requests)
-            except BaseException as error:  # it is to know why it ends
-                reduction.throw(error)
-                raise
-            answer = answers if isinstance(request, list) else answers[0]
     except StopIteration as end:
         result: T = end.value
         return result
@@ -393,3 +405,12 @@ def _apart(answer: Tensor, requests: list[Any]) -> Reduction[list[Tensor]]:
     split = partial(answer.split, sizes, dim=-1)
     parts: list[Tensor] = yield Once(work=lambda: [part.contiguous() for part in split()], comm=requests[0].comm)
     return parts
+
+
+def without_padding(rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """Return the first ``counts[r]`` of each row r of ``rows`` (n, longest), one after the other."""
+    longest, flat = rows.shape[1], rows.view(-1)
+    if longest == min(counts):
+        return flat
+    lists_and_gaps = flat.split([size for count in counts for size in (count, longest - count)])
+    return torch.cat(lists_and_gaps[::2])

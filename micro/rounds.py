@@ -8,10 +8,10 @@ from the order of the buckets and from what all ranks know, never from time: it 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from micro.comm import Comm, Started
-from micro.requests import AllReduce, Reduction, Request, carried_out, named
+from micro.requests import AllReduce, Once, Reduction, Running, carried_out
 from micro.spans import Seconds
 
 T = TypeVar("T")
@@ -19,78 +19,44 @@ Reduce = Callable[[Comm], Reduction[T]]
 """Begins a reduction over the ranks that it is given."""
 
 
-class UnderWay(Generic[T]):
-    """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned.
+class UnderWay(Running[T]):
+    """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned."""
 
-    Attributes:
-        comm: over which ranks.
-        requests: what it waits for in the next round.
-    """
-
-    def __init__(self, rounds: "Rounds", reduce: Reduce[T], comm: Comm) -> None:
-        self.comm, self._rounds, self._own = comm, rounds, comm.for_reduction()
-        self.requests: list[Request] = []
-        self._is_list = self._has_ended = False
+    def __init__(self, rounds: "Rounds", reduce: Reduce[T], ranks: Comm) -> None:
+        own = ranks.for_reduction()
+        super().__init__(reduce(own), own)
+        self.ranks, self._rounds = ranks, rounds
         self._last: Started | None = None
-        self._result: list[T] = []
-        self._reduction: Reduction[T] = reduce(self._own)
-        self._go_on(None)
+        self.go_on()
 
     @property
     def is_done(self) -> bool:
         """Whether no round is needed any more; the same on all ranks, but for one whose last sum is under way."""
-        return self._has_ended or (self._last is not None and self._last.is_completed())
+        return self.has_ended or (self._last is not None and self._last.is_completed())
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a round."""
+        return bool(self.requests) and self._last is None
+
+    def go_on(self, answers: list[Any] | None = None, waited: Seconds = 0.0) -> None:
+        """Run to the next message, which is started if it is the last, or to the end."""
+        super().go_on(answers, waited)
+        while self.requests and isinstance(self.requests[0], Once):  # ranks that share memory: no message either
+            super().go_on(self.ranks.start(self.requests).answers())
+        if self.requests and isinstance(self.requests[0], AllReduce) and self.requests[0].last:
+            self._last = self.ranks.start(self.requests)
 
     def __call__(self) -> T:
         """Return the outcome."""
         if self._last is not None:
-            self._receive_last(self._last)
-        while not self._has_ended:
+            last, self._last = self._last, None
+            began = self.now()
+            answers = last.answers()
+            self.go_on(answers, self.now() - began)
+        while not self.has_ended:
             self._rounds.advance()
-        return self._result.pop()
-
-    def receive(self, answers: list[Any], waited: Seconds) -> None:
-        """Go on with the answers of a round, for which this reduction has waited so long."""
-        self._own.come_back(self.requests[0].device, waited)
-        self.requests = []
-        self._go_on(answers if self._is_list else answers[0])
-
-    def close(self) -> None:
-        """End it where it is."""
-        self._reduction.close()
-        self.requests, self._last, self._has_ended = [], None, True
-
-    def _go_on(self, answer: Any) -> None:
-        """Run until the next message or the end."""
-        try:
-            while not self.requests and self._last is None:
-                answer = self._begin(self._reduction.send(answer))
-        except StopIteration as end:
-            self._result.append(end.value)
-            self._has_ended = True
-
-    def _begin(self, request: Request | list[Request]) -> Any:
-        """Return the answer to a request that needs no message; note one that needs a round."""
-        self._is_list = isinstance(request, list)
-        requests = named(request, self._own)
-        if all(each.is_local for each in requests):
-            answers = self.comm.start(requests).answers()
-            return answers if self._is_list else answers[0]
-        self._own.leave(requests[0].device)
-        if isinstance(request, AllReduce) and request.last:
-            self._last, self.requests = self.comm.start(requests), []
-            self._device = request.device
-        else:
-            self.requests = requests
-        return None
-
-    def _receive_last(self, last: Started) -> None:
-        """Wait for the sum that ends the reduction, and go on to the end."""
-        self._last = None
-        started = self._own.now(self._device)
-        (total,) = last.answers()
-        self._own.come_back(self._device, self._own.now(self._device) - started)
-        self._go_on(total)
+        return self.result
 
 
 class Rounds:
@@ -120,14 +86,28 @@ class Rounds:
     def advance(self) -> None:
         """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
         self._receive()
-        self._under_way = [each for each in self._under_way if each.requests or not each.is_done]
-        self._sent = [each for each in self._under_way if each.requests]
+        self._under_way = [each for each in self._under_way if not each.is_done]
+        self._sent = [each for each in self._under_way if each.waits]
         if self._sent:
             self.num_rounds += 1
-            comm, device = self._sent[0].comm, self._sent[0].requests[0].device
-            began = comm.now(device)
-            self._started = comm.start([request for each in self._sent for request in each.requests])
-            self._took = comm.now(device) - began
+            first = self._sent[0]
+            began = first.now()
+            self._started = first.ranks.start([request for each in self._sent for request in each.requests])
+            self._took = first.now() - began
+
+    def _receive(self) -> None:
+        """Let those go on whose messages were sent."""
+        sent, started = self._sent, self._started
+        self._sent, self._started = [], None
+        if started is None:
+            return
+        began = sent[0].now()
+        answers = started.answers()
+        waited = self._took + (sent[0].now() - began)
+        share = waited * (1 / len(answers))
+        for each in sent:
+            own, answers = answers[: len(each.requests)], answers[len(each.requests) :]
+            each.go_on(own, share * len(own))
 
     def abandon(self) -> None:
         """End all reductions where they are: nothing more is sent."""
@@ -135,20 +115,6 @@ class Rounds:
         self._sent, self._started = [], None
         for each in under_way:
             each.close()
-
-    def _receive(self) -> None:
-        sent, started = self._sent, self._started
-        self._sent, self._started = [], None
-        if started is None:
-            return
-        comm, device = sent[0].comm, sent[0].requests[0].device
-        began = comm.now(device)
-        answers = iter(started.answers())
-        took = self._took + comm.now(device) - began
-        num_requests = sum(len(each.requests) for each in sent)
-        for each in sent:
-            own = [next(answers) for _ in each.requests]
-            each.receive(own, took * (len(own) / num_requests))
 
 
 def all_together(reduces: Sequence[Reduce[T]], comms: Iterator[Comm], *, shares: bool) -> list[T]:

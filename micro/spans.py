@@ -4,7 +4,6 @@ An event is recorded on the stream on which the work is, and the host goes on. W
 once the device has passed both; to read it waits for these two, and not for what was queued after them.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,16 +73,11 @@ def _span_s(times: "Mapping[torch.cuda.Event, float]") -> float:
     return sum(factor * milliseconds[event] for event, factor in times.items()) / 1e3
 
 
-def now(device: torch.device, *, timed: bool) -> Seconds:
-    """Return a time: of the current stream where ``timed`` on an accelerator, by an event; else of the host's clock.
-
-    While a CUDA graph is captured it is the host's: events of a graph have no times.
-    """
-    if timed and device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        event: Any = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(device))
-        return DeviceSeconds({event: 1.0})
-    return time.perf_counter()
+def event_on(device: torch.device) -> DeviceSeconds:
+    """Return the time of an accelerator's current stream, by an event; the host does not wait."""
+    event: Any = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return DeviceSeconds({event: 1.0})
 
 
 @dataclass(slots=True)
@@ -93,14 +87,12 @@ class Clock:
     Attributes:
         away: how long it has stood still.
         left: what it showed when it was stopped last.
+        device: whose time it showed last.
     """
 
     away: Seconds = 0.0
     left: Seconds = 0.0
-
-    def now(self, device: torch.device, *, timed: bool) -> Seconds:
-        """Return a time, without those in which others ran; see `now`."""
-        return now(device, timed=timed) - self.away
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - it never changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, Kind, Traffic
+from micro.comm import Comm, Traffic
 from micro.lockstep import SimulatedRanks
 from micro.objects import gather_objects, gather_objects_at_first
+from micro.operations import Kind
 from micro.peer_failures import PeerError
 from micro.requests import (
     AllGather,

@@ -12,7 +12,6 @@ from micro.lockstep import SimulatedRanks
 from micro.reducers.outcome import Outcome
 from micro.requests import Reduction
 from micro.rounds import all_together
-from micro.spans import now
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.recorded_streams import Record, recorded_streams
 
@@ -35,7 +34,7 @@ def read(seconds: micro.spans.Seconds) -> float:
 
 
 def test_spans_add_up_and_wait_once_for_their_events(record: Record) -> None:
-    first, second, third, fourth = (now(DEVICE, timed=True) for _ in range(4))
+    first, second, third, fourth = (Comm().now(DEVICE) for _ in range(4))
     outer, inner = fourth - first, third - second
     rest = 0.5 + outer - 2 * inner - 0.25
     assert waits(record) == 0
@@ -49,8 +48,8 @@ def test_spans_add_up_and_wait_once_for_their_events(record: Record) -> None:
 
 
 def test_the_clock_of_the_host_is_used_where_nothing_is_timed(record: Record) -> None:
-    assert isinstance(now(DEVICE, timed=False), float)
-    assert isinstance(now(torch.device("cpu"), timed=True), float)
+    assert isinstance(Comm(timed=False).now(DEVICE), float)
+    assert isinstance(Comm().now(torch.device("cpu")), float)
     assert not record.calls
 
 
