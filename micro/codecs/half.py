@@ -6,30 +6,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.codecs.base import Key, from_bytes, to_bytes
-from micro.codecs.fused import FusedCodec
+from micro.codecs.base import Codec, Key, from_bytes, to_bytes
 from micro.kernels.code import Code, Kind
 
 
-class _Cast(FusedCodec):
+class _Cast(Codec):
     wire_dtype: ClassVar[torch.dtype]
 
     @property
-    def code(self) -> Code:
-        """The compiled form."""
+    def code(self) -> Code | None:
         return Code(Kind.HALF if self.wire_dtype is torch.float16 else Kind.BFLOAT16)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """Return two bytes for each value."""
         return 2 * count
 
-    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
-        """Return the values rounded to the nearest, cut at the largest finite number."""
+    def encode(self, values: Tensor, key: Key) -> Tensor:
         largest = torch.finfo(self.wire_dtype).max
         return to_bytes(values.to(self.wire_dtype).clamp(-largest, largest))
 
-    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        """Return the rounded values as ``dtype``."""
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         return from_bytes(wire, self.wire_dtype).to(dtype)
 
 

@@ -13,18 +13,19 @@ from micro.codecs.bits import get_places, num_packed_bytes, put_places
 from micro.on_device import on_device
 from micro.parts import Part
 
+Spans = Sequence[tuple[int, int]]  # (start, stop) of a range of the vector for each list
+
 
 class IndexCodec(Part, ABC):
     """A lossless form of ascending, unique indices on the wire.
 
     What is sent has as many bytes as the number of indices and the length of their range say, so receivers need no
-    further message. No indices take no bytes. ``by_range`` says that a shorter range may make it shorter.
+    further message. No indices take no bytes.
     """
 
     kind: ClassVar[str] = "indices"
     home: ClassVar[str] = "micro.codecs.indices"
     group: ClassVar[str] = "micro.index_codecs"
-    by_range: ClassVar[bool] = True
 
     def check_density(self, density: float) -> None:
         """Raise ValueError where another form is shorter at this density whatever the indices are."""
@@ -45,34 +46,43 @@ class IndexCodec(Part, ABC):
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the (count,) int32 indices that ``encode`` was given."""
 
-    def encode_joined(self, indices: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Return the messages of several lists, one after the other, which ``decode_joined`` reads.
 
-        Args:
-            indices: (sum(counts),) int32, list after list, each ascending in its (start, stop) of ``spans``.
-        """
-        lists = zip(indices.split(list(counts)), spans, strict=True)
-        return torch.cat([self.encode(part - start, stop - start) for part, (start, stop) in lists])
+def encode_lists(codec: IndexCodec, indices: Tensor, counts: Sequence[int], spans: Spans) -> Tensor:
+    """Return the messages of several lists, one after the other, each relative to where its range starts.
 
-    def decode_joined(self, wire: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Return several lists that lie one after the other, as one (sum(counts),) int32.
+    Args:
+        indices: (sum(counts),) int32, list after list, each ascending in its (start, stop) of ``spans``.
+    """
+    if isinstance(codec, Int32):
+        return to_bytes(indices - _starts(counts, spans, indices.device))
+    lists = zip(indices.split(list(counts)), spans, strict=True)
+    return torch.cat([codec.encode(part - start, stop - start) for part, (start, stop) in lists])
 
-        Args:
-            wire: lists as ``encode`` returned them, each of so many indices less where its range starts.
-            spans: (start, stop) of the range of each list.
-        """
-        ranges = [stop - start for start, stop in spans]
-        sizes = [self.num_bytes(count, span) for count, span in zip(counts, ranges, strict=True)]
-        lists = map(self.decode, wire.split(sizes), counts, ranges)
-        return torch.cat([found + start for found, (start, _) in zip(lists, spans, strict=True)])
+
+def decode_lists(codec: IndexCodec, wire: Tensor, counts: Sequence[int], spans: Spans) -> Tensor:
+    """Return the indices (sum(counts),) int32 of lists that `encode_lists` made messages of."""
+    if isinstance(codec, Int32):  # read as one
+        indices = from_bytes(wire, torch.int32)
+        return indices + _starts(counts, spans, wire.device) if any(start for start, _ in spans) else indices
+    ranges = [stop - start for start, stop in spans]
+    sizes = [codec.num_bytes(count, span) for count, span in zip(counts, ranges, strict=True)]
+    lists = map(codec.decode, wire.split(sizes), counts, ranges)
+    return torch.cat([found + start for found, (start, _) in zip(lists, spans, strict=True)])
+
+
+def _starts(counts: Sequence[int], spans: Spans, device: torch.device) -> Tensor:
+    """Return where the range of each index starts: (sum(counts),) int32, or (1,) where all lists have one range."""
+    starts = on_device([start for start, _ in spans], torch.int32, device)
+    if len(set(spans)) == 1:
+        return starts[:1]
+    return starts.repeat_interleave(on_device(counts, torch.int64, device), output_size=sum(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int32(IndexCodec):
-    """Indices travel as int32: four bytes each."""
+    """Indices travel as int32: four bytes each, however short their range is."""
 
     name: ClassVar[str] = "int32"
-    by_range: ClassVar[bool] = False
 
     def num_bytes(self, count: int, span: int) -> int:
         """Return four bytes for each index."""
@@ -85,25 +95,6 @@ class Int32(IndexCodec):
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the indices themselves."""
         return from_bytes(wire, torch.int32)
-
-    def encode_joined(self, indices: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Return the indices of all lists, of which each is less where its range starts."""
-        return to_bytes(indices - _starts(counts, spans, indices.device))
-
-    def decode_joined(self, wire: Tensor, counts: Sequence[int], spans: Sequence[tuple[int, int]]) -> Tensor:
-        """Return the indices of all lists, which are read as one."""
-        indices = from_bytes(wire, torch.int32)
-        if not any(start for start, _ in spans):
-            return indices
-        return indices + _starts(counts, spans, wire.device)
-
-
-def _starts(counts: Sequence[int], spans: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """Return where the range of each index starts: (sum(counts),) int32, or (1,) where all lists have one range."""
-    starts = on_device([start for start, _ in spans], torch.int32, device)
-    if len(set(spans)) == 1:
-        return starts[:1]
-    return starts.repeat_interleave(on_device(counts, torch.int64, device), output_size=sum(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,16 +116,16 @@ class Bitmap(IndexCodec):
 
     def encode(self, indices: Tensor, span: int) -> Tensor:
         """Return the bits, set where an index is."""
-        return put_places(indices, 0, 0, span) if indices.numel() else indices.new_empty(0, dtype=torch.uint8)
+        return put_places(indices, 0, 0, span if indices.numel() else 0)
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return where the bits are set."""
-        return get_places(wire, count, 0, 0, span) if count else wire.new_empty(0, dtype=torch.int32)
+        return get_places(wire, count, 0, 0, span if count else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed(IndexCodec):
-    """Elias and Fano's code: low bits side by side, high parts as gaps in a bitmap.
+    """Elias and Fano's code: low bits side by side, then high parts as gaps in a bitmap: the i-th sets bit high + i.
 
     With density p in the range an index takes about log2(1 / p) + 2 bits, within half a bit of what any code needs for
     indices at random, and the length depends only on the count.
@@ -146,29 +137,30 @@ class Packed(IndexCodec):
 
     def num_bytes(self, count: int, span: int) -> int:
         """Return the bytes of low parts and high parts."""
-        if not count:
-            return 0
-        low = _low_bits(count, span)
-        return num_packed_bytes(count, low) + num_packed_bytes(_high_length(count, span, low), 1)
+        low, length = _split(count, span)
+        return num_packed_bytes(count, low) + num_packed_bytes(length, 1)
 
     def most_bytes(self, count: int, span: int) -> int:
         """Return one byte more: fewer indices have longer low parts, of which the last byte may be half empty."""
         return self.num_bytes(count, span) + 1
 
     def encode(self, indices: Tensor, span: int) -> Tensor:
-        """Return low parts, then high parts: the i-th index sets bit (high part + i)."""
-        count = indices.numel()
-        if not count:
-            return indices.new_empty(0, dtype=torch.uint8)
-        low = _low_bits(count, span)
-        return put_places(indices, low, 1, _high_length(count, span, low))
+        """Return low parts, then high parts."""
+        low, length = _split(indices.numel(), span)
+        return put_places(indices, low, 1, length)
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the indices put together again."""
-        if not count:
-            return torch.empty(0, dtype=torch.int32, device=wire.device)
-        low = _low_bits(count, span)
-        return get_places(wire, count, low, 1, _high_length(count, span, low))
+        low, length = _split(count, span)
+        return get_places(wire, count, low, 1, length)
+
+
+def _split(count: int, span: int) -> tuple[int, int]:
+    """Return the low bits, floor(log2(span / count)), which make the code shortest, and the length of the bitmap."""
+    if not count:
+        return 0, 0
+    low = max((span // count).bit_length() - 1, 0)
+    return low, count + ((span - 1) >> low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,12 +191,3 @@ _FORMS = (Packed(), Bitmap(), Int32())
 
 def _shortest(count: int, span: int) -> IndexCodec:
     return min(_FORMS, key=lambda form: form.num_bytes(count, span))
-
-
-def _low_bits(count: int, span: int) -> int:
-    """Return floor(log2(span / count)), which makes the code shortest."""
-    return max((span // count).bit_length() - 1, 0)
-
-
-def _high_length(count: int, span: int, low: int) -> int:
-    return count + ((span - 1) >> low)

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Key
-from micro.codecs.fused import FusedCodec
+from micro.codecs.base import Codec, Key
 from micro.kernels.code import Code, Kind
 from micro.randomness import uniform, words
 
@@ -16,7 +15,7 @@ LEVELS = 127
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Int8(FusedCodec):
+class Int8(Codec):
     """Values travel as whole multiples, -127 to 127, of 1/127 of the largest magnitude of their block.
 
     Bytes: one for each value, four for each block's step.
@@ -50,7 +49,7 @@ class Int8(FusedCodec):
         """Return a byte for each value and four for each block."""
         return count + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
+    def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the steps of the blocks, then the multiples."""
         values = blocks.single(values)
         steps = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST) / LEVELS
@@ -61,7 +60,7 @@ class Int8(FusedCodec):
             multiples.round_()
         return blocks.join(steps, multiples.clamp_(-LEVELS, LEVELS).to(torch.int8).view(torch.uint8), highest=LEVELS)
 
-    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the multiples times their steps."""
         steps, codes = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(codes.view(torch.int8).to(torch.float32), steps, self.block).to(dtype)

@@ -48,7 +48,7 @@ class QSGD(Codec):
             raise ValueError(f"bits of {self.name} must be in 2 to 16, got {self.bits}")
 
     @property
-    def diverges_with_feedback(self) -> bool:  # type: ignore[override]  # depends on the rule
+    def diverges_with_feedback(self) -> bool:
         """Whether a residual would grow."""
         return self.rule == "published"
 

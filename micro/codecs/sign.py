@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from micro.codecs import blocks
-from micro.codecs.base import Key
+from micro.codecs.base import Codec, Key
 from micro.codecs.bits import num_packed_bytes, pack, unpack
-from micro.codecs.fused import FusedCodec
 from micro.kernels.code import Code, Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign(FusedCodec):
+class Sign(Codec):
     """Values travel as their signs; each counts for the mean magnitude of its block.
 
     Of all factors of the signs the mean magnitude leaves the smallest error, so that with a residual this is sound;
@@ -37,7 +36,7 @@ class Sign(FusedCodec):
         blocks.check_block(self.name, self.block)
 
     @property
-    def code(self) -> Code:
+    def code(self) -> Code | None:
         """The compiled form."""
         return Code(Kind.SIGN, self.block)
 
@@ -45,13 +44,13 @@ class Sign(FusedCodec):
         """Return a bit for each value, in whole bytes, and four bytes for each block."""
         return num_packed_bytes(count, 1) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
-    def encode_in_torch(self, values: Tensor, key: Key) -> Tensor:
+    def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the mean magnitudes of the blocks, then a bit for each value: 1 where it is negative."""
         values = blocks.single(values)
         means = blocks.of_blocks(_mean_magnitude, self.block, values)
         return blocks.join(means, pack(values < 0, 1))
 
-    def decode_in_torch(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return plus or minus the mean magnitude of each value's block."""
         means, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         signs = unpack(packed, count, 1).to(torch.float32).mul_(-2).add_(1)

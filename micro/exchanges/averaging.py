@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from micro.codecs import coding
 from micro.codecs.base import Codec
 from micro.codecs.messages import Messages, equal_messages
 from micro.exchanges.base import Transport
@@ -99,7 +100,7 @@ def mean_encoded_(
     start, stop = equal_slices(numel, n)[rank]
     memory = torch.empty(bare.num_bytes + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
     leaving, message = memory[: bare.num_bytes + 1].split([bare.num_bytes - bare.sizes[rank], flagged.sizes[rank]])
-    in_others = codec.encode_others_into_(values, key, leaving, bare, rank, rest, grad=grad)
+    in_others = coding.encode_others_(codec, values, key, leaving, bare, rank, rest, grad=grad)
     own_size = bare.sizes[rank]
     sizes = [0 if other == rank else size for other, size in enumerate(bare.sizes)]
     coming = [0 if other == rank else own_size for other in range(n)]
@@ -109,14 +110,16 @@ def mean_encoded_(
     if mine.data_ptr() == own_mean.data_ptr():
         mine = mine.clone()
     own_rest, own_grad = (None if vector is None else vector[start:stop] for vector in (rest, grad))
-    fits, in_own = codec.encode_mean_into_(mine, received, (*key, n), message[:-1], own_mean, own_rest, grad=own_grad)
+    fits, in_own = coding.encode_mean_(
+        codec, mine, received, (*key, n), message[:-1], own_mean, own_rest, grad=own_grad
+    )
     bads = (in_others, None if in_own is None else start + in_own)
     first_bad = min((bad for bad in bads if bad is not None), default=None)
     message[-1] = transport.step.is_finite if first_bad is None else False
     wires = yield AllGatherLists(mine=message, counts=flagged.sizes, kind="values")
 
     def decode_others() -> tuple[Finite, Finite]:
-        fit = codec.decode_others_into_(wires, flagged, rank, mean)
+        fit = coding.decode_others_(codec, wires, flagged, rank, mean)
         return soonest(flagged.last_bytes(wires).all()), all_finite([fits, fit])
 
     is_finite, fits = yield Fill(into=mean, work=decode_others)

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro.codecs import coding
 from micro.codecs.raw import Raw
 from micro.exchanges.base import Exchange, NoState, Transport, Wire
 from micro.exchanges.gathering import count_of, gather_header, gather_indices, gather_values, header_call
@@ -147,7 +148,7 @@ def _means(
 ) -> Reduction[tuple[Tensor, list[SparseValues]]]:
     """Return the means of all regions, and what encoding added to this rank's sums."""
     n, codec, dtype = transport.comm.world_size, transport.wire.values, total.values.dtype
-    encoded = codec.encode(total.values / n, (*transport.key, n))
+    encoded = coding.encode(codec, total.values / n, (*transport.key, n))
     means = yield from gather_values(encoded, counts, codec, dtype)
     if codec.lossless:
         return means, []

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.codecs import coding
 from micro.exchanges.averaging import Mean
 from micro.exchanges.base import Exchange, NoState, Transport
 from micro.exchanges.gathering import (
@@ -70,7 +71,7 @@ class Gather(Exchange[NoState]):
         is_finite = transport.step.is_finite
         header = yield from gather_header(selection.indices, is_finite=is_finite, counts=selection.counts)
         counts = header.counts
-        encoded = codec.encode(kernels.gather(acc, selection.indices), transport.key)
+        encoded = coding.encode(codec, kernels.gather(acc, selection.indices), transport.key)
         indices = yield from gather_indices(selection, counts, acc.numel(), transport)
         values = yield from gather_values(encoded, counts, codec, acc.dtype)
         if overlap is Overlap.SAME or n == 1:  # the values of all ranks are of one list
@@ -84,7 +85,7 @@ class Gather(Exchange[NoState]):
             num_updated = yield Once(
                 work=lambda: kernels.distinct(torch.cat([part.indices for part in parts]), acc.numel()).numel()
             )
-        sent = SparseValues(selection.indices, codec.decode(encoded, selection.indices.numel(), acc.dtype))
+        sent = SparseValues(selection.indices, coding.decode(codec, encoded, selection.indices.numel(), acc.dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 
     def _parts_of_update(
@@ -119,11 +120,11 @@ class Gather(Exchange[NoState]):
         codec, n, count = transport.wire.values, transport.comm.world_size, values.numel()
         size = codec.num_bytes(count, values.dtype)
         wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
-        first_bad = codec.encode_into_(values, transport.key, wire, rest, grad=grad)
+        first_bad = coding.encode_(codec, values, transport.key, wire, rest, grad=grad)
         is_finite = transport.step.is_finite if first_bad is None else False
         header = yield from gather_header(values, is_finite=is_finite, counts=(count,) * n)
         wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
-        fits = yield Fill(into=mean, work=lambda: codec.decode_mean_into_(wires, mean, n))
+        fits = yield Fill(into=mean, work=lambda: coding.decode_mean_(codec, wires, mean, n))
         return Mean(header.is_finite, fits, first_bad)
 
 

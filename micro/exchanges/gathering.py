@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from micro.codecs import coding
+from micro.codecs import indices as forms
 from micro.codecs.base import Codec
+from micro.codecs.indices import Int32
 from micro.exchanges.base import Transport
 from micro.exchanges.traffic import Choice
 from micro.health import Finite, flag_of
@@ -101,14 +104,14 @@ def gather_indices(
         return selection.all_indices
     if transport.overlap is Overlap.LEADER:
         return (yield from _from_leader(selection, counts, numel, transport))
-    spans = (selection.spans if codec.by_range else None) or ((0, numel),) * comm.world_size
+    spans = (None if isinstance(codec, Int32) else selection.spans) or ((0, numel),) * comm.world_size
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
     sizes = yield Once(
         work=lambda: [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)]
     )
     received = yield AllGatherLists(mine=mine, counts=sizes, kind="indices")
-    indices: Tensor = yield Once(work=lambda: codec.decode_joined(received, counts, spans))
+    indices: Tensor = yield Once(work=lambda: forms.decode_lists(codec, received, counts, spans))
     return indices
 
 
@@ -155,6 +158,6 @@ def values_call(choice: Choice) -> Call:
 def decode_lists(received: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Tensor:
     """Return the values (sum(counts),) of messages that lie one after the other, each of so many."""
     if codec.lossless:  # values as they are: what follows each other is one list
-        return codec.decode(received, sum(counts), dtype)
+        return coding.decode(codec, received, sum(counts), dtype)
     wires = received.split([codec.num_bytes(count, dtype) for count in counts])
-    return torch.cat([codec.decode(*part, dtype) for part in zip(wires, counts, strict=True)])
+    return torch.cat([coding.decode(codec, *part, dtype) for part in zip(wires, counts, strict=True)])

@@ -6,6 +6,8 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from micro.codecs import coding
+from micro.codecs import indices as forms
 from micro.codecs.indices import Int32
 from micro.codecs.raw import Raw
 from micro.exchanges.base import Transport, Wire
@@ -108,12 +110,12 @@ def _scatter(
     if isinstance(form, Int32) and isinstance(codec, Raw) and dtype.itemsize % 4 == 0:
         return entries, (yield from _scatter_rows(entries, leaving, coming, transport))
     wires = _encoded(entries.values, leaving, transport)
-    places = form.encode_joined(entries.indices, leaving, there)
+    places = forms.encode_lists(form, entries.indices, leaving, there)
     lengths = _lengths(wire, leaving, there, dtype), _lengths(wire, coming, here, dtype)
     received = yield from _scatter_pairs(places, wires, lengths, transport)
     if not codec.lossless:
         entries = SparseValues(entries.indices, decode_lists(wires, leaving, codec, dtype))
-    indices = form.decode_joined(received[0], coming, here)
+    indices = forms.decode_lists(form, received[0], coming, here)
     return entries, SparseValues(indices, decode_lists(received[1], coming, codec, dtype))
 
 
@@ -139,8 +141,8 @@ def _encoded(values: Tensor, counts: list[int], transport: Transport) -> Tensor:
     """Return the messages of lists of values, one after the other; each list of a codec has its own key."""
     codec, key = transport.wire.values, transport.key
     if codec.lossless:
-        return codec.encode(values, key)
-    return torch.cat([codec.encode(part, (*key, rank)) for rank, part in enumerate(values.split(counts))])
+        return coding.encode(codec, values, key)
+    return torch.cat([coding.encode(codec, part, (*key, rank)) for rank, part in enumerate(values.split(counts))])
 
 
 def _lengths(wire: Wire, counts: list[int], spans: Spans, dtype: torch.dtype) -> list[int]:

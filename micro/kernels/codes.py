@@ -30,7 +30,7 @@ def serves(code: Code) -> bool:
 def encode(
     code: Code, values: Tensor, wire: Tensor, rest: Tensor | None = None, grad: Tensor | None = None
 ) -> int | None:
-    """Make a message; see `micro.codecs.base.Codec.encode_into_`, also for what is returned."""
+    """Make a message; see `micro.codecs.coding.encode_`, also for what is returned."""
     x, added, left, bytes_moved = _vectors(values, rest, grad, wire)
     memory, settings = wire.numpy(), (code.scale_bytes(x.size), code.block)
 
@@ -63,7 +63,7 @@ def encode_mean(
     rest: Tensor | None = None,
     grad: Tensor | None = None,
 ) -> tuple[bool, int | None]:
-    """Make a message of a mean; see `micro.codecs.base.Codec.encode_mean_into_`, also for what is returned."""
+    """Make a message of a mean; see `micro.codecs.coding.encode_mean_`, also for what is returned."""
     x, added, left, bytes_moved = _vectors(values, rest, grad, wire)
     target, others, memory, count = mean.detach().numpy(), wires.numpy(), wire.numpy(), np.float32(len(wires) + 1)
     kind, skip, block, numel = int(code.kind), code.scale_bytes(x.size), code.block, x.size
@@ -94,7 +94,7 @@ def encode_parts(
     rest: Tensor | None = None,
     grad: Tensor | None = None,
 ) -> int | None:
-    """Make the messages of all parts of the values but ``own``; see `micro.codecs.base.Codec.encode_others_into_`.
+    """Make the messages of all parts of the values but ``own``; see `micro.codecs.coding.encode_others_`.
 
     Threads share the parts: they are so short that each would be encoded by one (`are_short`).
     """

@@ -110,7 +110,6 @@ class SparseReducer(WithDensity):
     def prepare(self, comm: Comm, device: torch.device) -> None:
         """Compile what a step runs, before the first one: ranks that compile in it make the others wait."""
         kernels.prepare(device)
-        self.codec.prepare(device)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept."""

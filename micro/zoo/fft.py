@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from micro.codecs import coding
 from micro.codecs.base import Codec
 from micro.codecs.indices import Bitmap, IndexCodec
 from micro.codecs.raw import Raw
@@ -120,7 +121,7 @@ class FFTReducer(Transforming):
         n, count, parts, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
         flag = flag_of(step.is_finite, torch.uint8, parts.device)
         places = self.indices.encode(kept.indices, span)
-        wire = torch.cat([codec.encode(parts, (step.seed, step.index, comm.rank)), flag])
+        wire = torch.cat([coding.encode(codec, parts, (step.seed, step.index, comm.rank)), flag])
         maps = (yield AllGatherLists(mine=places, counts=[places.numel()] * n, kind="indices")).view(n, -1)
         wires = (yield AllGatherLists(mine=wire, counts=[wire.numel()] * n, kind="values")).view(n, -1)
         gathered: _Gathered = yield Once(work=lambda: self._decoded(maps, wires, count, span, parts.dtype))
@@ -129,7 +130,7 @@ class FFTReducer(Transforming):
     def _decoded(self, maps: Tensor, wires: Tensor, count: int, span: int, dtype: torch.dtype) -> _Gathered:
         """Return the bins of all ranks, ``count`` of ``span`` each, from their messages (world_size, bytes)."""
         indices = [self.indices.decode(blob, count, span) for blob in maps]
-        values = [self.codec.decode(blob[:-1], 2 * count, dtype) for blob in wires]
+        values = [coding.decode(self.codec, blob[:-1], 2 * count, dtype) for blob in wires]
         bins = [Bins(i, complex_bins(v)) for i, v in zip(indices, values, strict=True)]
         chosen = torch.zeros(span, dtype=torch.bool, device=maps.device)
         for part in bins:

@@ -51,7 +51,7 @@ class TernGrad(Codec):
             raise ValueError(f"clip of {self.name} must be positive, got {self.clip}")
 
     @property
-    def diverges_with_feedback(self) -> bool:  # type: ignore[override]  # depends on the rule
+    def diverges_with_feedback(self) -> bool:
         """Whether a residual would grow."""
         return self.rule == "published"
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from tests.interpreted import serving_the_cpu  # isort: skip  # before what imports triton
 
 import micro
+from experiments.benchmarks.gpu.checks import coded
 from micro import ErrorFeedback, kernels
-from micro.codecs import agreeing, fused
-from micro.codecs.fused import FusedCodec
+from micro.codecs.base import Codec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.sign import Sign
 from micro.kernels import reference, table
-from micro.kernels.triton import absorbing, checking, codes, decoding, scanning
+from micro.kernels.triton import absorbing, checking, codes, scanning
 from tests.operations import CASES, KINDS, assert_same, vector
 from tests.products import grid
 
@@ -57,22 +57,7 @@ def test_largest_is_exact_whatever_the_sample_says(make: object, k: int, monkeyp
 
 def test_codes_have_no_kernels_for_blocks_that_do_not_fill_whole_bytes_or_tiles() -> None:
     for block in (8, 100, 4096):
-        assert agreeing.pairs(Sign(block=block), vector("normal", 50), torch.device("cpu"), codes) == []
-
-
-@pytest.mark.parametrize("codec", [Half(), BFloat16(), Int8(), Sign()])
-def test_a_codec_is_served_on_a_device_where_its_kernels_agree_with_torch(codec: FusedCodec) -> None:
-    device = torch.device("cpu")  # the interpreter runs what a GPU would
-    agreeing.agrees.cache_clear()
-    assert agreeing.agrees(codec, device)
-    agreeing.agrees.cache_clear()
-    decode = decoding.decode
-    with (
-        patch.object(decoding, "decode", lambda *args, **more: decode(*args, **more) if args[3].mul_(2) is None else 0),
-        pytest.warns(UserWarning, match=f"codec {codec.name} on cpu"),
-    ):
-        assert not agreeing.agrees(codec, device)
-    agreeing.agrees.cache_clear()
+        assert not codes.serves(Sign(block=block).code)
 
 
 @pytest.fixture
@@ -80,6 +65,13 @@ def cpu_as_gpu() -> Iterator[None]:
     """Let the kernels serve tensors of the CPU; what checks a device has a test of its own."""
     with serving_the_cpu():
         yield
+
+
+@pytest.mark.usefixtures("cpu_as_gpu")
+@pytest.mark.parametrize("codec", [Half(), BFloat16(), Int8(), Sign()])
+def test_codes_are_those_of_torch(codec: Codec) -> None:
+    for one, other in coded(codec, torch.device("cpu")):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.usefixtures("cpu_as_gpu")
@@ -122,14 +114,12 @@ def test_a_device_on_which_no_kernel_runs_is_named_once_and_served_by_torch() ->
 
 
 @pytest.mark.usefixtures("cpu_as_gpu")
-def test_a_device_and_a_codec_are_checked_before_the_first_step() -> None:
+def test_a_device_is_checked_before_the_first_step() -> None:
     checked: list[torch.device] = []
     kernels.prepare.cache_clear()
-    reducer = micro.SparseReducer(micro.Everything(), 1.0, codec=Int8())
-    with patch.object(checking, "check", checked.append), patch.object(fused, "serving") as serving:
-        micro.Simulation(reducer, micro.Layout.flat(50), 1).close()
+    with patch.object(checking, "check", checked.append):
+        micro.Simulation(micro.SparseReducer(micro.TopK(), 0.1), micro.Layout.flat(50), 1).close()
     assert checked == [torch.device("cpu")]
-    serving.assert_called_once()
     kernels.prepare.cache_clear()
 
 

@@ -24,7 +24,7 @@ def serves(code: Code) -> bool:
 def encode(
     code: Code, values: Tensor, wire: Tensor, rest: Tensor | None = None, grad: Tensor | None = None
 ) -> int | None:
-    """Make a message; see `micro.codecs.base.Codec.encode_into_`, also for what is returned."""
+    """Make a message; see `micro.codecs.coding.encode_`, also for what is returned."""
     x = values.detach()
     first_bad = None if grad is None else index_of(absorb_(x, grad), x.numel())
     message = torch.empty_like(wire) if wire.storage_offset() % 4 else wire

@@ -1,0 +1,185 @@
+"""Values encoded and decoded as exchanges need it: in one pass by compiled loops where they serve, else in torch.
+
+The bits are the same, but for means of a number of messages that is no power of two, which a GPU divides in another
+way.
+"""
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from micro import kernels
+from micro.codecs.base import Codec, Key
+from micro.codecs.messages import Messages
+from micro.health import Finite, all_finite, index_of
+from micro.kernels.reference import first_nonfinite
+
+
+def encode(codec: Codec, values: Tensor, key: Key) -> Tensor:
+    """Return ``values`` (count,) as they travel, which may be none; see Codec."""
+    if not values.numel():
+        return values.new_empty(0, dtype=torch.uint8)
+    loops = _loops(codec, values)
+    if loops is None:
+        return codec.encode(values, key)
+    wire = torch.empty(codec.num_bytes(values.numel(), values.dtype), dtype=torch.uint8, device=values.device)
+    loops.encode(codec.code, values, wire)
+    return wire
+
+
+def decode(codec: Codec, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Return the ``count`` values of a message, which may be none; see Codec."""
+    if not count:
+        return wire.new_empty(0, dtype=dtype)
+    values = None if codec.code is None else torch.empty(count, dtype=dtype, device=wire.device)
+    loops = _loops(codec, values)
+    if loops is None or values is None:
+        return codec.decode(wire, count, dtype)
+    loops.decode(codec.code, wire[None], values)
+    return values
+
+
+def encode_(
+    codec: Codec, values: Tensor, key: Key, wire: Tensor, rest: Tensor | None = None, *, grad: Tensor | None = None
+) -> int | None:
+    """Fill ``wire`` (num_bytes,) with the message of ``values``, and ``rest`` with what that leaves of them.
+
+    Args:
+        rest: (count,) becomes ``values - decoded``; it may be the values' own memory.
+        grad: (count,) is added to the values first, as `micro.kernels.absorb_` does; it is used up.
+
+    Returns:
+        the index of the first sum with the gradient that is not finite or too large, None where there is none.
+    """
+    loops = _loops(codec, values, rest)
+    first_bad, grad = _to_add(codec if loops else None, values, grad)
+    if loops is not None:
+        found: int | None = loops.encode(codec.code, values, wire, rest, grad)
+        return first_bad if grad is None else found
+    wire.copy_(encode(codec, values, key))
+    if rest is not None:
+        torch.sub(values, decode(codec, wire, values.numel(), values.dtype), out=rest)
+    return first_bad
+
+
+def decode_mean_(codec: Codec, wires: Tensor, values: Tensor, divisor: float = 1.0) -> Finite:
+    """Fill ``values`` (count,) with the sum of what R messages hold, in their order, divided by ``divisor``.
+
+    Args:
+        wires: (R, num_bytes or more) uint8.
+
+    Returns:
+        whether all of them are finite; on an accelerator the flag is there.
+    """
+    loops, count = _loops(codec, values), values.numel()
+    if loops is not None:
+        is_finite: Finite = loops.decode(codec.code, wires, values, divisor)
+        return is_finite
+    for row, wire in enumerate(wires[:, : codec.num_bytes(count, values.dtype)]):
+        decoded = decode(codec, wire, count, values.dtype)
+        values.copy_(decoded) if row == 0 else values.add_(decoded)
+    if divisor != 1:
+        values.div_(divisor)
+    return first_nonfinite(values) is None if values.device.type == "cpu" else torch.isfinite(values).all()
+
+
+def encode_mean_(
+    codec: Codec,
+    values: Tensor,
+    wires: Tensor,
+    key: Key,
+    wire: Tensor,
+    mean: Tensor,
+    rest: Tensor | None = None,
+    *,
+    grad: Tensor | None = None,
+) -> tuple[Finite, int | None]:
+    """Fill ``wire`` (num_bytes,) with the mean of the values and of what R messages hold.
+
+    Args:
+        values: (count,) have ``grad`` added, as in `encode_`.
+        wires: (R, num_bytes) uint8; R may be 0.
+        mean: (count,) becomes that mean as ``wire`` says it; it may be the gradient's memory, not the values'.
+        rest: (count,) becomes R + 1 times what the mean lost by that.
+
+    Returns:
+        whether ``mean`` is finite, and what `encode_` returns.
+    """
+    loops, n = _loops(codec, values, mean, rest), len(wires) + 1
+    is_one_pass = loops is not None and hasattr(loops, "encode_mean")  # on a CPU
+    first_bad, grad = _to_add(codec if is_one_pass else None, values, grad)
+    if loops is not None and is_one_pass:
+        is_finite, found = loops.encode_mean(codec.code, values, wires, wire, mean, rest, grad)
+        return is_finite, first_bad if grad is None else found
+    if len(wires):
+        decode_mean_(codec, wires, mean)
+        mean.add_(values).div_(n)
+    else:
+        mean.copy_(values)
+    encode_(codec, mean, key, wire, rest)
+    if rest is not None:
+        rest.mul_(n)
+    return decode_mean_(codec, wire[None], mean), first_bad
+
+
+def encode_others_(
+    codec: Codec,
+    values: Tensor,
+    key: Key,
+    wire: Tensor,
+    messages: Messages,
+    own: int,
+    rest: Tensor | None = None,
+    *,
+    grad: Tensor | None = None,
+) -> int | None:
+    """Encode all parts of the values but ``own``, each by itself; see `encode_`.
+
+    Args:
+        key: that of a part has the part's number at its end.
+        wire: becomes their messages, one after the other, without one of ``own``.
+    """
+    loops = _loops_of_parts(codec, messages, values, rest, grad)
+    if loops is not None:
+        first_bad: int | None = loops.encode_parts(codec.code, values, wire, messages, own, rest, grad)
+        return first_bad
+    bads = []
+    for place, part, message in messages.others(own, has_own=False):
+        left, added = (None if vector is None else vector[part] for vector in (rest, grad))
+        bad = encode_(codec, values[part], (*key, place), wire[message], left, grad=added)
+        bads += [] if bad is None else [part.start + bad]
+    return min(bads, default=None)
+
+
+def decode_others_(codec: Codec, wires: Tensor, messages: Messages, own: int, values: Tensor) -> Finite:
+    """Fill all parts of ``values`` but ``own`` with what ``wires``, the messages of all parts, hold.
+
+    Returns:
+        whether all that was filled is finite; on an accelerator the flag is there.
+    """
+    loops = _loops_of_parts(codec, messages, values)
+    if loops is not None:
+        is_finite: bool = loops.decode_parts(codec.code, wires, messages, own, values)
+        return is_finite
+    parts = messages.others(own, has_own=True)
+    return all_finite([decode_mean_(codec, wires[None, wire], values[part]) for _, part, wire in parts])
+
+
+def _loops(codec: Codec, *vectors: Tensor | None) -> ModuleType | None:
+    """Return the module that codes these vectors, `micro.kernels.codes` or what has its names on a GPU, or None."""
+    given = [vector for vector in vectors if vector is not None]
+    return kernels.codes_for(codec.code, *given) if given and given[0].numel() else None
+
+
+def _loops_of_parts(codec: Codec, messages: Messages, *vectors: Tensor | None) -> ModuleType | None:
+    """Return the module that codes all parts of these vectors in one call, on a CPU; None: part by part."""
+    loops = _loops(codec, *vectors)
+    return loops if loops is not None and hasattr(loops, "are_short") and loops.are_short(messages) else None
+
+
+def _to_add(codec: Codec | None, values: Tensor, grad: Tensor | None) -> tuple[int | None, Tensor | None]:
+    """Return the gradient if loops add it on their way; else add it, and return the index of its first bad sum."""
+    if grad is None or (codec is not None and _loops(codec, grad) is not None):
+        return None, grad
+    return index_of(kernels.absorb_(values, grad), values.numel()), None
