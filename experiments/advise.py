@@ -22,7 +22,7 @@ from experiments.studies.advice.evidence import LEVELS, load_evidence
 from experiments.studies.advice.files import report, write
 from experiments.studies.advice.prediction import Setting, predict
 from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
-from experiments.studies.simulated_steps.network_choices import load_measured
+from experiments.studies.simulated_steps.networks import load_measured
 from micro.planning.traces import Trace
 
 TRACE = Path("results/published/traces/resnet18.json")

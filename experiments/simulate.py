@@ -24,7 +24,7 @@ from experiments.config.option_types import comma_list, to_density, to_path, to_
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.studies.simulated_steps.files import write
 from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
-from experiments.studies.simulated_steps.network_choices import ALGORITHMS, INTRA, RANKS_PER_NODE
+from experiments.studies.simulated_steps.networks import ALGORITHMS, INTRA, RANKS_PER_NODE
 from experiments.studies.simulated_steps.questions import compute
 from experiments.studies.simulated_steps.settings import (
     METHODS,

@@ -12,8 +12,8 @@ from experiments.studies.advice.evidence import Evidence, load_evidence
 from experiments.studies.advice.files import describe
 from experiments.studies.advice.prediction import Setting, predict
 from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S
-from experiments.studies.simulated_steps.network_choices import load_measured
-from micro.planning.collectives import Link
+from experiments.studies.simulated_steps.networks import load_measured
+from micro.planning.costs import Link
 from micro.planning.traces import Trace
 
 TRACE = ROOT / "results/published/traces/resnet18.json"

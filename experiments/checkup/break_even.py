@@ -8,7 +8,7 @@ import micro
 from experiments.checkup.findings import Finding
 from experiments.checkup.pair import WORLD_SIZE, Measured
 from micro.planning import costs
-from micro.planning.collectives import Link
+from micro.planning.costs import Link
 from micro.planning.tables import Curve
 from micro.planning.volumes import calls_of
 

@@ -13,8 +13,7 @@ from experiments.config.schema import TrainConfig
 from micro.comm import Comm
 from micro.objects import gather_objects
 from micro.planning.schedules.base import Plan
-from micro.planning.schedules.ddp import Ddp
-from micro.planning.schedules.single import Single
+from micro.planning.schedules.by_size import Ddp, Single
 from micro.planning.tables import LinkTable, SelectTable
 from micro.planning.traces import Trace
 

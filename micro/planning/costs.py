@@ -1,12 +1,48 @@
-"""Networks as cost models: how long each collective takes among a number of ranks that reach each other alike."""
+"""What collectives take: messages one after the other, bytes sent and bytes added, over the links of a network.
 
-from collections.abc import Iterable
+alpha is seconds per message, beta seconds per byte sent, gamma seconds per byte added. m is the bytes of a whole
+vector, n the number of ranks. A rank sends one message at a time and receives one. An all-reduce of m bytes:
+
+    ring                 2 (n-1) alpha    2 (n-1)/n beta + (n-1)/n gamma
+    halving_doubling     2 log2 n alpha   2 (n-1)/n beta + (n-1)/n gamma
+    double_tree          2 log2 n alpha   2 beta + gamma; as published: beta + gamma
+    binary_tree          2 log2 n alpha   log2 n (2 beta + gamma)
+    recursive_doubling   log2 n alpha     log2 n (beta + gamma)
+
+Source: Shi et al., MG-WFBP, TPDS 2021, arXiv 1912.09268, its table of all-reduce algorithms. Differences: its slope of
+double binary trees, beta + gamma, is below what any all-reduce needs from three ranks on, 2 (n-1)/n beta; that one is
+PUBLISHED_TREE here. Numbers of ranks that are no power of two take as many rounds as the next power; what folding in
+the ranks left over adds beyond that is left out.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import NamedTuple, Protocol
 
-from micro.operations import OPS, Op
-from micro.parts import Rule
-from micro.planning.collectives import ALL_REDUCE, OTHERS, PUBLISHED, Algorithm, Link
+from micro.operations import Op
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What it costs to send a message from one rank to another.
+
+    Attributes:
+        alpha_s: seconds per message, whatever its length.
+        beta_s: seconds per byte sent.
+        gamma_s: seconds per byte to add what was received.
+
+    Raises:
+        ValueError: one of them is negative.
+    """
+
+    alpha_s: float
+    beta_s: float
+    gamma_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("alpha_s", "beta_s", "gamma_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} of a link must not be negative, got {getattr(self, name)}")
 
 
 class Network(Protocol):
@@ -20,80 +56,82 @@ class Network(Protocol):
         """Return the seconds of one collective; sizes are counted as in micro.planning.tables.LinkTable."""
 
 
+class Work(NamedTuple):
+    """What a collective takes of a link: messages in turn, and bytes sent and added per byte of its size."""
+
+    messages: float
+    sent: float
+    added: float
+
+
+def rounds(n: int) -> int:
+    """Return ceil(log2 n)."""
+    return (n - 1).bit_length()
+
+
+ALL_REDUCE: Mapping[str, Callable[[int], Work]] = {
+    "ring": lambda n: Work(2 * (n - 1), 2 * (n - 1) / n, (n - 1) / n),
+    "halving_doubling": lambda n: Work(2 * rounds(n), 2 * (n - 1) / n, (n - 1) / n),
+    "double_tree": lambda n: Work(2 * rounds(n), 2, 1),
+    "binary_tree": lambda n: Work(2 * rounds(n), 2 * rounds(n), rounds(n)),
+    "recursive_doubling": lambda n: Work(rounds(n), rounds(n), rounds(n)),
+}
+ALGORITHMS = tuple(ALL_REDUCE)
+PUBLISHED_TREE = "double_tree_published"
+
+
+def work_of(op: Op, n: int, algorithm: str) -> Work:
+    """Return what a collective of n ranks takes of each link, where the all-reduce is by ``algorithm``.
+
+    All-gathers are by ring, or in log2 n rounds (Bruck) with any other algorithm. A broadcast is a scatter, then an
+    all-gather; down one tree with binary_tree and recursive_doubling. What is scattered is sent pairwise.
+    """
+    if op == "all_reduce":
+        return Work(2 * rounds(n), 1, 1) if algorithm == PUBLISHED_TREE else ALL_REDUCE[algorithm](n)
+    if op == "scatter":
+        return Work(n - 1, 1, 0)
+    if op == "broadcast" and algorithm in ("binary_tree", "recursive_doubling"):
+        return Work(rounds(n), rounds(n), 0)
+    gathering = n - 1 if algorithm == "ring" else rounds(n)
+    if op == "broadcast":
+        return Work(rounds(n) + gathering, 2 * (n - 1) / n, 0)
+    return Work(gathering, n - 1, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Flat:
     """Ranks that reach each other over equal links.
 
-    The algorithm of the all-reduce decides how the other operations are done: all-gather and broadcast (a scatter, then
-    an all-gather) by ring, or in log2 n rounds (Bruck) with any other algorithm; broadcast down one tree with
-    binary_tree and recursive_doubling; lists and scatter always pairwise, as Comm sends them.
-
     Attributes:
         link: between any two ranks.
         world_size: number of ranks; one rank alone takes no time.
-        algorithm: of the all-reduce.
-        rule: 'published', double trees as their paper has them: see micro.planning.collectives.
+        algorithm: of the all-reduce, one of ALGORITHMS or PUBLISHED_TREE; see `work_of`.
 
     Raises:
-        ValueError: no such algorithm or rule, 'published' without double trees, or no ranks.
+        ValueError: no such algorithm, or no ranks.
     """
 
     link: Link
     world_size: int
-    algorithm: Algorithm = "ring"
-    rule: Rule = "repaired"
+    algorithm: str = "ring"
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {self.world_size}")
-        if self.algorithm not in get_args(Algorithm):
-            raise ValueError(f"algorithm must be one of {', '.join(get_args(Algorithm))}, got '{self.algorithm}'")
-        if self.rule not in get_args(Rule):
-            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got '{self.rule}'")
-        if self.rule == "published" and self.algorithm != "double_tree":
-            raise ValueError(f"rule published is for double_tree, got algorithm '{self.algorithm}': leave rule out")
-
-    def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective; see Network."""
-        if op not in OPS:
-            raise ValueError(f"op must be one of {', '.join(OPS)}, got '{op}'")
-        if self.world_size == 1:
-            return 0.0
-        if op == "all_reduce":
-            forms = PUBLISHED if self.rule == "published" else ALL_REDUCE
-            return forms[self.algorithm](self.link, self.world_size, num_bytes)
-        return OTHERS[op](self.link, self.world_size, num_bytes, self.algorithm)
-
-
-@dataclass(frozen=True, slots=True)
-class Affine:
-    """An all-reduce of a + b m seconds, as papers fit it for one number of ranks.
-
-    Other operations are computed from the link on which an all-reduce by ``algorithm`` would fit these numbers.
-
-    Attributes:
-        alpha_s, beta_s: a in seconds, b in seconds per byte.
-        world_size: number of ranks of the fit.
-    """
-
-    alpha_s: float
-    beta_s: float
-    world_size: int
-    algorithm: Algorithm = "ring"
+        if self.algorithm not in (*ALGORITHMS, PUBLISHED_TREE):
+            raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got '{self.algorithm}'")
 
     def seconds(self, op: Op, num_bytes: float) -> float:
         """Return the seconds of one collective; see Network."""
         if self.world_size == 1:
             return 0.0
-        if op == "all_reduce":
-            return self.alpha_s + self.beta_s * num_bytes
-        link = scaled(self.alpha_s, self.beta_s, self.world_size, self.algorithm)
-        return Flat(link, self.world_size, self.algorithm).seconds(op, num_bytes)
+        link, work = self.link, work_of(op, self.world_size, self.algorithm)
+        return work.messages * link.alpha_s + num_bytes * (work.sent * link.beta_s + work.added * link.gamma_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """For each call the fastest of several networks, like a library that chooses its algorithm by the size."""
+    """For each call the fastest of several networks of the same ranks, like a library that chooses by the size."""
 
     networks: tuple[Network, ...]
 
@@ -107,54 +145,23 @@ class Best:
         return min(network.seconds(op, num_bytes) for network in self.networks)
 
 
-def best_of(networks: Iterable[Network]) -> Best:
-    """Return the network that is, call by call, the fastest of ``networks``.
-
-    Raises:
-        ValueError: none are given, or they differ in their number of ranks.
-    """
-    given = tuple(networks)
-    if len({network.world_size for network in given}) != 1:
-        sizes = ", ".join(str(network.world_size) for network in given) or "none"
-        raise ValueError(f"networks to choose from must have one world_size, got {sizes}")
-    return Best(given)
-
-
-def scaled(
-    alpha_s: float,
-    beta_s: float,
-    fitted_at: int,
-    algorithm: Algorithm = "ring",
-    *,
-    op: Op = "all_reduce",
-    rule: Rule = "repaired",
-) -> Link:
+def scaled(alpha_s: float, beta_s: float, fitted_at: int, algorithm: str = "ring", *, op: Op = "all_reduce") -> Link:
     """Return the link on which ``fitted_at`` ranks take alpha_s + beta_s * bytes, to extend a fit to any number.
 
     gamma is 0: the cost of adding is part of beta.
 
     Args:
+        fitted_at: two ranks or more.
         op: what was fitted; sizes as in micro.planning.tables.LinkTable.
-
-    Raises:
-        ValueError: fewer than two ranks, which send nothing.
     """
-    if fitted_at < 2:
-        raise ValueError(f"fitted_at must be at least 2 ranks, got {fitted_at}")
-    messages = Flat(Link(1.0, 0.0), fitted_at, algorithm, rule).seconds(op, 1.0)
-    bytes_sent = Flat(Link(0.0, 1.0), fitted_at, algorithm, rule).seconds(op, 1.0)
-    return Link(alpha_s / messages, beta_s / bytes_sent)
+    work = work_of(op, fitted_at, algorithm)
+    return Link(alpha_s / work.messages, beta_s / work.sent)
 
 
 def gather_part(network: Network, num_bytes: float) -> float:
     """Return the seconds of an all-reduce's second half: every rank has the sum of its part, and all gather the parts.
 
-    With `reduce_part` it makes up the all-reduce; exactly, where that is by ring or by halving and doubling.
+    Exactly, where the all-reduce is by ring or by halving and doubling.
     """
     whole = network.seconds("all_reduce", num_bytes)
     return min(whole, network.seconds("gather_rows", num_bytes / network.world_size))
-
-
-def reduce_part(network: Network, num_bytes: float) -> float:
-    """Return the seconds of an all-reduce's first half: every rank gets the sum of its part."""
-    return network.seconds("all_reduce", num_bytes) - gather_part(network, num_bytes)

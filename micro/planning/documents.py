@@ -1,11 +1,15 @@
-"""Files of measurements: one JSON document each, whose every field is checked when it is read."""
+"""Files of measurements and plans: one JSON document each, read into a dataclass by the types of its fields."""
 
 import json
-import math
 import os
-from dataclasses import MISSING, Field, asdict, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
+
+MOST = 1e100  # a number beyond it is none that was measured
 
 
 class BadFile(ValueError):
@@ -13,7 +17,7 @@ class BadFile(ValueError):
 
 
 class Document:
-    """Data that is kept as one JSON document with a ``format`` that names its kind and version."""
+    """A dataclass that is kept as one JSON document with a ``format`` that names its kind and version."""
 
     format: ClassVar[str]
 
@@ -31,7 +35,7 @@ class Document:
         """Read a file that ``save`` wrote, or that was written by hand.
 
         Raises:
-            BadFile: it cannot be read, is of another kind, or a field is missing, foreign or out of its range.
+            BadFile: it cannot be read, is of another kind, or a field is missing, unknown or out of its range.
         """
         try:
             found = json.loads(path.read_text())
@@ -39,63 +43,67 @@ class Document:
             raise BadFile(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
             raise BadFile(f"{path} is not JSON: {error}") from None
+        kind = found.pop("format", None) if isinstance(found, dict) else type(found).__name__
+        if kind != cls.format:
+            raise BadFile(f"{path}: format must be '{cls.format}', got '{kind}'")
         try:
-            return cls.parse(found)
+            document: Self = read_as(cls, found)
         except ValueError as error:
             raise BadFile(f"{path}: {error}") from None
-
-    @classmethod
-    def parse(cls, found: object) -> Self:
-        """Return what a JSON document describes.
-
-        Raises:
-            ValueError: it is of another kind, or a field is missing, foreign or out of its range.
-        """
-        if not isinstance(found, dict) or found.get("format") != cls.format:
-            given = found.get("format") if isinstance(found, dict) else type(found).__name__
-            raise ValueError(f"format must be '{cls.format}', got '{given}'")
-        return cls._from(checked_fields(cls, {key: value for key, value in found.items() if key != "format"}))
-
-    @classmethod
-    def _from(cls, values: dict[str, Any]) -> Self:
-        return cls(**values)
+        return document
 
 
-def checked_fields(cls: type, found: object, where: str = "") -> dict[str, Any]:
-    """Return ``found`` if it is a mapping of the fields of ``cls``, with all that have no default; else ValueError."""
-    if not isinstance(found, dict):
-        raise ValueError(f"{where}must be a mapping, got {type(found).__name__}")
-    known = {item.name: item for item in fields(cls)}
-    foreign = [key for key in found if key not in known]
-    if foreign:
-        raise ValueError(f"{where}'{foreign[0]}' is not a field, which are {', '.join(known)}")
-    needed = [name for name, item in known.items() if _is_needed(item)]
-    missing = [name for name in needed if name not in found]
-    if missing:
-        raise ValueError(f"{where}'{missing[0]}' is missing")
+def read_as(kind: Any, found: object, where: str = "") -> Any:
+    """Return a value of a JSON or yaml document as ``kind``: a dataclass, a tuple, a mapping, a number or a text.
+
+    Every number must be at least 0, and finite. A dataclass checks what else it needs when it is made.
+
+    Args:
+        where: the place in the document, for the error.
+
+    Raises:
+        ValueError: the value is of another kind or out of its range; the line names the place.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        (kind,) = (each for each in inner if each is not NoneType)
+        return None if found is None else read_as(kind, found, where)
+    if is_dataclass(kind):
+        return _dataclass(kind, found, where)  # type: ignore[arg-type]
+    if origin is tuple:
+        rows = _of_type(list, "a list", found, where)
+        return tuple(read_as(inner[0], row, f"{where}[{place}]") for place, row in enumerate(rows))
+    if origin is Mapping:
+        items = _of_type(dict, "a mapping", found, where).items()
+        return {name: read_as(inner[1], value, f"{where}.{name}") for name, value in items}
+    if kind is str:
+        return _of_type(str, "a text", found, where)
+    of_kind = isinstance(found, int if kind is int else (int, float)) and not isinstance(found, bool)
+    if not (of_kind and 0 <= found < MOST):  # type: ignore[operator]
+        raise ValueError(f"{where} must be a {'whole ' if kind is int else ''}number of at least 0, got {found!r}")
     return found
 
 
-def _is_needed(item: Field[Any]) -> bool:
-    return item.default is MISSING and item.default_factory is MISSING
+def _dataclass(kind: type, found: object, where: str) -> Any:
+    values = _of_type(dict, "a mapping", found, where or "the document")
+    before, known = where and f"{where}: ", {field.name: field for field in fields(kind)}
+    for name in values:
+        if name not in known:
+            close = get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise ValueError(f"{before}'{name}' is not a field, which are {', '.join(known)}{hint}")
+    for name, field in known.items():
+        if name not in values and field.init and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{before}'{name}' is missing")
+    types, inside = get_type_hints(kind), where and f"{where}."
+    read = {n: read_as(types[n], v, f"{inside}{n}") for n, v in values.items() if known[n].init}
+    try:
+        return kind(**read)
+    except ValueError as error:
+        raise ValueError(f"{before}{error}") from None
 
 
-def mapping(name: str, values: dict[str, Any]) -> dict[Any, Any]:
-    """Return ``values[name]``, which must be a mapping; else ValueError."""
-    if not isinstance(values[name], dict):
-        raise ValueError(f"{name} must be a mapping, got {type(values[name]).__name__}")
-    found: dict[Any, Any] = values[name]
+def _of_type(kind: type, name: str, found: object, where: str) -> Any:
+    if not isinstance(found, kind):
+        raise ValueError(f"{where} must be {name}, got {type(found).__name__} {found!r:.80}")
     return found
-
-
-def check_number(name: str, value: object, *, lowest: float) -> None:
-    """Raise ValueError unless ``value`` is a finite number of at least ``lowest``."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= lowest
-    if not good:
-        raise ValueError(f"{name} must be a number of at least {lowest:g}, got {value!r}")
-
-
-def check_whole(name: str, value: object, *, lowest: int) -> None:
-    """Raise ValueError unless ``value`` is an integer of at least ``lowest``."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-        raise ValueError(f"{name} must be a whole number of at least {lowest}, got {value!r}")

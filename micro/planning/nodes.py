@@ -5,40 +5,16 @@ levels (micro.TwoLevel) call is the same on both: collectives of the ranks of a 
 ranks_per_node of which run side by side and share the node's interfaces.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
-from micro.operations import OPS, Op, bytes_sent
-from micro.planning.collectives import Algorithm, Link, rounds
-from micro.planning.costs import Flat, Network
+from micro.operations import Op, bytes_sent
+from micro.planning.costs import Flat, Link, Network, rounds
 from micro.planning.volumes import Calls, Volume
 
 
-@runtime_checkable
-class NodeNetwork(Network, Protocol):
-    """A cost model of ranks in nodes."""
-
-    @property
-    def ranks_per_node(self) -> int:
-        """Ranks of a node."""
-
-    @property
-    def within(self) -> Network:
-        """The ranks of one node."""
-
-    @property
-    def between(self) -> Network:
-        """The ranks of one place in all nodes, while those of all other places call the same."""
-
-    def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
-        """Return the bytes that a rank sends within its node and to other nodes in a collective of all ranks.
-
-        Both are means over the ranks.
-        """
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Nodes:
+class NodeNetwork(ABC):
     """Nodes of several ranks each.
 
     Attributes:
@@ -49,7 +25,7 @@ class _Nodes:
         algorithm: across nodes.
 
     Raises:
-        ValueError: a number out of range, or no such algorithm.
+        ValueError: rails out of range, no ranks, or no such algorithm.
     """
 
     intra: Link
@@ -57,15 +33,23 @@ class _Nodes:
     ranks_per_node: int
     num_nodes: int
     rails: int = 1
-    algorithm: Algorithm = "ring"
+    algorithm: str = "ring"
 
     def __post_init__(self) -> None:
-        for name in ("ranks_per_node", "num_nodes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 1 <= self.rails <= self.ranks_per_node:
             raise ValueError(f"rails must be in [1, {self.ranks_per_node}], the ranks of a node, got {self.rails}")
-        _ = self.between
+        _ = self.within, self.between  # check the other fields
+
+    @abstractmethod
+    def seconds(self, op: Op, num_bytes: float) -> float:
+        """Return the seconds of one collective of all ranks; see Network."""
+
+    @abstractmethod
+    def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
+        """Return the bytes that a rank sends within its node and to other nodes in a collective of all ranks.
+
+        Both are means over the ranks.
+        """
 
     @property
     def world_size(self) -> int:
@@ -80,28 +64,18 @@ class _Nodes:
     @property
     def between(self) -> Flat:
         """The ranks of one place in all nodes: each has its part of the node's interfaces."""
-        shared = self.inter.beta_s * self.ranks_per_node / self.rails
-        return Flat(Link(self.inter.alpha_s, shared, self.inter.gamma_s), self.num_nodes, self.algorithm)
+        link = replace(self.inter, beta_s=self.inter.beta_s * self.ranks_per_node / self.rails)
+        return Flat(link, self.num_nodes, self.algorithm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hierarchical(_Nodes):
+class Hierarchical(NodeNetwork):
     """Nodes of several ranks each: data that must leave a node leaves it once.
 
     An all-reduce is a reduce-scatter in the node, all-reduces of equal parts across nodes, an all-gather in the node;
     all other operations are divided in the same way: each rank of a node talks to the ranks of the same local rank in
     other nodes. So every operation has a part within the node and a part across nodes, and the ranks of a node share
-    its rails.
-
-    Attributes:
-        intra: within a node, by ring.
-        inter: across nodes; beta_s is of one rail.
-        ranks_per_node, num_nodes: at least 1.
-        rails: network interfaces of a node that carry traffic side by side, at most one for each rank.
-        algorithm: across nodes.
-
-    Raises:
-        ValueError: a number out of range, or no such algorithm.
+    its rails. What a scatter sends to other nodes is sent within the node first, where it changes its place.
     """
 
     def seconds(self, op: Op, num_bytes: float) -> float:
@@ -110,10 +84,7 @@ class Hierarchical(_Nodes):
         return self.within.seconds(op, within * num_bytes) + self._across.seconds(op, across * num_bytes)
 
     def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
-        """Return the bytes within the node and to other nodes; see NodeNetwork.
-
-        What a scatter sends to other nodes is sent within the node first, where it changes its place.
-        """
+        """Return the bytes within the node and to other nodes; see NodeNetwork."""
         within, across = self._shares(op)
         leaving = bytes_sent(op, across * num_bytes, self.num_nodes) / self.ranks_per_node
         return bytes_sent(op, within * num_bytes, self.ranks_per_node), leaving
@@ -136,40 +107,28 @@ class Hierarchical(_Nodes):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlatOnNodes(_Nodes):
+class FlatOnNodes(NodeNetwork):
     """Nodes of several ranks each, whose collectives know nothing of nodes.
 
     All-reduce, both gathers and the second half of a broadcast go by a ring in the order of ranks: of every step, the
     message between nodes is the slowest where the link between nodes is. What is scattered is sent pairwise: a rank's
     messages to other nodes share the node's interfaces with those of all its ranks. Comm sends lists so too where
-    their lengths differ much, which these costs leave out.
-
-    Attributes:
-        intra: within a node.
-        inter: across nodes; beta_s is of one rail.
-        ranks_per_node, num_nodes: at least 1.
-        rails: network interfaces of a node that carry traffic side by side, at most one for each rank.
-        algorithm: between nodes, for ranks of two levels.
-
-    Raises:
-        ValueError: a number out of range, or no such algorithm.
+    their lengths differ much, which these costs leave out. ``algorithm`` is that of ranks of two levels alone.
     """
 
     def seconds(self, op: Op, num_bytes: float) -> float:
         """Return the seconds of one collective; see Network."""
-        if op not in OPS:
-            raise ValueError(f"op must be one of {', '.join(OPS)}, got '{op}'")
         if self.num_nodes == 1:
             return self.within.seconds(op, num_bytes)
         n = self.world_size
         if op == "all_reduce":
             added = (n - 1) / n * num_bytes * max(self.intra.gamma_s, self.inter.gamma_s)
             return 2 * (n - 1) * self._step_s(num_bytes / n) + added
-        if op in ("gather_rows", "gather_lists"):
-            return (n - 1) * self._step_s(num_bytes)
         if op == "broadcast":
             return self._scattered_s(num_bytes) + (n - 1) * self._step_s(num_bytes / n)
-        return self._pairwise_s(num_bytes / (n - 1))
+        if op == "scatter":
+            return self._pairwise_s(num_bytes / (n - 1))
+        return (n - 1) * self._step_s(num_bytes)
 
     def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
         """Return the bytes within the node and to other nodes; see NodeNetwork."""
@@ -199,10 +158,9 @@ class FlatOnNodes(_Nodes):
 
     def _pairwise_s(self, num_bytes: float) -> float:
         """Return the seconds in which every rank sends so many bytes to each other rank, one after the other."""
-        local = self.ranks_per_node
-        shared = self.inter.beta_s * local / self.rails
+        local, between = self.ranks_per_node, self.between.link
         within = (local - 1) * (self.intra.alpha_s + num_bytes * self.intra.beta_s)
-        return within + (self.world_size - local) * (self.inter.alpha_s + num_bytes * shared)
+        return within + (self.world_size - local) * (between.alpha_s + num_bytes * between.beta_s)
 
 
 def seconds_of(volume: Volume, network: Network) -> float:
@@ -220,13 +178,7 @@ def seconds_of(volume: Volume, network: Network) -> float:
 
 
 def level_bytes(volume: Volume, network: NodeNetwork) -> tuple[float, float]:
-    """Return the bytes of a bucket that a rank sends within its node and to other nodes, as means over the ranks.
-
-    Raises:
-        ValueError: nodes of another size.
-    """
-    if volume.place_calls:
-        _checked(volume, network)
+    """Return the bytes of a bucket that a rank sends within its node and to other nodes, as means over the ranks."""
     of_all = [network.bytes_by_level(op, size) for op, size in volume.calls]
     within = volume.local_bytes + sum(local for local, _ in of_all)
     between = replace(volume, calls=()).between_bytes + sum(leaving for _, leaving in of_all)

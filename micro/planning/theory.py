@@ -68,11 +68,6 @@ def top_k_bound(shares: Tensor) -> Tensor:
     return (1 - shares) ** 2
 
 
-def top_k_delta(shares: Tensor) -> Tensor:
-    """Return the contraction delta = (2 k numel - k^2) / numel^2 of the bound: error <= 1 - delta."""
-    return shares * (2 - shares)
-
-
 def random_k_error(shares: Tensor) -> Tensor:
     """Return the expected error of keeping a random k, for any vector: 1 - share."""
     return 1 - shares

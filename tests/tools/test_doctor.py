@@ -17,7 +17,7 @@ from experiments.checkup.findings import Finding, section
 from experiments.checkup.pair import Measured
 from experiments.checkup.surroundings import datasets, disks, slurm, wandb
 from micro.planning import costs
-from micro.planning.collectives import Link
+from micro.planning.costs import Link
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]

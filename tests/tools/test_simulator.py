@@ -16,8 +16,7 @@ from experiments.studies.simulated_steps.published_gains import cluster_link, ra
 from experiments.studies.simulated_steps.step import Row, Way, simulate_step
 from experiments.studies.simulated_steps.trace_changes import as_published, by_layer, rescaled
 from experiments.training.schedule_problem import problem_of
-from micro.planning.collectives import Link
-from micro.planning.costs import Flat
+from micro.planning.costs import Flat, Link
 from micro.planning.nodes import FlatOnNodes
 from micro.planning.schedules.base import timeline
 from micro.planning.tables import Curve, LinkTable, SelectTable

@@ -12,7 +12,7 @@ from experiments.studies.simulated_steps.borders import crossing
 from experiments.studies.simulated_steps.method_choices import DENSE, methods_of
 from experiments.studies.simulated_steps.step import simulate_step
 from micro.planning import costs
-from micro.planning.collectives import Link
+from micro.planning.costs import Link
 from micro.planning.traces import Trace
 
 RATES = (1e7, 1e12)  # bits per second among which a border is looked for

@@ -8,7 +8,7 @@ from functools import cache
 from experiments.studies.simulated_steps.method_choices import DENSE, Methods
 from experiments.studies.simulated_steps.step import EXACT, Row, simulate_step
 from micro.planning import costs
-from micro.planning.collectives import Link
+from micro.planning.costs import Link
 from micro.planning.traces import Trace
 
 

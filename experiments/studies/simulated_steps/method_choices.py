@@ -8,7 +8,7 @@ from pathlib import Path
 import micro
 from experiments.config.errors import UserError
 from experiments.studies.methods import build_methods, known_methods, select_names
-from experiments.studies.simulated_steps.network_choices import load_measured
+from experiments.studies.simulated_steps.networks import load_measured
 from experiments.training.schedule_problem import Selection, problem_of
 from micro.planning.costs import Network
 from micro.planning.nodes import NodeNetwork

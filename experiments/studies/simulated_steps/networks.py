@@ -1,28 +1,34 @@
-"""The networks of conf/network, which papers and public code describe, scaled to any number of ranks."""
+"""The networks of a simulation: those of conf/network, scaled to any number of ranks, or a measured table."""
 
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TypeVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config.errors import UserError, one_line, suggestion
+from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
-from micro.parts import Rule
-from micro.planning.collectives import Algorithm, Link
-from micro.planning.costs import Flat, Network, scaled
-from micro.planning.nodes import FlatOnNodes, Hierarchical
+from micro.planning import costs
+from micro.planning.costs import Best, Flat, Link, Network, scaled
+from micro.planning.documents import BadFile, read_as
+from micro.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork
+from micro.planning.tables import LinkTable, SelectTable
+from micro.planning.traces import Trace
 
 FOLDER = CONF / "network"
-NodeAlgorithm = Literal["ring", "hierarchical"]
 FITTED = ("all_reduce", "all_gather")
+HIERARCHICAL, BEST = "hierarchical", "best"
+ALGORITHMS = (*costs.ALGORITHMS, HIERARCHICAL, BEST)
+INTRA, RANKS_PER_NODE = "v100_pcie", 8  # of nodes that --algorithm hierarchical asks for
+File = TypeVar("File", Trace, LinkTable, SelectTable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A collective of world_size ranks took alpha_s + beta_s * bytes seconds.
+    """A collective of world_size ranks, two or more, took alpha_s + beta_s * bytes seconds.
 
     Bytes are of the vector for an all-reduce, of what all ranks together contribute for an all-gather.
     """
@@ -32,9 +38,8 @@ class Fit:
     beta_s: float
 
     def __post_init__(self) -> None:
-        _check_least("world_size", self.world_size, 2)
-        _check_least("alpha_s", self.alpha_s, 0)
-        _check_least("beta_s", self.beta_s, 0)
+        if self.world_size < 2:
+            raise ValueError(f"world_size must be at least 2, got {self.world_size}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,31 +61,21 @@ class LinkValues:
     overhead: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("alpha_s", "beta_s", "gamma_s"):
-            _check_least(name, getattr(self, name), 0)
         for name in ("rate_bps", "overhead"):
             if getattr(self, name) == 0:
                 raise ValueError(f"{name} must be above 0, got 0")
-            _check_least(name, getattr(self, name), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeValues:
-    """The nodes that a network joins.
-
-    Attributes:
-        ranks_per_node: ranks of a node.
-        intra: name in conf/network of the network within a node.
-    """
+    """The nodes that a network joins: their ranks, and the name in conf/network of the network within a node."""
 
     ranks_per_node: int
     intra: str
 
     def __post_init__(self) -> None:
-        _check_least("ranks_per_node", self.ranks_per_node, 1)
-        if self.intra not in known_networks():
-            hint = suggestion(self.intra, known_networks())
-            raise ValueError(f"intra must be a name of conf/network, got '{self.intra}'{hint}")
+        if self.ranks_per_node < 1:
+            raise ValueError(f"ranks_per_node must be at least 1, got {self.ranks_per_node}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +103,7 @@ class NetworkPreset:
     nodes: NodeValues | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("fitted", FITTED), ("algorithm", get_args(Algorithm))):
+        for name, allowed in (("fitted", FITTED), ("algorithm", costs.ALGORITHMS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got '{getattr(self, name)}'")
         if bool(self.fits) == (self.link is not None):
@@ -117,21 +112,16 @@ class NetworkPreset:
         if sizes != sorted(set(sizes)):
             raise ValueError(f"world_size of fits must rise, got {', '.join(map(str, sizes))}")
 
-    def network(self, world_size: int, algorithm: str | None = None, *, rule: Rule = "repaired") -> Network:
+    def network(self, world_size: int, algorithm: str | None = None) -> Flat:
         """Return the costs of ``world_size`` ranks: exactly the fit where there is one for them, scaled from it else.
 
         Args:
             algorithm: of the all-reduce, that of the fit by default.
-            rule: see micro.planning.costs.Flat.
 
         Raises:
-            UserError: a value of the link is missing, no ranks, or no such algorithm.
+            UserError: a value of the link is missing.
         """
-        link = self.link_of(world_size)
-        try:
-            return Flat(link, world_size, algorithm or self.algorithm, rule)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise UserError(f"network {self.name}: {error}") from None
+        return Flat(self.link_of(world_size), world_size, algorithm or self.algorithm)
 
     def link_of(self, world_size: int) -> Link:
         """Return the link between two of ``world_size`` ranks, from the fit for the most ranks that are not more.
@@ -139,47 +129,35 @@ class NetworkPreset:
         Raises:
             UserError: a value of the link is missing.
         """
-        if self.link is not None:
-            return self._link_as_given(self.link)
-        fit = max((fit for fit in self.fits if fit.world_size <= world_size), key=_ranks, default=self.fits[0])
-        if self.fitted == "all_reduce":
-            return scaled(fit.alpha_s, fit.beta_s, fit.world_size, self.algorithm)  # type: ignore[arg-type]
-        beta_s = fit.beta_s * fit.world_size  # a byte of one rank is world_size bytes of all
-        return scaled(fit.alpha_s, beta_s, fit.world_size, self.algorithm, op="gather_rows")  # type: ignore[arg-type]
-
-    def _link_as_given(self, link: LinkValues) -> Link:
+        if self.link is None:
+            fit = [self.fits[0], *(fit for fit in self.fits if fit.world_size <= world_size)][-1]
+            if self.fitted == "all_reduce":
+                return scaled(fit.alpha_s, fit.beta_s, fit.world_size, self.algorithm)
+            beta_s = fit.beta_s * fit.world_size  # a byte of one rank is world_size bytes of all
+            return scaled(fit.alpha_s, beta_s, fit.world_size, self.algorithm, op="gather_rows")
+        link, missing = self.link, f"network {self.name} has no {{}}: copy its yaml and give {{}}"
         if link.alpha_s is None:
-            raise UserError(f"network {self.name} has no alpha_s, seconds a message: copy its yaml and give alpha_s")
-        if link.beta_s is not None:
-            return Link(link.alpha_s, link.beta_s, link.gamma_s)
-        if link.rate_bps is None:
-            raise UserError(
-                f"network {self.name} has no rate: copy its yaml and give rate_bps, bits a second, or beta_s"
-            )
-        return Link(link.alpha_s, 8 / link.rate_bps * link.overhead, link.gamma_s)
+            raise UserError(missing.format("alpha_s, seconds a message", "alpha_s"))
+        if link.beta_s is None and link.rate_bps is None:
+            raise UserError(missing.format("rate", "rate_bps, bits a second, or beta_s"))
+        beta_s = link.beta_s if link.beta_s is not None else 8 / (link.rate_bps or 1) * link.overhead
+        return Link(link.alpha_s, beta_s, link.gamma_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """Nodes of several ranks; fewer ranks than that are one node.
-
-    Attributes:
-        intra: whose link joins the ranks of a node.
-        ranks_per_node: at least 1.
-    """
+    """Nodes of several ranks, one or more, which the link of ``intra`` joins; fewer ranks than that are one node."""
 
     intra: NetworkPreset
     ranks_per_node: int
 
-    def network(
-        self, inter: NetworkPreset, world_size: int, algorithm: NodeAlgorithm = "hierarchical"
-    ) -> Hierarchical | FlatOnNodes:
+    def network(self, inter: NetworkPreset, world_size: int, algorithm: str = HIERARCHICAL) -> NodeNetwork:
         """Return the costs of ``world_size`` ranks in nodes that the link of ``inter`` joins, reducing as it does.
 
         That link is the one which a flat network of as many ranks would have.
 
         Args:
-            algorithm: of collectives of all ranks: 'ring' knows nothing of nodes.
+            algorithm: of collectives of all ranks, 'hierarchical' or 'ring', which knows nothing of nodes.
 
         Raises:
             UserError: a node would not be full, or a value of a link is missing.
@@ -187,14 +165,104 @@ class Nodes:
         local = min(self.ranks_per_node, world_size)
         if world_size % local:
             raise UserError(f"{world_size} workers do not fill nodes of {local}: give at most {local}, or a multiple")
-        kind = Hierarchical if algorithm == "hierarchical" else FlatOnNodes
+        kind = Hierarchical if algorithm == HIERARCHICAL else FlatOnNodes
         return kind(
             intra=self.intra.link_of(local),
             inter=inter.link_of(world_size),
             ranks_per_node=local,
             num_nodes=world_size // local,
-            algorithm=inter.algorithm,  # type: ignore[arg-type]
+            algorithm=inter.algorithm,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkChoice:
+    """A network with an algorithm of the all-reduce.
+
+    Attributes:
+        name, algorithm: for titles.
+        workers: numbers of workers that it is for.
+        of: returns its costs for one of them.
+        nodes: that the workers are in; None: they reach each other alike.
+    """
+
+    name: str
+    algorithm: str
+    workers: Sequence[int]
+    of: Callable[[int], Network]
+    nodes: Nodes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeOptions:
+    """What a command line says of nodes; None: as the network's file has it."""
+
+    intra: str | None = None
+    ranks_per_node: int | None = None
+    two_level: bool = False
+
+
+def network_choices(
+    name: str, algorithms: Sequence[str | None], options: NodeOptions, workers: tuple[int, ...]
+) -> Iterator[NetworkChoice]:
+    """Yield a network of conf/network, of a yaml or of a measured table, once with each algorithm; None: its own.
+
+    Raises:
+        UserError: no such network, a value of it is missing, or workers that do not fill its nodes.
+    """
+    if Path(name).suffix == ".json":
+        if options.two_level:
+            raise UserError(_one_link(Path(name).stem))
+        table = load_measured(LinkTable, Path(name))
+        sizes = (table.world_size,)
+        yield NetworkChoice(name=Path(name).stem, algorithm="measured", workers=sizes, of=lambda _: table)
+        return
+    preset = load_network(name)
+    for given in algorithms:
+        algorithm, nodes = given or preset.algorithm, nodes_of(preset, given, options)
+        of = _costs(preset, algorithm, nodes)
+        for world_size in workers:
+            of(world_size)  # a missing value is an error before anything is computed
+        yield NetworkChoice(name=preset.name, algorithm=algorithm, workers=workers, of=of, nodes=nodes)
+
+
+def nodes_of(preset: NetworkPreset, algorithm: str | None, options: NodeOptions) -> Nodes | None:
+    """Return the nodes that the workers are in: where the network joins nodes, or the command line asks for them.
+
+    Raises:
+        UserError: nothing says what joins the ranks of a node, or how many they are.
+    """
+    if not (preset.nodes or options.two_level or algorithm == HIERARCHICAL):
+        return None
+    intra, ranks_per_node = options.intra, options.ranks_per_node
+    if preset.nodes:
+        intra, ranks_per_node = intra or preset.nodes.intra, ranks_per_node or preset.nodes.ranks_per_node
+    elif algorithm == HIERARCHICAL:
+        intra, ranks_per_node = intra or INTRA, ranks_per_node or RANKS_PER_NODE
+    if intra is None:
+        raise UserError(_one_link(preset.name))
+    if ranks_per_node is None:
+        raise UserError(f"network {preset.name} has no nodes of its own: give --ranks-per-node with --intra")
+    return Nodes(intra=load_network(intra), ranks_per_node=ranks_per_node)
+
+
+def _costs(preset: NetworkPreset, algorithm: str, nodes: Nodes | None) -> Callable[[int], Network]:
+    if nodes is not None:
+        if algorithm not in ("ring", HIERARCHICAL):
+            raise UserError(f"algorithm {algorithm} is not known for workers in nodes: use ring or hierarchical")
+        return lambda world_size: nodes.network(preset, world_size, algorithm)
+    if algorithm == BEST:
+        return lambda world_size: Best(tuple(preset.network(world_size, each) for each in costs.ALGORITHMS))
+    return lambda world_size: preset.network(world_size, algorithm)
+
+
+def _one_link(name: str) -> str:
+    """Return what is wrong with a network that has no link within nodes."""
+    joining = "|".join(known for known in known_networks() if load_network(known).nodes)
+    return (
+        f"network {name} has one link, and two levels need one within nodes too: give --intra and --ranks-per-node, or "
+        f"--network {joining}"
+    )
 
 
 def known_networks() -> list[str]:
@@ -210,57 +278,20 @@ def load_network(name_or_path: str | Path) -> NetworkPreset:
     """
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
-        if str(name_or_path) not in (known := known_networks()):
-            hint = suggestion(str(name_or_path), known)
-            raise UserError(f"network must be among {', '.join(known)} or a yaml file, got '{name_or_path}'{hint}")
+        check_choice("network", known_networks(), str(name_or_path))
         path = FOLDER / f"{name_or_path}.yaml"
     try:
-        return _preset(OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+        preset: NetworkPreset = read_as(NetworkPreset, OmegaConf.to_container(OmegaConf.load(path), resolve=True))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, OmegaConfBaseException, YAMLError, RecursionError) as error:
         raise UserError(f"{path}: {one_line(error)}") from None
+    return preset
 
 
-def _preset(found: Any) -> NetworkPreset:
-    values = _fields(NetworkPreset, found)
-    fits = values.get("fits", [])
-    if not isinstance(fits, list):
-        raise ValueError(f"fits must be a list, got {fits!r}")
-    values["fits"] = tuple(_part(Fit, fit, f"fits[{place}]") for place, fit in enumerate(fits))
-    for name, kind in (("link", LinkValues), ("nodes", NodeValues)):
-        values[name] = _part(kind, values[name], name) if name in values else None
-    return NetworkPreset(**values)
-
-
-def _part(kind: type[Any], found: Any, where: str) -> Any:
-    """Return a part of a file as its dataclass. Raises: ValueError: it is none; the line begins with ``where``."""
+def load_measured(kind: type[File], path: Path) -> File:
+    """Return what a file of experiments.profile holds. Raises: UserError when it cannot be used."""
     try:
-        return kind(**_fields(kind, found))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
-def _fields(kind: type[Any], found: Any) -> dict[str, Any]:
-    """Return a mapping whose keys are fields of a dataclass, none that must be given left out."""
-    if not isinstance(found, dict):
-        raise ValueError(f"must be a mapping, got {type(found).__name__}")
-    known = [slot.name for slot in fields(kind)]
-    for key in found:
-        if key not in known:
-            raise ValueError(f"'{key}' is not a field, which are {', '.join(known)}{suggestion(str(key), known)}")
-    for slot in fields(kind):
-        if slot.default is MISSING and slot.default_factory is MISSING and slot.name not in found:
-            raise ValueError(f"'{slot.name}' is missing")
-    return {str(key): value for key, value in found.items()}
-
-
-def _ranks(fit: Fit) -> int:
-    return fit.world_size
-
-
-def _check_least(name: str, value: object, least: int) -> None:
-    """Raise ValueError where a number that is given is none, or below ``least``; a count is whole."""
-    kind = (int,) if least else (int, float)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, kind) or not least <= value < 1e300):
-        raise ValueError(f"{name} must be a {'whole ' if least else ''}number of at least {least}, got {value!r}")
+        return kind.load(path)
+    except BadFile as error:
+        raise UserError(str(error)) from None

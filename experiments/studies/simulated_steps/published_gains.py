@@ -14,9 +14,8 @@ import micro
 from experiments.studies.simulated_steps.step import Row, simulate_step
 from experiments.studies.simulated_steps.trace_changes import GRAINS, as_published, rescaled
 from experiments.training.schedule_problem import problem_of
-from micro.parts import Rule
 from micro.planning import costs
-from micro.planning.collectives import Link
+from micro.planning.costs import Link
 from micro.planning.traces import Trace
 
 
@@ -37,7 +36,7 @@ PUBLISHED_WORKERS = 64
 CLUSTER_ALPHA_S, CLUSTER_BETA_S = 9.72e-4, 1.97e-9  # the fit of its cluster 1, figure 4
 FITTED_AT = (16, 8)  # ranks of that fit: 8 nodes of 2 GPUs, and the paper does not say which
 READINGS = tuple(itertools.product(("layer", "tensor"), FITTED_AT))  # how a layer is sent, and of how many the fit is
-SLOPES: dict[str, Rule] = {"beta + gamma (published)": "published", "2 beta + gamma": "repaired"}
+SLOPES = {"beta + gamma (published)": costs.PUBLISHED_TREE, "2 beta + gamma": "double_tree"}
 
 
 def spread(lowest: float, highest: float, per_decade: int) -> list[float]:
@@ -85,8 +84,8 @@ def nearest(rows: Sequence[Row], published: Published) -> Row:
 def trees(trace: Trace, schedules: Sequence[str], workers: Iterable[int]) -> Iterator[Row]:
     """Yield the speed-ups of dense schedules with double trees on the paper's cluster, under both slopes."""
     link, reducer = cluster_link(), micro.DenseReducer()
-    for world_size, (slope, rule) in itertools.product(workers, SLOPES.items()):
-        problem = problem_of(trace, costs.Flat(link, world_size, "double_tree", rule), reducer, world_size)
+    for world_size, (slope, algorithm) in itertools.product(workers, SLOPES.items()):
+        problem = problem_of(trace, costs.Flat(link, world_size, algorithm), reducer, world_size)
         for schedule in schedules:
             facts = {"slope": slope, "workers": world_size, "schedule": schedule}
             yield facts | simulate_step(problem, schedule, world_size)

@@ -7,7 +7,7 @@ import pandas as pd
 
 from experiments.studies.simulated_steps.borders import borders
 from experiments.studies.simulated_steps.method_choices import DENSE
-from experiments.studies.simulated_steps.network_choices import NetworkChoice
+from experiments.studies.simulated_steps.networks import NetworkChoice
 from experiments.studies.simulated_steps.published_gains import (
     COMPUTES,
     PUBLISHED,

@@ -10,7 +10,7 @@ from pathlib import Path
 from experiments.config.errors import UserError
 from experiments.studies.methods import select_names
 from experiments.studies.simulated_steps.method_choices import DENSE, Methods, methods_of
-from experiments.studies.simulated_steps.network_choices import (
+from experiments.studies.simulated_steps.networks import (
     ALGORITHMS,
     NetworkChoice,
     NodeOptions,

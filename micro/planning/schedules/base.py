@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import pairwise
+from typing import ClassVar
 
 from micro.parts import Part
 from micro.planning.documents import Document
@@ -27,7 +27,7 @@ def no_time(_num_bytes: float) -> float:
 class Problem:
     """What a schedule decides on: gradients that become ready one after the other, and what it costs to send them.
 
-    All are sent over one lane, in order, one group after the other.
+    All are sent over one lane, in order.
 
     Attributes:
         trace: the layers, in backward order, and the lengths of the step's parts.
@@ -36,7 +36,7 @@ class Problem:
         select: seconds of computation for a group before it can be sent. It delays backward: worker and
             selection share the processor.
         messages: of a group, its collectives in turn, each as the seconds of its latency and of its transfer, where
-            groups share rounds (micro.rounds); None: each group's exchange follows that of the group before.
+            groups share rounds (micro.rounds); None: a group's exchange is one message.
         gather: of the seconds of `exchange`, those that can wait for the next forward (the all-gather that ends an
             all-reduce); only a schedule that splits the two looks at it.
     """
@@ -71,17 +71,13 @@ class Transfer:
 
     Attributes:
         start, stop: its layers.
-        num_bytes: of gradient.
-        ready_s: when its last gradient was complete.
-        select_s: when its selection was done; equals ready_s where there is none.
+        select_s: when its selection was done; when its last gradient was complete, where there is none.
         sent_s: when its exchange began.
         done_s: when its exchange ended.
     """
 
     start: int
     stop: int
-    num_bytes: int
-    ready_s: float
     select_s: float
     sent_s: float
     done_s: float
@@ -112,63 +108,43 @@ class Timeline:
 def timeline(problem: Problem, ends: Sequence[int]) -> Timeline:
     """Return when each group is selected, sent and done: the recurrence that all schedules minimise.
 
-    Backward computes and selects on one clock; the collectives follow each other on another. Where groups share rounds,
-    the recurrence is that of rounds without those after the last group, in which some messages come later.
-    """
-    if problem.messages is not None:
-        return _in_rounds(problem, ends, problem.messages)
-    delay = lane = 0.0
-    transfers = []
-    start = 0
-    for stop in ends:
-        num_bytes = problem.num_bytes(start, stop)
-        ready = problem.ready_s[stop - 1] + delay
-        select_s = problem.select(num_bytes)
-        delay += select_s
-        sent = max(lane, ready + select_s)
-        lane = sent + problem.exchange(num_bytes)
-        transfers.append(Transfer(start, stop, num_bytes, ready, ready + select_s, sent, lane))
-        start = stop
-    backward = problem.trace.backward_s + delay
-    end = max(lane, backward)
-    return Timeline(tuple(transfers), backward, end, problem.trace.forward_s + end + problem.trace.update_s)
-
-
-def _in_rounds(problem: Problem, ends: Sequence[int], messages: Messages) -> Timeline:
-    """Return the same where each group that is ready begins a round, with the next message of all groups before it.
-
-    Messages of a round go side by side: their latencies are one, their transfers share the link. When all groups are
-    ready, rounds follow each other.
+    Backward computes and selects on one clock; messages follow each other on another. A group that is ready begins a
+    round, which sends the next message of every group before it too: their latencies are one, their transfers share
+    the link. When all groups are ready, rounds follow each other.
     """
     delay = lane = 0.0
-    transfers: list[Transfer] = []
+    began: list[tuple[float, float]] = []  # of each group: when it was selected, and sent
+    done: list[float] = []
     left: list[list[tuple[float, float]]] = []
-    start = 0
-    for stop in ends:
-        num_bytes = problem.num_bytes(start, stop)
-        ready = problem.ready_s[stop - 1] + delay
-        select_s = problem.select(num_bytes)
-        delay += select_s
-        sent = max(lane, ready + select_s)
-        left.append(list(messages(num_bytes)))
-        transfers.append(Transfer(start, stop, num_bytes, ready, ready + select_s, sent, sent))
-        lane = _send_round(sent, left, transfers)
-        start = stop
+    for start, stop in groups_of(ends):
+        size = problem.num_bytes(start, stop)
+        delay += problem.select(size)
+        selected = problem.ready_s[stop - 1] + delay
+        began.append((selected, max(lane, selected)))
+        left.append(list(problem.messages(size)) if problem.messages else [(0.0, problem.exchange(size))])
+        done.append(began[-1][1])
+        lane = _send_round(began[-1][1], left, done)
     while any(left):
-        lane = _send_round(lane, left, transfers)
+        lane = _send_round(lane, left, done)
+    transfers = [Transfer(*group, *at, end) for group, at, end in zip(groups_of(ends), began, done, strict=True)]
     backward = problem.trace.backward_s + delay
     end = max(lane, backward)
     return Timeline(tuple(transfers), backward, end, problem.trace.forward_s + end + problem.trace.update_s)
 
 
-def _send_round(sent_s: float, left: list[list[tuple[float, float]]], transfers: list[Transfer]) -> float:
+def _send_round(sent_s: float, left: list[list[tuple[float, float]]], done: list[float]) -> float:
     """Send the next message of each group at ``sent_s``; return when it has arrived."""
     places = [place for place, messages in enumerate(left) if messages]
     costs = [left[place].pop(0) for place in places]
     done_s = sent_s + max((latency for latency, _ in costs), default=0.0) + sum(transfer for _, transfer in costs)
     for place in places:
-        transfers[place] = replace(transfers[place], done_s=done_s)
+        done[place] = done_s
     return done_s
+
+
+def groups_of(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Return the (start, stop) of each group."""
+    return pairwise((0, *ends))
 
 
 class Schedule(Part, ABC):
@@ -203,10 +179,9 @@ class Schedule(Part, ABC):
     def plan(self, problem: Problem) -> "Plan":
         """Return the plan for a model."""
         ends = self.cut(problem)
-        starts = (0, *ends[:-1])
-        layers = problem.trace.layers
-        groups = tuple(tuple(layer.name for layer in layers[a:b]) for a, b in zip(starts, ends, strict=True))
-        sizes = tuple(problem.num_bytes(a, b) for a, b in zip(starts, ends, strict=True))
+        names = [layer.name for layer in problem.trace.layers]
+        groups = tuple(tuple(names[start:stop]) for start, stop in groups_of(ends))
+        sizes = tuple(problem.num_bytes(*group) for group in groups_of(ends))
         return Plan(schedule=self.name, groups=groups, num_bytes=sizes, step_s=self.timeline(problem, ends).step_s)
 
 
@@ -224,22 +199,18 @@ class Plan(Document):
         ValueError: no groups, an empty one, a name that repeats, or sizes that do not fit them.
     """
 
+    format: ClassVar[str] = "micro-plan-1"
     schedule: str
     groups: tuple[tuple[str, ...], ...]
     num_bytes: tuple[int, ...]
     step_s: float | None = field(default=None, compare=False)
-    format: ClassVar[str] = "micro-plan-1"
 
     def __post_init__(self) -> None:
         names = [name for group in self.groups for name in group]
-        if not all(isinstance(name, str) for name in (self.schedule, *names)):
-            raise ValueError("schedule and groups of a plan must be made of names")
-        if not names or not all(self.groups) or len(set(names)) != len(names):
+        if not names or not all(self.groups) or len(set(names)) < len(names):
             raise ValueError("groups of a plan must hold each parameter once, and none may be empty")
-        if len(self.num_bytes) != len(self.groups) or any(type(size) is not int or size < 1 for size in self.num_bytes):
+        if len(self.num_bytes) != len(self.groups) or min(self.num_bytes) < 1:
             raise ValueError(f"num_bytes of a plan must be positive, one per group, got {self.num_bytes}")
-        if self.step_s is not None and not (isinstance(self.step_s, int | float) and 0 <= self.step_s < math.inf):
-            raise ValueError(f"step_s of a plan must be a number of at least 0, got {self.step_s!r}")
 
     @property
     def digest(self) -> str:
@@ -254,33 +225,12 @@ class Plan(Document):
 
     def check_model(self, num_bytes: Mapping[str, int]) -> None:
         """Raise ValueError unless the plan is for a model with these parameters and bytes of gradients."""
-        mine = [name for group in self.groups for name in group]
-        foreign = [name for name in mine if name not in num_bytes]
-        missing = [name for name in num_bytes if name not in set(mine)]
-        if foreign or missing:
-            what = f"it has no '{foreign[0]}'" if foreign else f"the plan lacks its '{missing[0]}'"
-            raise ValueError(f"the plan is for another model: {what}; profile this model and plan again")
-        for group, planned in zip(self.groups, self.num_bytes, strict=True):
+        mine = {name for group in self.groups for name in group}
+        odd = [f"it has no '{name}'" for name in mine if name not in num_bytes]
+        odd += [f"the plan lacks its '{name}'" for name in num_bytes if name not in mine]
+        for group, planned in zip(self.groups, self.num_bytes, strict=True) if not odd else ():
             real = sum(num_bytes[name] for name in group)
             if real != planned:
-                raise ValueError(
-                    f"the plan is for another model: the group of '{group[0]}' has {planned} bytes there and {real} "
-                    "here; profile this model and plan again"
-                )
-
-    @classmethod
-    def _from(cls, values: dict[str, Any]) -> "Plan":
-        if not isinstance(values["num_bytes"], list):
-            raise ValueError(f"num_bytes must be a list, got {type(values['num_bytes']).__name__}")
-        if not isinstance(values["groups"], list) or not all(isinstance(group, list) for group in values["groups"]):
-            raise ValueError("groups must be a list of lists of names")
-        groups = tuple(tuple(group) for group in values["groups"])
-        return cls(**{**values, "groups": groups, "num_bytes": tuple(values["num_bytes"])})
-
-
-def groups_of(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the (start, stop) of each group."""
-    start = 0
-    for stop in ends:
-        yield start, stop
-        start = stop
+                odd.append(f"the group of '{group[0]}' has {planned} bytes there and {real} here")
+        if odd:
+            raise ValueError(f"the plan is for another model: {odd[0]}; profile this model and plan again")

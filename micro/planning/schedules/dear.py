@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from micro.planning.schedules.base import Ends, Problem, Schedule, Timeline, groups_of, timeline
-from micro.planning.schedules.capped import MIB, check_cap
+from micro.planning.schedules.by_size import MIB, check_cap
 from micro.planning.traces import Trace
 
 
@@ -61,7 +61,11 @@ def _lateness(problem: Problem, ends: Sequence[int]) -> float:
 
     A layer starts at max(end of the layer before, end of its group's gather).
     """
-    trace, used, gathered = problem.trace, used_s(problem.trace), _gathered(problem, ends)
+    lane, gathered = 0.0, {}  # of each layer, when its group is gathered
+    for start, stop in reversed(list(groups_of(ends))):
+        lane += problem.gather(problem.num_bytes(start, stop))
+        gathered.update(dict.fromkeys(range(start, stop), lane))
+    trace, used = problem.trace, used_s(problem.trace)
     late = updates = 0.0
     for place in sorted(range(len(used)), key=lambda place: (used[place], -place)):  # forward order
         late = max(late, gathered[place] - used[place] - updates)
@@ -69,23 +73,14 @@ def _lateness(problem: Problem, ends: Sequence[int]) -> float:
     return late
 
 
-def _gathered(problem: Problem, ends: Sequence[int]) -> dict[int, float]:
-    """Return for each layer when its group is gathered, in seconds from the start of the first gather."""
-    lane, gathered = 0.0, {}
-    for start, stop in reversed(list(groups_of(ends))):
-        lane += problem.gather(problem.num_bytes(start, stop))
-        gathered.update(dict.fromkeys(range(start, stop), lane))
-    return gathered
-
-
 def used_s(trace: Trace) -> tuple[float, ...]:
     """Return when forward first needs each layer, in seconds from its start.
 
     Where that was not measured, forward is taken to be backward in reverse, shorter or longer as a whole.
     """
-    measured = [layer.used_s for layer in trace.layers]
-    if None not in measured:
-        return tuple(time for time in measured if time is not None)
+    measured = [layer.used_s for layer in trace.layers if layer.used_s is not None]
+    if len(measured) == len(trace.layers):
+        return tuple(measured)
     last = trace.layers[-1].ready_s
     share = trace.forward_s / last if last else 0.0
     return tuple((last - layer.ready_s) * share for layer in trace.layers)

@@ -1,0 +1,193 @@
+"""Files of measurements and plans: what was saved comes back, and what is wrong is named in one line."""
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import micro
+from experiments.training.schedule_problem import problem_of
+from micro.planning.costs import Flat, Link
+from micro.planning.documents import BadFile, Document
+from micro.planning.schedules.base import Plan
+from micro.planning.tables import Curve, LinkTable, SelectTable
+from micro.planning.traces import Layer, Trace
+from tests.refusals import refused
+
+TRACE = Trace(
+    model="net",
+    layers=(Layer("head", 8, 0.5, 0.75), Layer("body", 400, 0.5, shape=(10, 10)), Layer("stem", 4, 2.0, 0.0)),
+    forward_s=1.0,
+    backward_s=2.25,
+    update_s=0.125,
+    batch_size=16,
+)
+CURVE = Curve(sizes=(0.0, 100.0, 1000.0), seconds=(1.0, 2.0, 20.0))
+LINK = LinkTable(world_size=4, backend="gloo", link="loopback", collectives={"all_reduce": CURVE, "scatter": CURVE})
+SELECT = SelectTable(world_size=4, density=0.01, device="cpu", methods={"topk": CURVE})
+PLAN = Plan(schedule="exact", groups=(("head", "body"), ("stem",)), num_bytes=(408, 4), step_s=3.5)
+ALL = (TRACE, LINK, SELECT, PLAN)
+
+
+@pytest.mark.parametrize("kept", ALL, ids=lambda kept: kept.format)
+def test_what_was_saved_comes_back_as_its_own_kind_alone(kept: Document, tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    kept.save(path)
+    assert type(kept).load(path) == kept
+    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+    for other in ALL:
+        if other is not kept:
+            refused(lambda other=other: type(other).load(path), other.format, kept.format, error=BadFile)  # type: ignore[misc]
+
+
+def test_fields_with_a_default_may_be_left_out_and_a_stored_fit_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "by_hand.json"
+    layers = [{"name": "only", "num_bytes": 4, "ready_s": 0}]
+    path.write_text(
+        json.dumps({"format": "micro-trace-1", "model": "m", "layers": layers, "forward_s": 0, "backward_s": 0})
+    )
+    assert Trace.load(path) == Trace(model="m", layers=(Layer("only", 4, 0),), forward_s=0, backward_s=0)
+    changed(LINK, "collectives.all_reduce.alpha_s", 99.0, path)
+    assert LinkTable.load(path) == LINK
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "format: micro", b"\xff\xfe", "[]", "3", "null", '"text"', "{}"])
+def test_what_is_no_such_file_is_refused(content: str | bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    for kept in ALL:
+        refused(lambda kept=kept: type(kept).load(path), str(path), error=BadFile)  # type: ignore[misc]
+
+
+def changed(kept: Document, place: str, value: Any, path: Path) -> None:
+    """Write a file with the field at a dotted place set; a value of KeyError takes it away."""
+    kept.save(path)
+    whole: Any = json.loads(path.read_text())
+    *way, last = [int(step) if step.isdigit() else step for step in place.split(".")]
+    found = whole
+    for step in way:
+        found = found[step]
+    if value is KeyError:
+        del found[last]
+    else:
+        found[last] = value
+    path.write_text(json.dumps(whole))
+
+
+WRONG = [  # document, field, value, what the line names
+    (TRACE, "layers", KeyError, "'layers' is missing"),
+    (TRACE, "layers", [], "layers must be one or more"),
+    (TRACE, "layers", {}, "layers must be a list"),
+    (TRACE, "layers.1", 7, "layers[1] must be a mapping"),
+    (TRACE, "layers.1.num_bytes", KeyError, "layers[1]: 'num_bytes' is missing"),
+    (TRACE, "layers.1.colour", "red", "layers[1]: 'colour' is not a field"),
+    (TRACE, "layers.1.name", "head", "a name of its own"),
+    (TRACE, "layers.1.name", ["body"], "layers[1].name must be a text"),
+    (TRACE, "layers.1.num_bytes", -400, "layers[1].num_bytes must be a whole number of at least 0, got -400"),
+    (TRACE, "layers.1.num_bytes", 0, "layers[1]: num_bytes of 'body' must be at least 1"),
+    (TRACE, "layers.1.num_bytes", 400.0, "whole number of at least 0, got 400.0"),
+    (TRACE, "layers.0.num_bytes", 401, "num_bytes of 'head' must be a multiple of 4, got 401"),
+    (TRACE, "layers.1.shape", [3, 0], "layers[1]: num_bytes of 'body'"),
+    (TRACE, "layers.1.shape", [7, 64], "elements of [7, 64]"),
+    (TRACE, "layers.1.shape", "64", "layers[1].shape must be a list"),
+    (TRACE, "layers.1.ready_s", math.nan, "layers[1].ready_s must be a number of at least 0, got nan"),
+    (TRACE, "layers.1.ready_s", True, "layers[1].ready_s must be a number of at least 0, got True"),
+    (TRACE, "layers.1.ready_s", 0.25, "ready_s of 'body' must not be before 0.5, got 0.25"),
+    (TRACE, "forward_s", math.inf, "forward_s must be a number of at least 0, got inf"),
+    (TRACE, "update_s", None, "update_s must be a number of at least 0, got None"),
+    (TRACE, "backward_s", 1.0, "backward_s must be at least the last ready_s 2.0, got 1.0"),
+    (TRACE, "element_bytes", 0, "element_bytes must be at least 1, got 0"),
+    (TRACE, "speed", 3, "'speed' is not a field"),
+    (LINK, "world_size", 0, "world_size must be at least 1, got 0"),
+    (LINK, "collectives", [1], "collectives must be a mapping"),
+    (LINK, "collectives.all_reduce", KeyError, "collectives must be among all_reduce"),
+    (LINK, "collectives.all_to_all", {"sizes": [1, 2], "seconds": [1, 2]}, "got all_reduce, scatter, all_to_all"),
+    (LINK, "collectives.scatter.sizes", [1, 2], "collectives.scatter: sizes and seconds must be two or more each"),
+    (LINK, "collectives.scatter.sizes", [1, 3, 3], "collectives.scatter: sizes must rise, got 3 after 3"),
+    (LINK, "collectives.scatter.seconds.1", "2", "collectives.scatter.seconds[1] must be a number"),
+    (SELECT, "density", 0, "density must be in (0, 1], got 0"),
+    (SELECT, "methods", {}, "methods is empty"),
+    (PLAN, "groups", "ab", "groups must be a list"),
+    (PLAN, "groups.0.0", ["head"], "groups[0][0] must be a text"),
+    (PLAN, "groups.0.0", "stem", "groups of a plan must hold each parameter once"),
+    (PLAN, "groups.1", [], "none may be empty"),
+    (PLAN, "num_bytes", [412], "num_bytes of a plan must be positive, one per group, got (412,)"),
+    (PLAN, "step_s", math.nan, "step_s must be a number of at least 0, got nan"),
+]
+
+
+@pytest.mark.parametrize(("kept", "place", "value", "words"), WRONG, ids=[f"{row[1]}={row[2]}" for row in WRONG])
+def test_a_wrong_field_is_named(kept: Document, place: str, value: Any, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    changed(kept, place, value, path)
+    assert refused(lambda: type(kept).load(path), words, error=BadFile).startswith(f"{path}: ")
+
+
+def test_sums_of_a_trace() -> None:
+    assert (TRACE.num_bytes, TRACE.numel, TRACE.compute_s, TRACE.layout) == (412, 103, 3.375, None)
+
+
+def test_what_looks_at_shapes_is_predicted_from_those_of_the_trace() -> None:
+    shapes = {"head": (10, 64), "norm": (64,), "body": (64, 32, 3, 3)}
+    layers = tuple(
+        Layer(name, 4 * math.prod(shape), 0.01 * place, shape=shape)
+        for place, (name, shape) in enumerate(shapes.items())
+    )
+    trace, network = Trace(model="m", layers=layers, forward_s=0.0, backward_s=0.1), Flat(Link(0.0, 1e-6), 4)
+    left, right = 2 * (10 + 64) + 64 + 1, 2 * (64 + 32 * 3 * 3)  # of head and body; norm and a flag go with the first
+    expected = sum(network.seconds("all_reduce", 4 * numbers) for numbers in (left, right))
+    exchange = problem_of(trace, network, micro.PowerSGD(rank=2), 4).exchange(trace.num_bytes)
+    assert exchange == pytest.approx(expected, rel=0.02)
+    unknown = replace(trace, layers=(*layers[:-1], replace(layers[-1], shape=None)))
+    with pytest.raises(ValueError, match="depends on the parameters' shapes"):
+        problem_of(unknown, network, micro.PowerSGD(rank=2), 4).exchange(trace.num_bytes)
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_goes_through_its_points_in_straight_lines_and_is_never_below_zero() -> None:
+    assert [CURVE.at(size) for size in (0, 25, 100, 550, 1000, 2000)] == pytest.approx([1, 1.25, 2, 11, 20, 40])
+    assert Curve(sizes=(100, 200), seconds=(1.0, 3.0)).at(10) == 0.0
+
+
+@pytest.mark.parametrize(("alpha_s", "beta_s"), [(1e-3, 2e-9), (0.0, 1e-6), (5.0, 0.0)])
+def test_a_line_is_fitted_exactly(alpha_s: float, beta_s: float) -> None:
+    sizes = tuple(4.0**power for power in range(1, 13))
+    curve = Curve(sizes=sizes, seconds=tuple(alpha_s + beta_s * size for size in sizes))
+    assert (curve.alpha_s, curve.beta_s) == pytest.approx((alpha_s, beta_s), rel=1e-6, abs=1e-15)
+    assert curve.error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_no_other_line_has_smaller_relative_errors() -> None:
+    rng = random.Random(0)
+    sizes = tuple(sorted(rng.uniform(1, 1000) for _ in range(8)))
+    curve = Curve(sizes=sizes, seconds=tuple((2 + 0.05 * size) * rng.uniform(0.8, 1.2) for size in sizes))
+
+    def errors(alpha: float, beta: float) -> list[float]:
+        return [abs(alpha + beta * x - y) / y for x, y in zip(curve.sizes, curve.seconds, strict=True)]
+
+    best = errors(curve.alpha_s, curve.beta_s)
+    assert curve.error == pytest.approx(max(best))
+    for _ in range(500):
+        other = errors(curve.alpha_s * rng.uniform(0.5, 1.5), curve.beta_s * rng.uniform(0.5, 1.5))
+        assert sum(e**2 for e in best) <= sum(e**2 for e in other) * (1 + 1e-9)
+
+
+def test_a_fit_starts_no_lower_than_zero_and_does_not_fall() -> None:
+    convex = Curve(sizes=(10, 100, 1000), seconds=(0.01, 2.0, 400.0))
+    assert convex.alpha_s == 0.0 < convex.beta_s
+    falling = Curve(sizes=(10, 100), seconds=(2.0, 1.0))
+    assert falling.beta_s == 0.0
+    assert 1.0 <= falling.alpha_s <= 2.0
+
+
+def test_what_was_not_measured_is_refused_by_name() -> None:
+    refused(lambda: LINK.seconds("broadcast", 10), "all_reduce, scatter", "broadcast")
+    refused(lambda: SELECT.seconds("dgc", 10), "topk", "dgc")
+    assert LINK.seconds("scatter", 100) == SELECT.seconds("topk", 100) == pytest.approx(2.0)
