@@ -19,7 +19,7 @@ from experiments.config.command_line import FAILED, Parser, add_settings, print_
 from experiments.config.errors import OutputError, UserError
 from experiments.config.option_types import to_path
 from experiments.reports.output import check_folder
-from experiments.runs.atomic_files import DiskError
+from experiments.runs.atomic_files import CannotWrite
 from experiments.studies.paper_reproduction.page import write_paper_page
 from experiments.studies.paper_reproduction.papers import SCALES, known_papers, load_paper
 from experiments.studies.paper_reproduction.parts import check, reproduce
@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
             print(shlex.join([sys.executable, *failed.arguments]), file=sys.stderr)
             return FAILED
         page = write_paper_page(paper, out)
-    except DiskError as error:
+    except CannotWrite as error:
         raise OutputError(str(error)) from None
     except OSError as error:
         raise OutputError(f"cannot write {error.filename or out}: {error.strerror}") from None

@@ -17,9 +17,9 @@ from experiments.config.stopping import leave
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.cleaning import removable, remove
 from experiments.runs.finished_requests import check_requests
-from experiments.runs.output import check_are_folders, check_outputs
+from experiments.runs.git_state import other_code
+from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import folder_of
-from experiments.runs.saved_run import other_code
 from experiments.runs.status import State, state_of
 from experiments.sweeps.listing import counted, lines_of
 from experiments.sweeps.num_jobs import num_at_once
@@ -69,7 +69,7 @@ def _run(words: list[str]) -> int:
 
 
 def _list(configs: list[TrainConfig]) -> int:
-    check_are_folders(configs)
+    check_outputs(configs, by_writing=False)
     print(*lines_of([folder_of(config) for config in configs], queued_folders(configs)), sep="\n")
     return 0
 
@@ -80,7 +80,7 @@ def _carry_out(configs: list[TrainConfig], *, at_once: int, on_error: str) -> in
     check_outputs(configs)
     check_requests(configs)
     runs = {folder_of(config): config for config in configs}
-    for line in other_code([folder for folder in runs if state_of(folder) == State.DONE]):
+    if line := other_code([folder for folder in runs if state_of(folder) == State.DONE]):
         print(f"note: {line}", file=sys.stderr)
     print(counted(runs), file=sys.stderr)
     return LocalSweep(runs, at_once=at_once, on_error=on_error).run()
@@ -104,7 +104,7 @@ def _clean(words: list[str]) -> int:
     parser.add_argument("--all", action="store_true", help="finished runs too")
     given = parser.parse_intermixed_args(words)
     _, configs = runs_of(given.name, given.words)
-    check_are_folders(configs)
+    check_outputs(configs, by_writing=False)
     queued = queued_folders(configs)  # they go on from their checkpoints
     found = removable(dict.fromkeys(map(folder_of, configs)), finished_too=given.all)
     folders = [folder for folder in found if folder not in queued]

@@ -2,7 +2,6 @@
 
 from experiments.runs.atomic_files import digest_of, load_json
 from experiments.runs.ending import write_done
-from experiments.runs.records import Extent
 from experiments.runs.run_folder import RunFolder
 
 
@@ -11,10 +10,6 @@ def finished(folder: RunFolder) -> RunFolder:
     for path in (folder.config_path, folder.manifest_path, folder.steps_path, folder.epochs_path):
         if not path.exists():
             path.write_text("{}" if path.suffix == ".json" else "")
-    records = {}
-    for path in (folder.steps_path, folder.epochs_path):
-        num_rows = path.read_bytes().count(b"\n")
-        records[path.name] = Extent(num_rows, *digest_of(path))
     summary = {key: value for key, value in load_json(folder.done_path).items() if key != "sha256"}
-    write_done(folder, summary, records)
+    write_done(folder, summary, {path.name: digest_of(path) for path in (folder.steps_path, folder.epochs_path)})
     return folder

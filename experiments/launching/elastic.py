@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
@@ -29,13 +28,12 @@ from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
 from experiments.launching.error_files import failure_of_process, read_failure, write_failure
 from experiments.launching.failures import Failure, Kind, RankFailure, is_timeout, root_cause, short_line
 from experiments.launching.process_lifetime import LAUNCHER_PID, TERMINAL
-from experiments.launching.stalls import furthest_behind, place_of, read_notes
+from experiments.launching.stalls import furthest_behind, read_notes
 from experiments.runs.atomic_files import cannot_write, disk_errors
 from experiments.runs.disks import is_of_disk, try_to_write
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
-_SAVED = frozenset(map(exit_code, STOP_SIGNALS))
 _AGENT_SIGNALS = (signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 30  # for the ranks to end at a signal, at least: the agent's own time
 
@@ -58,9 +56,8 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
         UserError: The nodes could not meet.
         SystemExit: SIGHUP or SIGQUIT was received, with code 128 + its number; all ranks were stopped.
     """
-    path = folder.path.resolve()
-    with disk_errors(folder.ranks_path):
-        folder.ranks_path.mkdir(parents=True, exist_ok=True)
+    path, started = folder.path.resolve(), time.time()
+    heeded = [number.name for number in _AGENT_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # not nohup's
     logs = _Logs(log_dir=str(path / "ranks"), redirects=Std.ALL)
     config = LaunchConfig(
         min_nodes=cluster.nnodes,
@@ -73,14 +70,13 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
         logs_specs=logs,
         local_addr="localhost" if cluster.nnodes == 1 else None,  # a laptop's own name often does not resolve
         shutdown_timeout=max(_GRACE_S, cluster.slurm.signal_s),
-        signals_to_handle=",".join(number.name for number in _agent_signals()) or "none",
+        signals_to_handle=",".join(heeded) or "none",
     )
     try:
         with (
             disk_errors(folder.path),
             _environment(_variables(cluster, env or {})),
             _agent_log(folder),
-            _failures(folder, logs, cluster),
             handled(_pass_on, _AGENT_SIGNALS),  # the agent replaces the handler, and restores none
             stop_signals.recorded(then=lambda number: _pass_on(number, None)),  # as the agent, but for a second Ctrl-C
         ):
@@ -89,6 +85,16 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
         if stop.sigval not in STOP_SIGNALS:
             raise SystemExit(128 + stop.sigval) from None
         return int(stop.sigval)
+    except (RendezvousError, DistError) as error:
+        what = "met no more" if logs.stderr else "could not meet"
+        words = f"the nodes {what} at cluster.rdzv_endpoint={cluster.rdzv_endpoint}: {short_line(str(error))}"
+        raise UserError(f"{words}; check host, port, and the output of the other nodes") from None
+    except ChildFailedError as error:
+        codes = {process.exitcode for process in error.failures.values()}
+        numbers = [number for number in STOP_SIGNALS if exit_code(number) in codes]
+        if codes == {exit_code(number) for number in numbers}:  # ranks that were signalled themselves
+            return int(numbers[0])
+        raise RankFailure(_cause(folder, error, logs.stderr, started)) from None
     return 0
 
 
@@ -118,21 +124,16 @@ class _Logs(DefaultLogsSpecs):
         return found
 
 
-def _agent_signals() -> list[signal.Signals]:
-    """Return the signals at which the agent ends the ranks by itself; nohup has SIGHUP ignored."""
-    return [number for number in _AGENT_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-
-
 def _pass_on(number: int, frame: object) -> None:
     """Have the agent pass a signal on to its ranks, wait for them, and raise this exception again."""
     raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
 
 
 def _variables(cluster: ClusterConfig, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of the ranks that this process has not, or not so."""
     given = {**os.environ, **env}
-    share = str(max(1, num_cores() // cluster.nproc_per_node))
     variables = {
-        "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS") or share,
+        "OMP_NUM_THREADS": given.get("OMP_NUM_THREADS") or str(max(1, num_cores() // cluster.nproc_per_node)),
         **env,
         "PYTHONPATH": with_python_path(given)["PYTHONPATH"],  # the caller may have changed its working directory
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "none",  # the agent sets it, and would leave it
@@ -148,78 +149,44 @@ def _variables(cluster: ClusterConfig, env: Mapping[str, str]) -> dict[str, str]
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set variables of this process while the context lasts; the agent passes them to its ranks."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = dict(os.environ)
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name)
+            if name in before:
+                os.environ[name] = before[name]
 
 
-@contextmanager
-def _failures(folder: RunFolder, logs: _Logs, cluster: ClusterConfig) -> Iterator[None]:
-    """Raise what ``start_ranks`` promises in place of the agent's exceptions."""
-    started = time.time()
-    try:
-        yield
-    except (RendezvousError, DistError) as error:
-        what = "met no more" if logs.stderr else "could not meet"
-        words = f"the nodes {what} at cluster.rdzv_endpoint={cluster.rdzv_endpoint}: {short_line(str(error))}"
-        raise UserError(f"{words}; check host, port, and the output of the other nodes") from None
-    except AttributeError as error:
-        if error.name != "is_failed":  # else the agent has no result: the nodes met without it, and have ended
-            raise
-        words = f"the nodes met at {cluster.rdzv_endpoint} without this one, and have ended"
-        raise UserError(f"{words}: start the run once on each node") from None
-    except ChildFailedError as error:
-        codes = {process.exitcode for process in error.failures.values()}
-        if codes <= _SAVED:  # ranks that were signalled themselves
-            number = next((n for n in STOP_SIGNALS if exit_code(n) in codes), signal.SIGUSR1)
-            raise SignalException("the ranks were stopped", number) from None
-        raise RankFailure(_cause(folder, error, logs, started)) from None
-
-
-def _cause(folder: RunFolder, error: ChildFailedError, logs: _Logs, started: float) -> Failure:
+def _cause(folder: RunFolder, error: ChildFailedError, stderr: Mapping[int, str], started: float) -> Failure:
     """Return the failure that made the run fail, and write it into the run folder."""
-    failures = [
-        failure_of_process(rank, process, logs.stderr.get(process.local_rank, ""))
-        for rank, process in error.failures.items()
-    ]
-    cause = _with_disk(root_cause(failures), folder.path)
-    if named := error.failures.get(cause.rank):  # by another rank, where it stood still
-        cause = replace(cause, log=logs.stderr.get(named.local_rank, ""))
+    logs = {rank: stderr.get(process.local_rank, "") for rank, process in error.failures.items()}
+    cause = root_cause([failure_of_process(rank, process, logs[rank]) for rank, process in error.failures.items()])
     if cause.kind == Kind.LOST_PEER:
-        written = read_failure(folder)  # by a rank of another node
-        cause = _stalled(folder, cause) or (written if written and written.time >= started else cause)
+        behind, written = furthest_behind(read_notes(folder)), read_failure(folder)
+        if cause.exit_code == -signal.SIGABRT and behind and is_timeout(cause.message):  # NCCL ends ranks that wait
+            words = f"did not reach the collective of the others, it was in {behind.place()}"
+            message = short_line(f"{words}; rank {cause.rank} waited: {cause.message}")
+            cause = replace(cause, rank=behind.rank, kind=Kind.STALLED, message=message, exit_code=None)
+        elif written and written.time >= started:  # by a rank of another node
+            cause = written
+    elif cause.kind == Kind.EXIT:
+        cause = _with_disk(cause, folder)
+    cause = replace(cause, log=logs.get(cause.rank, cause.log))  # of the rank that stood still, not who names it
     if not folder.is_locked():  # else by another launch, which goes on there
         write_failure(folder, cause)
     return cause
 
 
-def _stalled(folder: RunFolder, waited: Failure) -> Failure | None:
-    """Return that a rank stood still where NCCL has aborted those that waited for it, which could not say so."""
-    behind = furthest_behind(read_notes(folder))
-    if waited.exit_code != -signal.SIGABRT or behind is None or not is_timeout(waited.message):
-        return None
-    words = f"did not reach the collective of the others, it was in {place_of(behind)}; rank {waited.rank} waited"
-    return replace(
-        waited, rank=behind.rank, kind=Kind.STALLED, message=short_line(f"{words}: {waited.message}"), exit_code=None
-    )
-
-
-def _with_disk(failure: Failure, path: Path) -> Failure:
+def _with_disk(failure: Failure, folder: RunFolder) -> Failure:
     """Return the failure of a rank that could report nothing, with the run's disk as its cause where it is one."""
-    if failure.traceback or failure.kind not in (Kind.EXIT, Kind.LOST_PEER):
-        return failure
     try:
-        try_to_write(path)
+        try_to_write(folder.path)
     except OSError as error:
         if is_of_disk(error):
-            return replace(failure, message=str(cannot_write(path, error)), of_disk=True)
+            return replace(failure, message=str(cannot_write(folder.path, error)))
     return failure
 
 
@@ -237,18 +204,18 @@ class _AgentLog(logging.FileHandler):
 @contextmanager
 def _agent_log(folder: RunFolder) -> Iterator[None]:
     """Write the agent's log to ``ranks/agent.log``: the user gets one line with the failure instead."""
+    folder.ranks_path.mkdir(parents=True, exist_ok=True)
     handler = _AgentLog(folder.ranks_path / "agent.log")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     loggers = [logging.getLogger(name) for name in ("torch.distributed.elastic", "torch.distributed.launcher")]
-    before = [logger.propagate for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
         logger.propagate = False
     try:
         yield
     finally:
-        for logger, propagate in zip(loggers, before, strict=True):
-            logger.propagate = propagate
+        for logger in loggers:
+            logger.propagate = True
             logger.removeHandler(handler)
         with suppress(OSError):
             handler.close()

@@ -12,21 +12,21 @@ TERMINAL = "MICRO_TERMINAL"  # the path of the launcher's terminal, on which ran
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_parent(parent: int | None = None, *, how: int = signal.SIGTERM) -> None:
-    """Have Linux end this process when its parent dies, even by SIGKILL; on other systems do nothing.
+def die_with_parent(parent: int | None = None) -> None:
+    """Have Linux kill this process when its parent dies, even by SIGKILL; on other systems do nothing.
+
+    SIGKILL, since a rank may hang in a collective, where Python handles no other signal, while another attempt is
+    already running.
 
     Args:
-        how: The signal that ends it. A rank uses SIGKILL: it may hang in a collective, where Python handles no other
-            signal, while another attempt is already running.
         parent: Process id of the parent when it started this process, to detect that it died before this call; by
             default the current parent.
     """
-    if sys.platform != "linux":
-        return
-    expected = os.getppid() if parent is None else parent
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
-    if os.getppid() != expected:
-        signal.raise_signal(how)
+    if sys.platform == "linux":
+        expected = os.getppid() if parent is None else parent
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != expected:
+            signal.raise_signal(signal.SIGKILL)
 
 
 def leave(code: int) -> NoReturn:

@@ -2,21 +2,19 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
 
 from experiments.config.errors import UserError
-from experiments.config.schema import CheckpointConfig, TrainConfig
+from experiments.config.schema import TrainConfig
 from experiments.runs import checkpoints
 from experiments.runs.atomic_files import Digest
-from experiments.runs.checkpoints import Checkpoint
-from experiments.runs.rank_files import write_rank
-from experiments.runs.records import Extent
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.saved_state import Position, Saved, Workers, random_state, read_state
+from experiments.runs.saved_state import Position, Saved, Workers, random_state, read_state, write_rank
 from experiments.runs.stop_signals import stop_signals
 
 Action = Literal["continue", "save", "stop"]
@@ -39,25 +37,29 @@ class Checkpointer:
     """
 
     def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
-        self._config, self._workers, self._store = _frequency(config), workers, store
-        self._round, self._delay = max(1, config.rounds.every), config.rounds.delay
-        self._resume, self._folder = config.resume, folder
+        self._every_s, self._every_steps = config.checkpoint.every_s, config.checkpoint.every_steps
+        if config.rounds.lost_workers != "stop":  # who is left goes on from the end of a round
+            self._every_s, self._every_steps = 0.0, config.rounds.every
+        self._config, self._workers, self._folder, self._store = config, workers, folder, store
         self._saved_step: int | None = None  # of the newest checkpoint
         self._saved_at = time.monotonic()
         self._first_step: int | None = None
-        if self._config.every_s or self._config.every_steps:
-            self._check_shared(folder)
+        if self._every_s or self._every_steps:
+            seen = workers.gather_items(folder.config_path.exists())
+            if not all(seen):
+                raise UserError(
+                    f"rank {seen.index(False)} does not see {folder.path}, where checkpoints go: put output on a disk "
+                    "that all nodes share, or set checkpoint.every_s=0 checkpoint.every_steps=0"
+                )
 
     def next_action(self, step: int) -> Action:
         """Return what to do before ``step``, the same on all ranks; call it once before each."""
         self._first_step = step if self._first_step is None else self._first_step
-        if self._store is None:
-            return "stop" if stop_signals.number else self._by_time_or_steps(step)
-        note = self._note(step)
-        self._leave_note((step // self._round + 1) * self._round + self._delay)
-        return note if note != "continue" else self._by_steps(step)
+        noted = self._request() if self._store is None else self._exchange_notes(self._store, step)
+        by_steps = self._every_steps and step % self._every_steps == 0 and step != self._first_step
+        return "save" if noted == "continue" and by_steps else noted
 
-    def save(self, position: Position, shared: dict[str, Any], records: Mapping[str, Extent]) -> None:
+    def save(self, position: Position, shared: dict[str, Any], records: Mapping[str, Digest]) -> None:
         """Save every rank's state.
 
         Args:
@@ -70,15 +72,15 @@ class Checkpointer:
         step = position.step
         if step == self._saved_step:  # a run that stops where it began
             return
-        draft = self._as_owner(lambda: checkpoints.begin(self._folder, step))
+        draft = self._as_owner(lambda: checkpoints.begin(self._folder))
         try:
             written = self._everywhere(lambda: self._write(draft, {"position": asdict(position), **shared}))
             ranks = [digest for digests in written for digest in digests]
-            self._as_owner(
-                lambda: checkpoints.publish(self._folder, draft, step, ranks, records, keep=self._config.keep)
-            )
+            keep = self._config.checkpoint.keep
+            self._as_owner(lambda: checkpoints.publish(self._folder, draft, step, ranks, records, keep=keep))
         except UserError:
-            self._on_main(lambda: checkpoints.discard(draft))
+            if self._workers.is_main:
+                checkpoints.discard(draft)
             raise
         self._saved_step, self._saved_at = step, time.monotonic()
 
@@ -91,13 +93,16 @@ class Checkpointer:
         Raises:
             UserError: there are some, and none can be used.
         """
-        candidates, problems = self._on_main(lambda: checkpoints.usable(self._folder))
-        saved = self._first_readable(candidates, problems)
-        if saved:
-            step = self._saved_step = saved.position.step
-            self._as_owner(lambda: checkpoints.remove_after(self._folder, step))
-            return saved, problems
-        if problems and self._resume != "scratch":
+        candidates, problems = self._as_owner(lambda: checkpoints.usable(self._folder))
+        for checkpoint in candidates:
+            saved, problem = _attempt(partial(read_state, checkpoint, self._workers))
+            found = [str(each) for each in self._workers.gather_items(problem) if each]
+            if saved and not found:
+                self._saved_step = saved.position.step
+                self._as_owner(partial(checkpoints.remove_after, self._folder, saved.position.step))
+                return saved, problems
+            problems.append(found[0])
+        if problems and self._config.resume != "scratch":
             raise UserError(
                 f"no checkpoint of {self._folder.path} can be used: {'; '.join(problems)}; "
                 "add resume=scratch to start again (what is there moves to attempts/)"
@@ -105,16 +110,6 @@ class Checkpointer:
         if problems:
             self._as_owner(self._folder.set_aside_records)
         return None, problems
-
-    def _first_readable(self, candidates: Sequence[Checkpoint], problems: list[str]) -> Saved | None:
-        """Return the first checkpoint that every rank can read; a line is added to ``problems`` for those before it."""
-        for checkpoint in candidates:
-            saved, problem = _attempt(lambda chosen=checkpoint: read_state(chosen, self._workers))  # type: ignore[misc]
-            found = [str(each) for each in self._workers.gather_items(problem) if each]
-            if saved and not found:
-                return saved
-            problems.append(found[0])
-        return None
 
     def finish(self, mark_done: Callable[[], None]) -> None:
         """Remove the checkpoints of a finished run, after rank 0 has marked it: a kill at any moment loses nothing."""
@@ -128,7 +123,7 @@ class Checkpointer:
     def _write(self, draft: Path, shared: dict[str, Any]) -> list[Digest]:
         random = random_state(self._workers.device)
         return [
-            write_rank(draft, rank, {"own": own, "random": random, "shared": shared if rank == 0 else None})
+            write_rank(draft, rank, {"own": own, "random": random, "shared": None if rank else shared})
             for rank, own in zip(self._workers.ranks, self._workers.states(), strict=True)
         ]
 
@@ -140,60 +135,34 @@ class Checkpointer:
                 raise problem
         return [result for result, _ in outcomes]
 
-    def _on_main(self, work: Callable[[], T]) -> T:
-        """Call ``work`` in rank 0's process; return its result, or raise its error, in all processes."""
-        return self._everywhere(lambda: work() if self._workers.is_main else None)[0]  # type: ignore[return-value]
-
     def _as_owner(self, work: Callable[[], T]) -> T:
-        """As ``_on_main``; where another process has taken over the folder, raise the error that says so instead."""
+        """Call ``work`` in rank 0's process; return its result, or raise its error, in all processes.
 
-        def check_and_work() -> T:
+        Where another process has taken over the folder, the error that says so is raised instead.
+        """
+
+        def check_and_work() -> T | None:
+            if not self._workers.is_main:
+                return None
             self._folder.check_owned()
             return work()
 
-        return self._on_main(check_and_work)
+        return self._everywhere(check_and_work)[0]  # type: ignore[return-value]
 
-    def _check_shared(self, folder: RunFolder) -> None:
-        for rank, sees in enumerate(self._workers.gather_items(folder.config_path.exists())):
-            if not sees:
-                raise UserError(
-                    f"rank {rank} does not see {folder.path}, where checkpoints go: put output on a disk that all "
-                    "nodes share, or set checkpoint.every_s=0 checkpoint.every_steps=0"
-                )
+    def _exchange_notes(self, store: dist.Store, step: int) -> Action:
+        """Return the action that a rank noted for this step, and note this rank's request; see the class."""
+        found = store.get(f"before/{step}").decode() if store.check([f"before/{step}"]) else "continue"
+        request = self._request()
+        if request == "stop" or (request == "save" and self._workers.is_main):
+            every = max(1, self._config.rounds.every)
+            store.set(f"before/{(step // every + 1) * every + self._config.rounds.delay}", request)
+        return found  # type: ignore[return-value]
 
-    # Notes to the other ranks
-
-    def _note(self, step: int) -> Action:
-        """Return the action that a rank noted for this step."""
-        assert self._store is not None
-        if not self._store.check([f"before/{step}"]):
-            return "continue"
-        return "stop" if self._store.get(f"before/{step}") == b"stop" else "save"
-
-    def _leave_note(self, step: int) -> None:
-        """Note the action that this rank requests before ``step``; an overwritten request is repeated a step later."""
-        assert self._store is not None
+    def _request(self) -> Action:
         if stop_signals.number:
-            self._store.set(f"before/{step}", "stop")
-        elif self._workers.is_main and self._time_to_save():
-            self._store.set(f"before/{step}", "save")
-
-    def _by_time_or_steps(self, step: int) -> Action:
-        return "save" if self._time_to_save() else self._by_steps(step)
-
-    def _time_to_save(self) -> bool:
-        return bool(self._config.every_s) and time.monotonic() - self._saved_at >= self._config.every_s
-
-    def _by_steps(self, step: int) -> Action:
-        every = self._config.every_steps
-        return "save" if every and step % every == 0 and step != self._first_step else "continue"
-
-
-def _frequency(config: TrainConfig) -> CheckpointConfig:
-    """Return when a run is saved: at the end of every round where it goes on without lost workers."""
-    if config.rounds.lost_workers == "stop":
-        return config.checkpoint
-    return replace(config.checkpoint, every_s=0.0, every_steps=config.rounds.every)
+            return "stop"
+        is_time = self._every_s and time.monotonic() - self._saved_at >= self._every_s
+        return "save" if is_time else "continue"
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, UserError | None]:

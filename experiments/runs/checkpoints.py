@@ -1,141 +1,105 @@
 """Checkpoints: the state of every rank on disk, complete or absent.
 
 A checkpoint is a folder with ``rank<r>.pt`` of each rank, as torch.save writes it, and ``CHECKPOINT.json``, which holds
-the size and SHA-256 of each of them, and the length and SHA-256 of each record at that moment. It is written as a
-hidden draft and gets its name by a single rename when all of it is on the disk. So a crash at any moment leaves earlier
-checkpoints as they were, and at most a draft that the next one removes. Nothing here communicates with other ranks:
-rank 0 begins, all ranks write their files (rank_files.py), rank 0 publishes.
+the size and SHA-256 of each of them, and of each record at that moment. It is written as a hidden draft and gets its
+name by a single rename when all of it is on the disk. So a crash at any moment leaves earlier checkpoints as they were,
+and at most a draft that the next one removes. Nothing here communicates with other ranks: rank 0 begins, all ranks
+write their files (saved_state.py), rank 0 publishes.
 """
 
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments.config.errors import UserError
 from experiments.runs.atomic_files import (
+    Damaged,
     Digest,
     cannot_write,
     flush_folder,
-    parse_json,
+    load_json,
     write_json,
 )
-from experiments.runs.disks import reason
-from experiments.runs.records import Extent
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
-_DRAFT, _OLD = ".draft-", ".old-"  # prefixes of folders that are not yet, or no longer, checkpoints
-
-
-class DamagedCheckpoint(UserError):
-    """A checkpoint with a missing or damaged file; an earlier checkpoint may still be complete."""
-
-
-def damaged(path: Path, what: str) -> DamagedCheckpoint:
-    """Return the error that names the file of a checkpoint that cannot be used, and the reason."""
-    return DamagedCheckpoint(f"cannot use checkpoint {path.parent}: {path.name}: {what}")
+_DRAFT = ".draft-"  # prefix of folders that are not yet, or no longer, checkpoints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A checkpoint that was published.
 
-    Args:
-        path: Its folder.
-        step: Steps done when it was saved, which is the number of the next step.
-        ranks: The file of each rank.
-        records: What was recorded until then, by the name of the file.
+    Attributes:
+        path: its folder.
+        step: steps done when it was saved, which is the number of the next step.
+        ranks: what each rank has written.
+        records: what was recorded until then, by the name of the file.
     """
 
     path: Path
     step: int
     ranks: Sequence[Digest]
-    records: Mapping[str, Extent] = field(default_factory=dict)
+    records: Mapping[str, Digest]
 
     @property
     def world_size(self) -> int:
         """Number of its ranks."""
         return len(self.ranks)
 
-    def check(self, folder: RunFolder) -> None:
-        """Check the sizes of its files, and that the run's records begin as they were.
-
-        Raises:
-            UserError: something is missing or damaged.
-        """
-        for rank, digest in enumerate(self.ranks):
-            path = rank_path(self.path, rank)
-            if not path.exists() or path.stat().st_size != digest.bytes:
-                raise damaged(path, f"missing, or not {digest.bytes} bytes long")
-        for name, extent in self.records.items():
-            extent.check(folder.path / name)
+    def rank_path(self, rank: int) -> Path:
+        """Return the file of a rank."""
+        return rank_path(self.path, rank)
 
 
-def begin(folder: RunFolder, step: int) -> Path:
-    """Make the draft folder for the files of all ranks, and remove drafts that a crash left; rank 0 calls this.
-
-    Raises:
-        UserError: It cannot be made.
-    """
-    draft = folder.checkpoints_path / f"{_DRAFT}{_name(step)}-{secrets.token_hex(4)}"
+def begin(folder: RunFolder) -> Path:
+    """Make the draft folder for the files of all ranks, and remove drafts that a crash left. Raises: CannotWrite."""
     try:
         folder.checkpoints_path.mkdir(exist_ok=True)
-        flush_folder(folder.path)
         _remove_drafts(folder)
+        flush_folder(folder.path)
+        draft = folder.checkpoints_path / f"{_DRAFT}{secrets.token_hex(4)}"
         draft.mkdir()
     except OSError as error:
-        raise cannot_write(draft, error) from None
+        raise cannot_write(folder.checkpoints_path, error) from None
     return draft
 
 
 def publish(
-    folder: RunFolder,
-    draft: Path,
-    step: int,
-    ranks: Sequence[Digest],
-    records: Mapping[str, Extent],
-    *,
-    keep: int = 2,
+    folder: RunFolder, draft: Path, step: int, ranks: Sequence[Digest], records: Mapping[str, Digest], *, keep: int = 2
 ) -> Checkpoint:
-    """Make the draft a checkpoint and remove all but the newest; rank 0 calls this when all ranks have written.
-
-    Args:
-        ranks: What ``write_rank`` returned on each rank, in the order of ranks.
-        records: What is on the disk of each record.
-        keep: How many checkpoints remain, this one included.
+    """Make the draft a checkpoint and remove all but the newest ``keep``, when all ranks have written.
 
     Raises:
         UserError: It cannot be written, or a rank's file is not on this disk.
     """
-    path = folder.checkpoints_path / _name(step)
-    for rank, digest in enumerate(ranks):
-        own = rank_path(draft, rank)
-        if not own.exists() or own.stat().st_size != digest.bytes:
+    for rank in range(len(ranks)):
+        if not rank_path(draft, rank).exists():
             remedy = "put the run's folder on a disk that all nodes share"
-            raise UserError(f"the file that rank {rank} wrote of a checkpoint is not at {own}; {remedy}")
-    description = {
+            raise UserError(f"what rank {rank} wrote of a checkpoint is not at {rank_path(draft, rank)}; {remedy}")
+    content = {
         "step": step,
         "ranks": [digest._asdict() for digest in ranks],
-        "records": {name: extent._asdict() for name, extent in records.items()},
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "records": {name: digest._asdict() for name, digest in records.items()},
     }
-    write_json(draft / CHECKPOINT_FILE, description)
+    write_json(draft / CHECKPOINT_FILE, content)
+    path = folder.checkpoints_path / _name(step)
     try:
         draft.rename(path)
         flush_folder(path.parent)
     except OSError as error:
         raise cannot_write(path, error) from None
-    for older in _published(folder)[keep:]:
+    for older in published(folder)[keep:]:
         _remove(older)
     return Checkpoint(path=path, step=step, ranks=ranks, records=records)
 
 
-def discard(draft: Path) -> None:
-    """Remove a draft that will not be published, because a rank could not write its file."""
-    shutil.rmtree(draft, ignore_errors=True)
+def published(folder: RunFolder) -> list[Path]:
+    """Return the folders of checkpoints, whether they can be read or not, newest first."""
+    return sorted((path for path in folder.checkpoints_path.glob("step-*") if path.is_dir()), reverse=True)
 
 
 def usable(folder: RunFolder) -> tuple[list[Checkpoint], list[str]]:
@@ -144,10 +108,14 @@ def usable(folder: RunFolder) -> tuple[list[Checkpoint], list[str]]:
     Their files are there, and the records until then are whole. The content of a rank's file is verified by its reader.
     """
     found, problems = [], []
-    for path in _published(folder):
+    for path in published(folder):
         try:
             checkpoint = describe(path)
-            checkpoint.check(folder)
+            for name, digest in checkpoint.records.items():
+                digest.check(folder.path / name, begins=True)
+            for rank, digest in enumerate(checkpoint.ranks):
+                if not checkpoint.rank_path(rank).exists() or checkpoint.rank_path(rank).stat().st_size != digest.bytes:
+                    raise Damaged(f"{checkpoint.rank_path(rank)} is missing, or not {digest.bytes} bytes long")
         except UserError as error:
             problems.append(str(error))
         else:
@@ -156,19 +124,17 @@ def usable(folder: RunFolder) -> tuple[list[Checkpoint], list[str]]:
 
 
 def describe(path: Path) -> Checkpoint:
-    """Return what the folder of a checkpoint says of itself. Raises: DamagedCheckpoint: it is missing or damaged."""
+    """Return what the folder of a checkpoint says of itself. Raises: Damaged."""
+    value = load_json(path / CHECKPOINT_FILE)
     try:
-        value = parse_json((path / CHECKPOINT_FILE).read_bytes())
         return Checkpoint(
             path=path,
             step=int(value["step"]),
-            ranks=[Digest(int(rank["bytes"]), str(rank["sha256"])) for rank in value["ranks"]],
-            records={name: Extent.parse(extent) for name, extent in value["records"].items()},
+            ranks=[_digest(given) for given in value["ranks"]],
+            records={name: _digest(given) for name, given in value["records"].items()},
         )
-    except OSError as error:
-        raise damaged(path / CHECKPOINT_FILE, reason(error)) from None
-    except (ValueError, LookupError, TypeError, AttributeError):
-        raise damaged(path / CHECKPOINT_FILE, "not the description of a checkpoint") from None
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
+        raise Damaged(f"{path / CHECKPOINT_FILE} is missing, or does not describe a checkpoint") from None
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -180,37 +146,39 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if (path / CHECKPOINT_FILE).exists():
         return describe(path)
     problem = ""
-    for each in _published(RunFolder(path)):
+    for each in published(RunFolder(path)):
         try:
             return describe(each)
         except UserError as error:
             problem = problem or str(error)
-    if not problem and RunFolder(path).is_done():
-        problem = f"{path} has finished, and a finished run has no checkpoint; name a run that was stopped"
-    wanted = "give the folder of a run, or one of the folders in its checkpoints/"
-    raise UserError(
-        problem or (f"no checkpoint in {path}; {wanted}" if path.exists() else f"no folder {path}; {wanted}")
-    )
+    if RunFolder(path).is_done():
+        problem = problem or f"{path} has finished, and a finished run has no checkpoint; name a run that was stopped"
+    missing = "no checkpoint in" if path.exists() else "no folder"
+    raise UserError(problem or f"{missing} {path}; give the folder of a run, or one of the folders in its checkpoints/")
 
 
 def remove_after(folder: RunFolder, step: int) -> None:
-    """Remove the checkpoints of steps after ``step``, from which the run resumes and which it will write again.
-
-    Raises:
-        UserError: One cannot be removed.
-    """
-    for path in _published(folder):
+    """Remove drafts, and the checkpoints of steps after ``step``. Raises: CannotWrite."""
+    for path in published(folder):
         if path.name > _name(step):
             _remove(path)
+    _remove_drafts(folder)
 
 
 def remove_all(folder: RunFolder) -> None:
-    """Remove the checkpoints of a finished run. Raises: UserError: One cannot be removed."""
-    for path in _published(folder):
-        _remove(path)
-    _remove_drafts(folder)
+    """Remove the checkpoints of a finished run. Raises: CannotWrite."""
+    remove_after(folder, -1)
     with suppress(OSError):  # never made, or not empty
         folder.checkpoints_path.rmdir()
+
+
+def discard(draft: Path) -> None:
+    """Remove a draft that will not be published; what is left ``begin`` removes."""
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def _digest(given: Mapping[str, Any]) -> Digest:
+    return Digest(int(given["bytes"]), str(given["sha256"]))
 
 
 def rank_path(checkpoint: Path, rank: int) -> Path:
@@ -219,25 +187,19 @@ def rank_path(checkpoint: Path, rank: int) -> Path:
 
 
 def _name(step: int) -> str:
-    return f"step-{step:09d}"
-
-
-def _published(folder: RunFolder) -> list[Path]:
-    """Return the folders of checkpoints, whether they can be read or not, newest first."""
-    return sorted((path for path in folder.checkpoints_path.glob("step-*") if path.is_dir()), reverse=True)
+    return f"step-{step:09d}" if step >= 0 else ""
 
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint; it is renamed first, so that a crash leaves no incomplete one under its name."""
-    old = path.with_name(f"{_OLD}{path.name}")
+    old = path.with_name(f"{_DRAFT}{path.name}")
     try:
         path.rename(old)
     except OSError as error:
         raise cannot_write(path, error) from None
-    shutil.rmtree(old, ignore_errors=True)  # ``begin`` removes what is left
+    discard(old)
 
 
 def _remove_drafts(folder: RunFolder) -> None:
-    for pattern in (f"{_DRAFT}*", f"{_OLD}*"):
-        for path in folder.checkpoints_path.glob(pattern):
-            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.checkpoints_path.glob(f"{_DRAFT}*"):
+        discard(path)

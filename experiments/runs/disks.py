@@ -10,14 +10,12 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-_READ_ONLY = "make its disk writable again"
-_LARGE = "raise the limit on the size of files (ulimit -f)"
 _REMEDIES = {  # errors that concern the whole disk, or all files: another file there would meet the same
     errno.ENOSPC: "free space",
     errno.EDQUOT: "free space, or have the quota raised,",
-    errno.EROFS: _READ_ONLY,
+    errno.EROFS: "make its disk writable again",
     errno.EIO: "check that disk",
-    errno.EFBIG: _LARGE,
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
 }
 _TRIAL = bytes(4096)  # one block: a full disk may still make an empty file
 
@@ -36,24 +34,16 @@ def explained(error: OSError, path: Path) -> str:
     """Return why ``path`` cannot be written, with the free space where there is too little."""
     if error.errno == errno.EIO:
         return f"the disk reports an error ({reason(error)})"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"{reason(error)} ({free_space(path)})"
-    return reason(error)
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return reason(error)
+    folder = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
+    usage = shutil.disk_usage(folder)
+    return f"{reason(error)} ({decimal(usage.free)} of {decimal(usage.total)} free)"
 
 
 def remedy(error: OSError, otherwise: str = "choose a folder that can be written") -> str:
     """Return what to do about an error of writing."""
     return _REMEDIES.get(error.errno or 0, otherwise)
-
-
-def free_space(path: Path) -> str:
-    """Return how much of the disk of ``path`` is free, ``4.1 kB of 65.5 kB free``."""
-    folder = next((folder for folder in (path, *path.absolute().parents) if folder.is_dir()), Path("/"))
-    try:
-        usage = shutil.disk_usage(folder)
-    except OSError:
-        return "nothing known of it"
-    return f"{decimal(usage.free)} of {decimal(usage.total)} free"
 
 
 def try_to_write(folder: Path) -> None:

@@ -1,10 +1,16 @@
-"""Read the git revision of the code, and whether the code has uncommitted changes."""
+"""The git revision of the code, whether it has uncommitted changes, and which runs are of other code."""
 
 import hashlib
 import os
 import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from experiments.config.paths import ROOT
+from experiments.runs.atomic_files import load_json
+from experiments.runs.run_folder import RunFolder
 
 
 def git_state(folder: Path) -> dict[str, Any]:
@@ -22,6 +28,25 @@ def git_state(folder: Path) -> dict[str, Any]:
         "dirty": bool(difference),
         "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else None,
     }
+
+
+def other_code(finished: Sequence[RunFolder]) -> str:
+    """Return a line if some finished runs were made by other code than the present one, else an empty one."""
+    here = _name(git_state(ROOT)) if finished else ""
+    names = [_name(load_json(folder.manifest_path).get("git")) for folder in finished]
+    others = Counter(name for name in names if name and name != here)
+    if not others or not here:
+        return ""
+    made = ", ".join(f"{name} ({number})" for name, number in others.most_common())
+    return f"{others.total()} of {len(finished)} finished runs are of other code: {made}; the code here is {here}"
+
+
+def _name(git: Any) -> str:
+    """Return how a state of the code is called; empty where it is not known."""
+    if not isinstance(git, Mapping) or not git.get("revision"):
+        return ""
+    changes = str(git.get("diff_sha256") or "")
+    return str(git["revision"])[:8] + (f" with changes {changes[:6]}" if changes else "")
 
 
 def _git(folder: Path, *arguments: str) -> bytes | None:

@@ -16,11 +16,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from experiments.config.errors import UserError, one_line
-from experiments.runs.atomic_files import DiskError, from_json, write_json
-from experiments.runs.disks import explained, is_of_disk, remedy
+from experiments.runs.atomic_files import cannot_write, load_json, write_json
 
 _WAIT_S = 0.1  # how long a new owner waits: longer than ``is_locked`` holds its shared lock
 _NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # of some network disks
@@ -48,15 +47,11 @@ class Owner:
 
 
 class FolderInUse(UserError):
-    """A run folder that another process owns.
+    """A run folder that another process owns."""
 
-    Attributes:
-        holder: the owner, for the user.
-    """
-
-    def __init__(self, path: Path, owner: Owner | None) -> None:
-        super().__init__(path, owner)
-        self.path, self.holder = path, str(owner or "another process")
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path, self.holder = path, str(owner_of(path) or "another process")
 
     def __str__(self) -> str:
         return f"run folder {self.path} is in use by {self.holder}; wait for it, or choose another folder"
@@ -72,34 +67,29 @@ def lock_folder(path: Path) -> Iterator[None]:
 
     Raises:
         FolderInUse: another process owns it.
-        UserError: the folder cannot be made or written.
+        CannotWrite: the folder cannot be made or written.
     """
     make_folder(path)
     # No soft lock: its file would remain after its owner was killed.
     lock = FileLock(path / ".lock", timeout=_WAIT_S, poll_interval=_WAIT_S / 5, fallback_to_soft=False)
     owner = _this_process()
     try:
-        _take(path, lock, owner)
+        lock.acquire()
+    except Timeout:
+        raise FolderInUse(path) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise cannot_write(path, error) from None
+    try:
+        write_json(_owner_path(path), asdict(owner))
         _tokens[path.resolve()] = owner.token
         yield
     finally:
         _tokens.pop(path.resolve(), None)
         if owner_of(path) == owner:
             with suppress(OSError):
-                owner_path(path).unlink()
+                _owner_path(path).unlink()
         lock.release()
-
-
-def _take(path: Path, lock: BaseFileLock, owner: Owner) -> None:
-    """Take the lock, where the disk has locks, and leave the owner's token. Raises: UserError."""
-    try:
-        lock.acquire()
-    except Timeout:
-        raise FolderInUse(path, owner_of(path)) from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise cannot_use(path, error) from None
-    write_json(owner_path(path), asdict(owner))
 
 
 def check_owned(path: Path) -> None:
@@ -139,26 +129,21 @@ def is_locked(path: Path) -> bool:
 def owner_of(path: Path) -> Owner | None:
     """Return the last owner of a folder; None after it has given the folder back, or where it cannot be read."""
     try:
-        return from_json(Owner, owner_path(path).read_bytes())
-    except OSError:
+        return Owner(**load_json(_owner_path(path)))
+    except TypeError:
         return None
 
 
-def owner_path(path: Path) -> Path:
-    """Return the file that names the owner of a folder."""
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents where they are missing. Raises: CannotWrite."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+def _owner_path(path: Path) -> Path:
     return path / ".owner.json"
-
-
-def cannot_use(path: Path, error: OSError) -> UserError:
-    """Return the error that a run folder cannot be used: one line with the reason and what to do."""
-    line = f"cannot use run folder {path}: {explained(error, path)}; {remedy(error)}"
-    return DiskError(f"{line} and start the run again") if is_of_disk(error) else UserError(line)
-
-
-def slurm_job(environ: Mapping[str, str]) -> str:
-    """Return the name of the SLURM job that this process belongs to, a requeued one apart; empty outside of SLURM."""
-    job, restart = environ.get("SLURM_JOB_ID"), environ.get("SLURM_RESTART_COUNT", "0")
-    return f"SLURM job {job}" + (f", restart {restart}" if restart != "0" else "") if job else ""
 
 
 def _this_process() -> Owner:
@@ -166,14 +151,12 @@ def _this_process() -> Owner:
         token=secrets.token_hex(8),
         host=socket.gethostname(),
         pid=os.getpid(),
-        job=slurm_job(os.environ),
+        job=_slurm_job(os.environ),
         since=datetime.now(UTC).isoformat(timespec="seconds"),
     )
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and its parents where they are missing. Raises: UserError: it cannot be made."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_use(path, error) from None
+def _slurm_job(environ: Mapping[str, str]) -> str:
+    """Return the name of the SLURM job that this process belongs to, a requeued one apart; empty outside of SLURM."""
+    job, restart = environ.get("SLURM_JOB_ID"), environ.get("SLURM_RESTART_COUNT", "0")
+    return f"SLURM job {job}" + (f", restart {restart}" if restart != "0" else "") if job else ""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -19,65 +19,52 @@ from experiments.runs.atomic_files import load_json
 from experiments.runs.git_state import git_state
 from experiments.runs.run_folder import RunFolder
 
-_PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")
-_VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_VISIBLE_DEVICES",
-    "MKL_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "PYTHONHASHSEED",
-    "SLURM_JOB_ID",
-    "SLURM_JOB_NODELIST",
-    "SLURM_JOB_PARTITION",
-    "SLURM_NNODES",
-    "SLURM_NTASKS",
-)
 RUNS_AT_ONCE = "MICRO_RUNS_AT_ONCE"  # which a sweep that carries out several runs at once sets for each
+_PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")
+_VARIABLES = re.compile(
+    "(TORCH_)?NCCL_|GLOO_|OMP_|NUMBA_|TRITON_|(CUBLAS_WORKSPACE_CONFIG|CUDA_LAUNCH_BLOCKING|CUDA_VISIBLE_DEVICES|"
+    "MKL_NUM_THREADS|PYTHONHASHSEED|SLURM_JOB_ID|SLURM_JOB_NODELIST|SLURM_JOB_PARTITION|SLURM_NNODES|SLURM_NTASKS)$"
+)
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL", re.IGNORECASE)  # in the name of a variable
 _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_VARIABLE_PREFIXES = ("NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "NUMBA_", "TRITON_")
 
 
 def collect_manifest(
-    *,
-    seed: int,
-    command: list[str],
-    world_size: int,
-    data_checksums: Mapping[str, str],
-    extra: Mapping[str, Any],
+    *, seed: int, command: list[str], world_size: int, data_checksums: Mapping[str, str], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the manifest of a run that starts now, as plain values.
+    """Return the manifest of a run that starts now, as plain values; what is not known is None.
 
     Args:
-        seed: The run's seed.
         command: The command line that started the run.
-        world_size: Number of ranks.
         data_checksums: Checksum of each data file, by name.
         extra: Further entries.
-
-    Returns:
-        A dictionary for ``manifest.json``. An unknown value is None, for instance the git revision of an
-        installed copy.
     """
+    packages = _packages()
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [_USER_OF_URL.sub("***", word) for word in command],  # a name and a password may stand there
         "seed": seed,
         "world_size": world_size,
         "git": git_state(ROOT),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: packages.get(name) for name in _PACKAGES}},
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "cpu": {"model": cpu_model(), "num_cores": os.cpu_count()},
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
-        "environment": _environment(),
+        "environment": {
+            name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name) and _is_open(name)
+        },
         "num_threads": torch.get_num_threads(),
         "runs_at_once": int(os.environ.get(RUNS_AT_ONCE, "1")),
         "load_average": [round(load, 2) for load in os.getloadavg()],
-        "packages": _packages(),
-        "deterministic": _deterministic_flags(),
+        "packages": packages,
+        "deterministic": {
+            "algorithms": torch.are_deterministic_algorithms_enabled(),
+            "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        },
         "data_checksums": dict(data_checksums),
         **extra,
     }
@@ -104,20 +91,6 @@ def code_of_attempts(folder: RunFolder) -> list[dict[str, Any]]:
     return code
 
 
-@cache
-def _packages() -> dict[str, str]:
-    """Return the version of every installed package."""
-    found = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"]}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def cpu_model() -> str | None:
     """Return the name of the processor, where the system tells it."""
     if sys.platform != "linux":
@@ -127,16 +100,12 @@ def cpu_model() -> str | None:
     return next(models, platform.machine())
 
 
-def _environment() -> dict[str, str]:
-    """Return the variables that change results or speed, and no others: those may hold secrets."""
-    chosen = (name for name in sorted(os.environ) if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES))
-    return {name: os.environ[name] for name in chosen if not _SECRET.search(name)}
+@cache
+def _packages() -> dict[str, str]:
+    """Return the version of every installed package."""
+    found = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"]}
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
-def _deterministic_flags() -> dict[str, Any]:
-    return {
-        "algorithms": torch.are_deterministic_algorithms_enabled(),
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-    }
+def _is_open(variable: str) -> bool:
+    return not _SECRET.search(variable)

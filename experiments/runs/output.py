@@ -10,25 +10,21 @@ from experiments.runs.disks import explained, remedy, try_to_write
 from experiments.runs.run_folder import folder_of
 
 
-def check_outputs(configs: Iterable[TrainConfig]) -> None:
-    """Write a file in the output folder of each run, and remove it again. Raises: UserError: it cannot be written."""
-    for output in _outputs(configs):
-        try:
-            try_to_write(output)
-        except OSError as error:
-            raise UserError(f"output={output} cannot be used: {explained(error, output)}; {remedy(error)}") from None
+def check_outputs(configs: Iterable[TrainConfig], *, by_writing: bool = True) -> None:
+    """Write a file in the output folder of each run, and remove it again; or see only whether it is a folder.
 
-
-def check_are_folders(configs: Iterable[TrainConfig]) -> None:
-    """Refuse an output that is no folder, without writing. Raises: UserError."""
-    for output in _outputs(configs):
+    Raises:
+        UserError: it cannot be used.
+    """
+    for output in dict.fromkeys(Path(config.output) for config in configs):
         nearest = next(path for path in (output, *output.parents, *output.absolute().parents) if path.exists())
         if not nearest.is_dir():
             raise UserError(f"output={output} cannot be used: {nearest} is no folder; choose another folder")
-
-
-def _outputs(configs: Iterable[TrainConfig]) -> list[Path]:
-    return [Path(output) for output in dict.fromkeys(config.output for config in configs)]
+        try:
+            if by_writing:
+                try_to_write(output)
+        except OSError as error:
+            raise UserError(f"output={output} cannot be used: {explained(error, output)}; {remedy(error)}") from None
 
 
 def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[list[str]], list[TrainConfig]]:
@@ -42,8 +38,8 @@ def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[li
         path = folder_of(config).path
         before = first.setdefault(path, number)
         if before != number and not config.sparsifier.sends_everything:
-            one, other = jobs[before], jobs[number]
-            words = [word for pair in itertools.zip_longest(one, other) if pair[0] != pair[1] for word in pair if word]
+            pairs = itertools.zip_longest(jobs[before], jobs[number])
+            words = [word for pair in pairs if pair[0] != pair[1] for word in pair if word]
             how = f"{' '.join(words)} makes no difference" if words else "they are the same"
             raise UserError(f"two runs would share the folder {path.name}: {how}; name each combination once")
     return [jobs[number] for number in first.values()], [configs[number] for number in first.values()]

@@ -1,17 +1,26 @@
 """The folder of one run: the names of its files, its lock, and the files of unfinished attempts."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import remove_drafts, write_json
-from experiments.runs.lock import Owner, cannot_use, check_owned, is_locked, lock_folder, make_folder, owner_of
+from experiments.runs.atomic_files import cannot_write, remove_drafts
+from experiments.runs.lock import Owner, check_owned, is_locked, lock_folder, make_folder, owner_of
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
+
+
+class _Place:
+    """The path of a file in a run folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: "RunFolder", kind: type | None = None) -> Path:
+        return folder.path / self._name
 
 
 @dataclass(frozen=True)
@@ -20,74 +29,22 @@ class RunFolder:
 
     path: Path
 
-    @property
-    def config_path(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def manifest_path(self) -> Path:
-        """The machine, the software and the data of the run."""
-        return self.path / "manifest.json"
-
-    @property
-    def steps_path(self) -> Path:
-        """One row per training step."""
-        return self.path / "steps.jsonl"
-
-    @property
-    def epochs_path(self) -> Path:
-        """One row per epoch."""
-        return self.path / "epochs.jsonl"
-
-    @property
-    def plan_path(self) -> Path:
-        """The plan of the buckets, if the schedule made one."""
-        return self.path / "plan.json"
-
-    @property
-    def failure_path(self) -> Path:
-        """The reason of a failure."""
-        return self.path / "failure.json"
-
-    @property
-    def ranks_path(self) -> Path:
-        """The folder of every rank's output."""
-        return self.path / "ranks"
-
-    @property
-    def attempts_path(self) -> Path:
-        """The folder of the files of unfinished attempts, numbered from 1."""
-        return self.path / "attempts"
-
-    @property
-    def weights_path(self) -> Path:
-        """The weights at the end of the run, if they are saved."""
-        return self.path / "weights.pt"
-
-    @property
-    def checkpoints_path(self) -> Path:
-        """The folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def done_path(self) -> Path:
-        """The last file of a finished run: if it exists, all others are complete."""
-        return self.path / "DONE"
+    config_path = _Place("config.yaml")  # the resolved configuration
+    manifest_path = _Place("manifest.json")  # the machine, the software and the data of the run
+    steps_path = _Place("steps.jsonl")  # one row per training step
+    epochs_path = _Place("epochs.jsonl")  # one row per epoch
+    plan_path = _Place("plan.json")  # the plan of the buckets, if the schedule made one
+    failure_path = _Place("failure.json")  # the reason of a failure
+    log_path = _Place("run.log")  # the output of a run of a sweep
+    ranks_path = _Place("ranks")  # the folder of every rank's output
+    attempts_path = _Place("attempts")  # the folder of the files of unfinished attempts, numbered from 1
+    weights_path = _Place("weights.pt")  # the weights at the end of the run, if they are saved
+    checkpoints_path = _Place("checkpoints")  # the folder of the checkpoints
+    done_path = _Place("DONE")  # the last file of a finished run: if it exists, all others are complete
 
     def is_done(self) -> bool:
         """Return whether the run finished."""
         return self.done_path.exists()
-
-    def mark_done(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary`` as the run's last file.
-
-        Raises:
-            RecordError: The file cannot be written.
-            FolderLost: This process no longer owns the folder.
-        """
-        self.check_owned()
-        write_json(self.done_path, summary)
 
     @contextmanager
     def claim(self) -> Iterator[None]:
@@ -99,13 +56,14 @@ class RunFolder:
 
         Raises:
             FolderInUse: another process owns it.
-            UserError: the folder cannot be made or written.
+            CannotWrite: the folder cannot be made or written.
         """
         with self.locked():
             remove_drafts(self.path)
             if not self.is_done():
-                rows = () if self._has_checkpoint() else (self.steps_path, self.epochs_path)
-                self.set_aside(*rows, self.failure_path, self.manifest_path)
+                has_checkpoint = any(self.checkpoints_path.glob("step-*"))  # one that is damaged, too
+                rows = () if has_checkpoint else (self.steps_path, self.epochs_path)
+                self._set_aside(*rows, self.failure_path, self.manifest_path)
             yield
 
     def locked(self) -> AbstractContextManager[None]:
@@ -113,7 +71,7 @@ class RunFolder:
         return lock_folder(self.path)
 
     def make(self) -> None:
-        """Make the folder if it is missing. Raises: UserError: it cannot be made."""
+        """Make the folder if it is missing. Raises: CannotWrite."""
         make_folder(self.path)
 
     def check_owned(self) -> None:
@@ -133,48 +91,29 @@ class RunFolder:
         return is_locked(self.path)
 
     def set_aside_records(self) -> None:
-        """Move records and checkpoints, none of which can be used, to ``attempts/<n>/``. Raises: as ``set_aside``."""
-        self.set_aside(self.steps_path, self.epochs_path, self.checkpoints_path)
+        """Move records and checkpoints, none of which can be used, to ``attempts/<n>/``. Raises: CannotWrite."""
+        self._set_aside(self.steps_path, self.epochs_path, self.checkpoints_path)
 
     def set_aside_ending(self) -> None:
-        """Move what a finished run left to ``attempts/<n>/``, DONE first: it starts again. Raises: as ``set_aside``."""
+        """Move what a finished run left to ``attempts/<n>/``, DONE first: it starts again. Raises: CannotWrite."""
         records = (self.steps_path, self.epochs_path, self.checkpoints_path, self.plan_path, self.weights_path)
-        self.set_aside(self.done_path, *records, self.manifest_path, self.failure_path)
+        self._set_aside(self.done_path, *records, self.manifest_path, self.failure_path)
 
-    def set_aside(self, *paths: Path) -> None:
-        """Move files and folders to that of the newest attempt, ``attempts/<n>/``, or a new one where it has such.
-
-        Raises:
-            UserError: one cannot be moved.
-            FolderLost: this process no longer owns the folder.
-        """
+    def _set_aside(self, *paths: Path) -> None:
+        """Move files and folders, those that there are, to the folder of a new attempt."""
         self.check_owned()
         found = [path for path in paths if path.exists()]
         if not found:
             return
         try:
-            attempt = self._attempt_without(found)
+            self.attempts_path.mkdir(exist_ok=True)
+            numbers = (int(path.name) for path in self.attempts_path.iterdir() if path.name.isdecimal())
+            attempt = self.attempts_path / str(max(numbers, default=0) + 1)
+            attempt.mkdir()
             for path in found:
                 path.rename(attempt / path.name)
         except OSError as error:
-            raise cannot_use(self.path, error) from None
-
-    def _attempt_without(self, paths: Iterable[Path]) -> Path:
-        """Return the folder of the newest attempt, or a new one if that has files of these names."""
-        self.attempts_path.mkdir(exist_ok=True)
-        last = self._last_attempt()
-        newest = self.attempts_path / str(last)
-        if not last or any((newest / path.name).exists() for path in paths):
-            newest = self.attempts_path / str(last + 1)
-            newest.mkdir()
-        return newest
-
-    def _has_checkpoint(self) -> bool:
-        return any(path.is_dir() for path in self.checkpoints_path.glob("step-*"))  # one that is damaged, too
-
-    def _last_attempt(self) -> int:
-        taken = (int(folder.name) for folder in self.attempts_path.iterdir() if folder.name.isdecimal())
-        return max(taken, default=0)
+            raise cannot_write(self.attempts_path, error) from None
 
 
 def folder_of(config: TrainConfig) -> RunFolder:

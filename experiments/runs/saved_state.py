@@ -1,7 +1,12 @@
-"""The state of a run that a checkpoint holds, and how it is read."""
+"""The state of a run that a checkpoint holds: ``rank<r>.pt`` of each rank, by torch.save, read with weights_only.
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+Not torch.distributed.checkpoint: most of a rank's state is its own, so there is nothing to shard again. For the state
+of a resnet18 both write as fast (0.28 s for 134 MB, with their digest), and torch.save reads faster.
+"""
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,24 +15,17 @@ from torch import Tensor
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.runs.checkpoints import Checkpoint, damaged, open_checkpoint, rank_path
-from experiments.runs.rank_files import read_rank
-from experiments.runs.records import Extent
+from experiments.runs.atomic_files import Damaged, Digest, atomic_file, digest_of
+from experiments.runs.checkpoints import Checkpoint, open_checkpoint, rank_path
+from experiments.runs.weights import write_by_torch
 from micro.checkpoints.resizing import average
 
 
 class Workers(Protocol):
-    """What checkpointing needs of the workers of this process; see experiments.training.workers."""
+    """What checkpoints need of the workers of this process: see experiments.training.workers."""
 
     is_main: bool
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks the group has, those of other processes included."""
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """The ranks of this process."""
+    ranks: Sequence[int]
 
     @property
     def device(self) -> torch.device:
@@ -67,7 +65,6 @@ class Saved:
         shared: model and optimizer, which are equal on all ranks.
         ranks: the state of each rank of this process, in order.
         random: state of this process's random generators, None if they are seeded again.
-        world_size: of the run that saved it.
         records: what was recorded until then, by the name of the file.
     """
 
@@ -75,8 +72,54 @@ class Saved:
     shared: dict[str, Any]
     ranks: list[dict[str, Any]]
     random: dict[str, Tensor] | None
-    world_size: int
-    records: Mapping[str, Extent] = field(default_factory=dict)
+    records: Mapping[str, Digest] = field(default_factory=dict)
+
+
+def write_rank(draft: Path, rank: int, state: Mapping[str, Any]) -> Digest:
+    """Write the state of a rank into the draft of a checkpoint.
+
+    No second copy of the state is made: torch copies one tensor at a time to the CPU. For a view the whole storage is
+    written, once for all views of it.
+
+    Raises:
+        CannotWrite: nothing is left of the file.
+        TypeError: A value has a type that torch.load refuses with weights_only.
+    """
+    path = rank_path(draft, rank)
+    with atomic_file(path) as file:
+        write_by_torch(dict(state), file)
+    if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(path):
+        raise TypeError(f"a checkpoint holds tensors and plain values, rank {rank} has {', '.join(sorted(unsafe))}")
+    return digest_of(path)
+
+
+def read_rank(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
+    """Return the state that a rank wrote, its tensors on the CPU. Raises: Damaged."""
+    path = checkpoint.rank_path(rank)
+    checkpoint.ranks[rank].check(path)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        first = str(error).partition("\n")[0]
+        raise Damaged(f"torch {torch.__version__} cannot read {path}: {first}") from None
+    return state
+
+
+def read_state(checkpoint: Checkpoint, workers: Workers) -> Saved:
+    """Return what a checkpoint holds for the ranks of this process; a rank that it lacks gets the state of rank 0.
+
+    Raises:
+        Damaged: A part is missing or damaged.
+    """
+    sources = [rank if rank < checkpoint.world_size else 0 for rank in workers.ranks]
+    parts = {rank: read_rank(checkpoint, rank) for rank in sorted({0, *sources})}
+    try:
+        shared = dict(parts[0]["shared"])
+        own = [parts[rank]["own"] for rank in sources]
+        random = parts[sources[0]]["random"] if sources[0] == workers.ranks[0] else None
+        return Saved(Position(**shared.pop("position")), shared, own, random, checkpoint.records)
+    except (LookupError, TypeError, ValueError) as error:
+        raise Damaged(f"{checkpoint.path} is no checkpoint of a run: {type(error).__name__}: {error}") from None
 
 
 def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
@@ -92,17 +135,22 @@ def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
     if config.start_from is None:
         return None
     checkpoint = open_checkpoint(Path(config.start_from))
+    check_world_size(config, checkpoint)
+    saved = read_state(checkpoint, workers)
     if checkpoint.world_size == config.world_size:
-        return read_state(checkpoint, workers)
-    if config.resize == "refuse":
+        return Saved(saved.position, saved.shared, saved.ranks, saved.random)
+    before = [read_rank(checkpoint, rank)["own"] for rank in range(checkpoint.world_size)]
+    states = average(before, config.world_size)
+    return Saved(saved.position, saved.shared, [{**states[rank], "carry": None} for rank in workers.ranks], None)
+
+
+def check_world_size(config: TrainConfig, checkpoint: Checkpoint) -> None:
+    """Check that a run can start from a checkpoint with its number of workers. Raises: UserError."""
+    if checkpoint.world_size != config.world_size and config.resize == "refuse":
         raise UserError(
             f"start_from={config.start_from} had {checkpoint.world_size} workers, this run has {config.world_size}: "
             "make them equal, or set resize=average"
         )
-    parts = _read_parts(checkpoint, range(checkpoint.world_size))
-    states = average([part["own"] for part in parts.values()], config.world_size)
-    own = [{**states[rank], "carry": None} for rank in workers.ranks]
-    return _saved(parts[0]["shared"], own, None, checkpoint.world_size)
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -120,45 +168,3 @@ def set_random_state(states: dict[str, Tensor] | None, device: torch.device) -> 
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
-
-
-def read_state(checkpoint: Checkpoint, workers: Workers) -> Saved:
-    """Return what a checkpoint holds for the ranks of this process; a rank that it lacks gets the state of rank 0.
-
-    Raises:
-        DamagedCheckpoint: A part is missing or damaged.
-    """
-    sources = [rank if rank < checkpoint.world_size else 0 for rank in workers.ranks]
-    parts = _read_parts(checkpoint, sorted({0, *sources}))
-    own = [parts[rank]["own"] for rank in sources]
-    random = parts[sources[0]]["random"] if sources[0] == workers.ranks[0] else None
-    saved = _saved(parts[0]["shared"], own, random, checkpoint.world_size)
-    return replace(saved, records=checkpoint.records)
-
-
-def _read_parts(checkpoint: Checkpoint, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Return what these ranks saved. Raises: DamagedCheckpoint, also where a part holds no such state."""
-    parts = {rank: read_rank(checkpoint, rank) for rank in ranks}
-    for rank, part in parts.items():
-        problem = _foreign(part, {"own", "random", "shared"})
-        if not problem and rank == 0:
-            problem = _foreign(part["shared"], {"model", "optimizer", "num_steps", "position"})
-            problem = problem or _foreign(part["shared"]["position"], set(Position.__slots__))
-        if problem:
-            raise damaged(rank_path(checkpoint.path, rank), f"it is no part of a run's checkpoint: {problem}")
-    return parts
-
-
-def _foreign(found: Any, keys: set[str]) -> str:
-    """Return what keeps a value from being a mapping with these keys; empty where nothing does."""
-    if not isinstance(found, dict):
-        return f"a value of type {type(found).__name__} where {', '.join(sorted(keys))} are expected"
-    missing = sorted(keys - found.keys())
-    return f"{', '.join(missing)} missing" if missing else ""
-
-
-def _saved(
-    shared: dict[str, Any], ranks: list[dict[str, Any]], random: dict[str, Tensor] | None, world_size: int
-) -> Saved:
-    shared = dict(shared)
-    return Saved(Position(**shared.pop("position")), shared, ranks, random, world_size)

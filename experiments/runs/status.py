@@ -1,14 +1,13 @@
 """The state of a run, read from its folder alone: by one function for all commands."""
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from experiments.config.errors import one_line
-from experiments.runs.atomic_files import load_json
+from experiments.runs.atomic_files import Damaged, load_json
 from experiments.runs.checkpoints import usable
-from experiments.runs.ending import DamagedRun, check_done
+from experiments.runs.ending import check_done
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
@@ -44,7 +43,11 @@ def status_of(folder: RunFolder) -> Status:
     checkpoints, and none whose files and rows are there; the content of a checkpoint is verified where it is read.
     """
     if folder.is_done():
-        return _status_of_finished(folder)
+        try:
+            check_done(folder)
+        except Damaged as error:
+            return Status(State.DAMAGED, str(error))
+        return Status(State.DONE)
     if folder.is_locked():
         return Status(State.RUNNING)
     found, problems = usable(folder)
@@ -63,8 +66,7 @@ def state_of(folder: RunFolder) -> State:
 def saved_step(folder: RunFolder) -> int | None:
     """Return the step of the newest checkpoint, None where there is none."""
     names = (path.parent.name for path in folder.checkpoints_path.glob(f"step-*/{CHECKPOINT_FILE}"))
-    found = (re.match(r"step-(\d+)", name) for name in names)
-    return max((int(match[1]) for match in found if match), default=None)
+    return max((int(name[5:]) for name in names if name[5:].isdecimal()), default=None)
 
 
 def last_step(folder: RunFolder) -> int:
@@ -82,18 +84,5 @@ def failure_reason(folder: RunFolder) -> str:
 def failure_log(folder: RunFolder) -> Path | None:
     """Return the most detailed file on a failure; None if there is none."""
     named = load_json(folder.failure_path).get("log")
-    candidates = [*([Path(named)] if isinstance(named, str) and named else []), run_log(folder), folder.failure_path]
+    candidates = [*([Path(named)] if isinstance(named, str) and named else []), folder.log_path, folder.failure_path]
     return next((path for path in candidates if path.exists()), None)
-
-
-def run_log(folder: RunFolder) -> Path:
-    """Return the file with the output of a run of a sweep."""
-    return folder.path / "run.log"
-
-
-def _status_of_finished(folder: RunFolder) -> Status:
-    try:
-        check_done(folder)
-    except DamagedRun as error:
-        return Status(State.DAMAGED, str(error))
-    return Status(State.DONE)

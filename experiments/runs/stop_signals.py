@@ -7,6 +7,8 @@ from types import FrameType
 
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, leave_with
 
+_AT_ONCE = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint"
+
 
 class StopSignals:
     """Record that a stop signal was received; the training loop reads ``number`` before each step.
@@ -21,9 +23,9 @@ class StopSignals:
 
     @contextmanager
     def recorded(self, then: Callable[[int], None] | None = None) -> Iterator[None]:
-        """Record stop signals in this context. A second Ctrl-C ends the process at once.
+        """Record stop signals in this context; a nested one keeps the signal recorded before it.
 
-        A nested context keeps the signal recorded before it.
+        A second Ctrl-C ends the process at once.
 
         Args:
             then: Called with the first signal, and at once if one was recorded before; it may raise.
@@ -31,7 +33,7 @@ class StopSignals:
 
         def record(number: int, frame: FrameType | None) -> None:
             if number == self.number == signal.SIGINT:
-                _leave_at_once()
+                leave_with(_AT_ONCE, exit_code(signal.SIGINT))
             is_first = not self.number
             self.number = number
             if then and is_first:
@@ -47,11 +49,6 @@ class StopSignals:
                 yield
         finally:
             self._depth -= 1
-
-
-def _leave_at_once() -> None:
-    line = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint"
-    leave_with(line, exit_code(signal.SIGINT))
 
 
 stop_signals = StopSignals()

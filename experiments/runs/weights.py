@@ -22,21 +22,13 @@ def weights_digest(weights: Mapping[str, Tensor]) -> str:
 
 
 def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write a model's state for ``torch.load``, whole or not at all.
-
-    Raises:
-        RecordError: the file cannot be written.
-    """
-    with atomic_file(path, one_writer=True) as file:
+    """Write a model's state for ``torch.load``, whole or not at all. Raises: CannotWrite."""
+    with atomic_file(path) as file:
         write_by_torch({name: tensor.detach().cpu() for name, tensor in weights.items()}, file)
 
 
 def write_by_torch(value: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write a value as torch.save does; an error of the disk is raised as it is, where torch raises its own.
-
-    Raises:
-        OSError: the disk is full, or cannot be written.
-    """
+    """Write a value as torch.save does. Raises: OSError, where torch would raise one of its own for a full disk."""
     try:
         torch.save(value, file)
     except RuntimeError as error:

@@ -16,9 +16,8 @@ from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import handled, raise_stop
 from experiments.launching.failures import RankFailure
-from experiments.runs.lock import cannot_use
+from experiments.runs.atomic_files import cannot_write
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import run_log
 from experiments.training.runner import execute
 from micro import NonFiniteGradient
 
@@ -41,9 +40,9 @@ def carry_out(
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         try:
-            _redirect_output(run_log(folder))
+            _redirect_output(folder.log_path)
         except OSError as error:
-            answer.send(str(cannot_use(folder.path, error)))
+            answer.send(str(cannot_write(folder.path, error)))
             return
         answer.send(_failure(config, folder))
 

@@ -4,12 +4,19 @@ import itertools
 import sys
 from pathlib import Path
 
-from experiments.config.errors import UserError
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from experiments.config.compose import typed
+from experiments.config.errors import UserError, one_line, suggestion
+from experiments.config.identity import NEUTRAL, is_neutral
+from experiments.config.schema import TrainConfig
+from experiments.runs.atomic_files import load_json
+from experiments.runs.git_state import other_code
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.same_data import checksums_of, other_data
-from experiments.runs.saved_run import compare_weights, find_run, other_code, saved_config
-from experiments.sweeps.local_sweep import LocalSweep
-from experiments.training.preflight import check_run
+from experiments.runs.status import status_of
 
 
 def rerun(run: str, overrides: list[str], *, output: Path) -> int:
@@ -22,6 +29,9 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
     Raises:
         UserError: no such run, a configuration that this version cannot read, or an override that changes the result.
     """
+    from experiments.sweeps.local_sweep import LocalSweep  # imports torch, as the next: mistakes are reported before
+    from experiments.training.preflight import check_run
+
     original = find_run(run, output)
     config = saved_config(original, overrides)
     check_run(config)
@@ -29,7 +39,7 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
         raise UserError(f"{original.path} was trained on other data than {config.dataset.root} has: {changed}")
     if not any(override.startswith("output=") for override in overrides):
         config.output = str(original.path.parent)
-    for line in other_code([original]):
+    if line := other_code([original]):
         print(f"warning: {line}", file=sys.stderr)
     folder = free_folder(Path(config.output) / original.path.name)
     code = LocalSweep({folder: config}, at_once=1).run()
@@ -38,7 +48,49 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
     return code
 
 
+def find_run(run: str, output: Path) -> RunFolder:
+    """Return the folder of a run that is named by its path, or by its name under ``output``. Raises: UserError."""
+    for path in (Path(run), output / run):
+        if (path / "config.yaml").exists():
+            return RunFolder(path.resolve())
+    known = [path.parent.name for path in output.glob("*/config.yaml")]
+    raise UserError(f"no config.yaml in {run} or {output / run}: name the folder of a run{suggestion(run, known)}")
+
+
+def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
+    """Return the configuration of a run with ``overrides``, checked.
+
+    Raises:
+        UserError: this version cannot read the configuration, or an override would change the result.
+    """
+    for override in overrides:
+        if "=" not in override or not is_neutral(override.partition("=")[0]):
+            allowed = ", ".join(sorted(NEUTRAL))
+            raise UserError(f"a rerun takes {allowed}, got '{override}': for another run use experiments.train")
+    try:
+        saved = OmegaConf.load(folder.config_path)
+        if "${" in OmegaConf.to_yaml(saved):  # in a folder from elsewhere it may ask for a variable of this machine
+            raise YAMLError("it holds ${...}, which no run writes")
+        composed = OmegaConf.merge(saved, OmegaConf.from_dotlist(overrides))
+        if not isinstance(composed, DictConfig):
+            raise YAMLError("it is not a configuration")
+        return typed(composed)
+    except (UserError, OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{folder.config_path}: {one_line(error)}") from None
+
+
 def free_folder(path: Path) -> RunFolder:
     """Return the first of ``NAME-rerun-1``, ``-2`` ... that is not finished and not in use."""
     numbered = (RunFolder(path.with_name(f"{path.name}-rerun-{number}")) for number in itertools.count(1))
     return next(folder for folder in numbered if not folder.is_done() and not folder.is_locked())
+
+
+def compare_weights(original: RunFolder, again: RunFolder) -> str:
+    """Return a sentence that says whether two finished runs ended with the same weights."""
+    first, second = (load_json(folder.done_path).get("weights_sha256") for folder in (original, again))
+    if problem := status_of(original).problem:
+        return f"{original.path.name} is damaged, its weights are not compared: {problem}"
+    if first is None:
+        return f"{original.path.name} is not finished: no weights to compare"
+    same = "the same weights as" if first == second else "other weights than"
+    return f"ended with {same} {original.path.name}"

@@ -10,9 +10,8 @@ import torch.distributed as dist
 from experiments.config.errors import UserError, one_line
 from experiments.config.schema import TrainConfig
 from experiments.launching.stalls import notes
+from experiments.runs.atomic_files import Digest
 from experiments.runs.checkpointing import Checkpointer
-from experiments.runs.ending import check_ending
-from experiments.runs.records import Extent
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
 from experiments.training.optimizers import learning_rate
@@ -56,8 +55,7 @@ class Trainer:
         """Train to the end; return False if a signal stopped the run, after it was saved.
 
         Args:
-            mark_done: called on rank 0 with the last epoch's row, when the records are checked and before the
-                checkpoints are removed.
+            mark_done: called on rank 0 with the last epoch's row, before the checkpoints are removed.
 
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
@@ -74,23 +72,19 @@ class Trainer:
                     return False
                 self.step(first.epoch, index)
             row = self._evaluate()
-        self._checkpointer.finish(partial(self._finish, mark_done, row or {}))
+        notes.begin("the end")
+        self._checkpointer.finish(partial(mark_done, row or {}))
         return True
 
     @property
-    def records(self) -> Mapping[str, Extent]:
+    def records(self) -> Mapping[str, Digest]:
         """What rank 0 has recorded, by the name of the file; empty on other ranks."""
-        return self._recorder.extents if self._recorder else {}
+        return self._recorder.digests if self._recorder else {}
 
     def follow(self, show: Callable[[str, Mapping[str, Any]], None]) -> None:
         """Pass each row that is recorded from now on to ``show``, with the name of its record."""
         assert self._recorder
         self._recorder.show = show
-
-    def _finish(self, mark_done: Callable[[dict[str, Any]], None], row: dict[str, Any]) -> None:
-        notes.begin("the end")
-        check_ending(self._folder, self.records)
-        mark_done(row)
 
     def close(self) -> None:
         """Close the files of records."""

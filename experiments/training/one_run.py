@@ -10,10 +10,10 @@ from experiments.launching.failures import RankFailure
 from experiments.launching.process_lifetime import leave
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.reports.measures import METRICS
+from experiments.runs.git_state import other_code
 from experiments.runs.output import check_outputs
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_run import other_code
 from experiments.runs.stop_signals import stop_signals
 from experiments.training.devices import NoOwnGpu
 from experiments.training.preflight import check_run, check_start
@@ -44,7 +44,7 @@ def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | Non
     folder = folder_of(config)  # ranks have found out on which device they are
     if ranks is None or ranks.rank == 0:
         print(f"{'done' if ran else 'already done'}: {folder.path}")
-        for line in [] if ran else other_code([folder]):
+        if not ran and (line := other_code([folder])):
             print(f"note: {line}", file=sys.stderr)
     return _measured(folder)
 

@@ -23,6 +23,7 @@ from experiments.launching.rank_environment import is_rank, read_rank_environmen
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.same_data import Checksums, checksums_of, other_data
+from experiments.runs.saved_state import check_world_size
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
 from experiments.training.tasks import check_task, steps_per_epoch
@@ -202,11 +203,7 @@ def _check_start_from(config: TrainConfig) -> None:
     if config.start_from is None:
         return
     checkpoint = open_checkpoint(Path(config.start_from))
-    if checkpoint.world_size != config.world_size and config.resize == "refuse":
-        raise UserError(
-            f"start_from={config.start_from} had {checkpoint.world_size} workers, this run has {config.world_size}: "
-            "make them equal, or set resize=average"
-        )
+    check_world_size(config, checkpoint)
     before = from_yaml(checkpoint.path.parent.parent / "config.yaml")
     for key in ("model", "sparsifier", "optimizer"):
         if getattr(before, key) != getattr(config, key):

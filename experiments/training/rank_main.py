@@ -307,7 +307,7 @@ def variables_of(config: TrainConfig, command: list[str]) -> dict[str, str]:
 
 def main(path: str) -> None:
     """Be the rank of our launcher that the environment variables name, of the run whose folder this is."""
-    die_with_parent(int(os.environ.pop(LAUNCHER_PID)), how=signal.SIGKILL)
+    die_with_parent(int(os.environ.pop(LAUNCHER_PID)))
     for number in STOP_SIGNALS:  # until it takes steps: Python's own handlers would wait for the end of a collective
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import micro
-from experiments.runs.atomic_files import RecordError
-from experiments.runs.records import Extent, RecordWriter
+from experiments.runs.atomic_files import Digest
+from experiments.runs.records import RecordWriter
 from experiments.runs.run_folder import RunFolder
 from experiments.training.tasks import Task
 from experiments.training.workers import Reduced
@@ -25,21 +25,20 @@ class Recorder:
         show: is given each row, with the name of its record, after it was written.
     """
 
-    def __init__(self, folder: RunFolder, kept: Mapping[str, Extent]) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunFolder, kept: Mapping[str, Digest]) -> None:
         self.show: Callable[[str, Mapping[str, Any]], None] = lambda kind, row: None
         self._steps, self._epochs = (
-            RecordWriter(path, kept.get(path.name, Extent())) for path in (folder.steps_path, folder.epochs_path)
+            RecordWriter(path, kept.get(path.name, Digest())) for path in (folder.steps_path, folder.epochs_path)
         )
 
     def step(self, row: dict[str, Any]) -> None:
-        """Append a row for one step. Raises: RecordError: the run's folder, or the file, was removed."""
-        self._append(self._steps, row)
+        """Append a row for one step. Raises: CannotWrite."""
+        self._steps.append(row)
         self.show("steps", row)
 
     def epoch(self, row: dict[str, Any]) -> None:
-        """Append a row for one epoch. Raises: as ``step``."""
-        self._append(self._epochs, row)
+        """Append a row for one epoch. Raises: CannotWrite."""
+        self._epochs.append(row)
         self.show("epochs", row)
 
     def sync(self) -> None:
@@ -47,16 +46,10 @@ class Recorder:
         self._steps.sync()
         self._epochs.sync()
 
-    def _append(self, writer: RecordWriter, row: dict[str, Any]) -> None:
-        if writer.is_removed():
-            self._folder.check_owned()  # another process that took over has replaced it
-            raise RecordError(f"{writer.path} was removed while the run went on: the run stops")
-        writer.append(row)
-
     @property
-    def extents(self) -> dict[str, Extent]:
+    def digests(self) -> dict[str, Digest]:
         """What each record has, by the name of its file."""
-        return {writer.path.name: writer.extent for writer in (self._steps, self._epochs)}
+        return {writer.path.name: writer.digest for writer in (self._steps, self._epochs)}
 
     def close(self) -> None:
         """Close the files."""

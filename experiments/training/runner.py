@@ -1,6 +1,5 @@
 """Carry out one run, from a checked configuration to its last file, with real or simulated workers."""
 
-import signal
 import socket
 import sys
 from contextlib import ExitStack
@@ -58,7 +57,7 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
                     remove_all(folder)
             return False
         if folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
-            raise FolderInUse(folder.path, folder.owner())
+            raise FolderInUse(folder.path)
         _print_note(note_of_idle_gpus(config))
         before = _manifest_time(folder)
         number = 0
@@ -82,7 +81,7 @@ def _start_workers(config: TrainConfig, folder: RunFolder) -> int:
         return start_ranks(folder, module, config.cluster, env=variables)
     except RankFailure:
         if folder.is_locked():  # another process was first
-            raise FolderInUse(folder.path, folder.owner()) from None
+            raise FolderInUse(folder.path) from None
         raise
 
 
@@ -98,7 +97,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
         SystemExit: a signal stopped the run, which is saved.
     """
     ranks.export()
-    die_with_parent(how=signal.SIGKILL)
+    die_with_parent()
     device, _ = start_group(config)
     config.cluster.device = device.type  # auto is what the ranks have found
     folder = folder_of(config)

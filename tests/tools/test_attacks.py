@@ -30,11 +30,11 @@ from experiments.reports.markdown import table
 from experiments.reports.plot_style import plain
 from experiments.runs.atomic_files import digest_of
 from experiments.runs.checkpoints import Checkpoint
-from experiments.runs.rank_files import read_rank
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.saved_run import saved_config
+from experiments.runs.saved_state import read_rank
 from experiments.studies.simulated_steps.networks import load_network
 from experiments.sweeps.job_script import arrays_of, script
+from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
 from experiments.tracking.sources import read
 from micro.checkpoints.rank_states import state_of
@@ -73,7 +73,7 @@ def evil_tensors(marker: Path) -> bytes:
 
 def read_checkpoint(folder: Path, content: bytes) -> None:
     (folder / "rank0.pt").write_bytes(content)
-    read_rank(Checkpoint(path=folder, step=0, ranks=[digest_of(folder / "rank0.pt")]), 0)
+    read_rank(Checkpoint(path=folder, step=0, ranks=[digest_of(folder / "rank0.pt")], records={}), 0)
 
 
 def read_npy(folder: Path, content: bytes) -> None:

@@ -23,11 +23,12 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.runs.checkpoints import open_checkpoint
+from experiments.runs.git_state import other_code
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_run import other_code, saved_config
 from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
 from experiments.studies.simulated_steps.networks import load_network
 from experiments.sweeps.listing import describe
+from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
 from experiments.tracking.sources import from_folders
 from experiments.training.preflight import check_run
@@ -74,7 +75,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = folder / "runs/run/checkpoints/step-00000006"
     checkpoint.mkdir(parents=True)
     digest = {"bytes": 5, "sha256": "0" * 64}
-    held = {"step": 6, "ranks": [digest] * 3, "records": {"steps.jsonl": {"rows": 1, **digest}}}
+    held = {"step": 6, "ranks": [digest] * 3, "records": {"steps.jsonl": digest}}
     (checkpoint / "CHECKPOINT.json").write_text(json.dumps(held))
     (folder / "study.yaml").write_text(
         "overrides: [epochs=2]\ngrid: {seed: [0, 1], sparsifier: [topk, [sparsifier=micro, lr=1]]}\n"

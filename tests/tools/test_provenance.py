@@ -11,10 +11,9 @@ from experiments import figures
 from experiments.config.paths import ROOT
 from experiments.reports import frames
 from experiments.reports.provenance import differences, origin_of
-from experiments.runs.git_state import git_state
+from experiments.runs.git_state import git_state, other_code
 from experiments.runs.manifest import code_of_attempts
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.saved_run import other_code
 from tests.finished_runs import finished
 
 HERE: dict[str, Any] = {
@@ -93,10 +92,9 @@ def test_finished_runs_of_other_code_are_told(tmp_path: Path) -> None:
     now = git_state(ROOT)
     own = write_run(tmp_path, 0, {"git": now})
     other = write_run(tmp_path, 1, {"git": {"revision": "b" * 40, "diff_sha256": "1234567"}})
-    assert other_code([own, write_run(tmp_path, 2, {})]) == []
-    (line,) = other_code([own, other])
-    assert line.startswith(
-        "1 of 2 finished runs are of other code: bbbbbbbb with changes 123456 (1); the code here is "
+    assert other_code([own, write_run(tmp_path, 2, {})]) == ""
+    assert other_code([own, other]).startswith(
+        "1 of 2 finished runs are of other code: bbbbbbbb with changes 123456 (1)"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.launching.process_lifetime import die_with_parent
 
-die_with_parent(how=signal.SIGKILL)
+die_with_parent()
 run_dir = Path(sys.argv[1])
 rank = int(os.environ["RANK"])
 job = (run_dir / "job").read_text()
