@@ -219,14 +219,8 @@ class MomentumCorrection(Feedback):
         return {name: torch.zeros(numel, dtype=wide, device=device) for name in ("residual", "momentum")}
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
-        """Add the gradient to the momentum, and that to the residual, in place; return the residual.
-
-        Without clipping, compiled, it is one pass over the three.
-        """
+        """Add the gradient to the momentum, and that to the residual, in place; return the residual."""
         residual, momentum = memory["residual"], memory["momentum"]
-        absorb_ = kernels.momentum_form(residual, momentum, grad) if self.clip is None else None
-        if absorb_ is not None:
-            return residual, absorb_(residual, momentum, grad, self.momentum, self.nesterov)
         wide = grad.to(residual.dtype)  # what is too large is so for the residual: float16 ends before that
         ordinary = _is_known_ordinary(wide, residual.dtype)
         first_bad = None if ordinary else _drop_too_large_(wide)
@@ -236,7 +230,7 @@ class MomentumCorrection(Feedback):
             residual.add_(wide)
             momentum.add_(wide).mul_(self.momentum)
         else:
-            momentum.mul_(self.momentum).add_(wide)  # rounded twice, as the public code and the compiled pass do
+            momentum.mul_(self.momentum).add_(wide)  # rounded twice, as the public code does
         residual.add_(momentum)
         grad.zero_()
         if not ordinary:

@@ -3,29 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from micro.on_device import on_device
 from micro.partition import cyclic
-
-
-class BlockRange(NamedTuple):
-    """Where the blocks of a part are in a vector.
-
-    Attributes:
-        first: where the first one begins.
-        block: elements of each; the last one may be short.
-        apart: elements from the start of one to that of the next.
-        numel: elements of all of them.
-    """
-
-    first: int
-    block: int
-    apart: int
-    numel: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +43,6 @@ class DealtBlocks:
         blocks.view(self._rounds, self.block).copy_(dealt[:, part])
         last.copy_(vector[first : first + rest])
         return copied
-
-    def range_of(self, step: int, rank: int) -> BlockRange:
-        """Return where a rank's part is."""
-        part = (step + rank) % self.num_parts
-        numel = self._start(part + 1) - self._start(part)
-        return BlockRange(part * self.block, self.block, self.num_parts * self.block, numel)
 
     def places(self, dealt: Tensor, step: int, rank: int) -> Tensor:
         """Return where in the vector elements (k,) of a rank's part are that have these places in the dealt vector."""

@@ -33,6 +33,7 @@ def serving_the_cpu() -> Iterator[None]:
             return run(self, *arguments, **more)
 
     table._runs.cache_clear()
+    table._operations.cache_clear()
     with (
         patch.object(GridExecutor, "__call__", locked),
         patch.dict(os.environ, TRITON_INTERPRET="1"),  # Triton imports more of itself when it first runs a kernel
@@ -42,3 +43,4 @@ def serving_the_cpu() -> Iterator[None]:
     ):
         yield
     table._runs.cache_clear()
+    table._operations.cache_clear()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.health import index_of
-from micro.kernels import reference
+from micro.kernels import cuts, reference, table
 from micro.randomness import generator
 
 Arguments = tuple[Any, ...]
@@ -49,6 +49,13 @@ def lists(kind: str, numel: int) -> tuple[Tensor, Tensor, list[int]]:
     return indices, vector(kind, indices.numel()), [part.numel() for part in parts]
 
 
+def candidates(numel: int, share: int) -> Arguments:
+    """Return indices, magnitudes, and what is kept of them: all from 4 on, and ``share`` of those from 2 on."""
+    bottom, top = 0x40000000, 0x40800000  # as bits of a float32
+    indices, magnitudes, _ = cuts.collect(vector("tied", numel), 0, ONE_HALF, 20)
+    return indices, magnitudes, int((magnitudes >= 4).sum()) + share, bottom, top, share
+
+
 def pieces(numel: int) -> Tensor:
     edges = torch.tensor([0, numel // 7, numel // 7, numel // 2, numel])
     return torch.stack([edges[:-1], edges[1:]], 1)
@@ -71,7 +78,6 @@ CASES: dict[str, Callable[[str, int, torch.dtype], list[Arguments]]] = {
     "largest": lambda kind, numel, dtype: [
         (vector(kind, numel, dtype).nan_to_num(), k) for k in {1, numel // 100, numel // 3, numel - 1} if 0 < k < numel
     ],
-    "ranked": lambda kind, numel, dtype: [(vector("tied", numel), [1, numel // 2 + 1, numel])] if numel else [],
     "first_distinct": lambda kind, numel, dtype: [
         (torch.randint(max(numel, 1), (numel // 2,), generator=generator(numel)).to(kept), max(numel, 1), k)
         for kept in (torch.int32, torch.int64)
@@ -90,10 +96,12 @@ CASES: dict[str, Callable[[str, int, torch.dtype], list[Arguments]]] = {
         (entries(numel, numel // 2, 1), vector("normal", numel // 2), entries(numel, numel // 3, 2))
     ],
     "sums": lambda kind, numel, dtype: [(vector("tied", numel, dtype), floor) for floor in (-1.0, 0.0, 1.25, 1e30)],
-    "squares_by_piece": lambda kind, numel, dtype: [(vector("tied", numel), pieces(numel).diff().view(-1).tolist())],
+    "collect": lambda kind, numel, dtype: [
+        (vector(kind, numel).nan_to_num(), 1000, ONE_HALF, shift) for shift in (10, 20)
+    ],
+    "keep": lambda kind, numel, dtype: [candidates(numel, share) for share in (0, 1, 2)] if numel > 63 else [],
 }
-WITHOUT_REFERENCE = {"absorb_with_momentum_", "largest_of_each"}  # tests/unit/test_dgc.py, test_pieces.py
-ROUNDED = {"absorb_and_sum_", "sums", "squares_by_piece"}
+ROUNDED = {"absorb_and_sum_", "sums"}
 
 
 def outcome(function: Callable[..., Any], given: Arguments) -> list[Any]:
@@ -114,7 +122,10 @@ def outcome(function: Callable[..., Any], given: Arguments) -> list[Any]:
 
 def assert_same(operation: str, form: Callable[..., Any], given: Arguments) -> None:
     """Check that a form of an operation gives what the reference gives, and leaves the same vectors."""
-    found, expected = outcome(form, given), outcome(getattr(reference, operation), given)
+    found, expected = (
+        outcome(form, given),
+        outcome(getattr(table.module(table.TABLE[operation].torch or ""), operation), given),
+    )
     for one, other in zip(found, expected, strict=True):
         assert equal(one, other, rounded=operation in ROUNDED)
 

@@ -3,10 +3,9 @@
 All forms give the same indices and, but for sums that thresholds are fitted to, the same bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from micro.health import FirstBad
 from micro.kernels import reference
 from micro.kernels.code import Code
 from micro.kernels.sums import Sums
-from micro.kernels.table import compiled, family, form, function, has_numba, is_served, module, on_gpu
+from micro.kernels.table import compiled, forms, has_numba, module, on_gpu
 
 __all__ = [
     "above",
@@ -26,36 +25,27 @@ __all__ = [
     "add_at_",
     "added",
     "codes_for",
+    "collect",
     "common",
     "compiled",
-    "cuts_for",
     "distinct",
-    "family",
     "first_distinct",
-    "form",
     "gather",
-    "has_numba",
-    "is_served",
+    "keep",
     "kth_by_run",
     "largest",
-    "largest_of_each",
     "magnitude_counts",
-    "momentum_form",
     "on_gpu",
     "packing_on",
     "prepare",
     "ranked",
-    "squares_by_piece",
     "sums_above",
     "sums_of",
     "take_",
 ]
 
 CPU = torch.device("cpu")
-MOST_MERGED = 64  # lists that are merged one after the other
-LONGEST_NEAR = 1 << 15  # elements of a piece that stays in a core's caches with what is found in it
 SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map
-FEWEST = 8192  # entries from which a loop saves more time than its call takes
 
 
 def absorb_(residual: Tensor, grad: Tensor) -> FirstBad:
@@ -71,25 +61,21 @@ def absorb_(residual: Tensor, grad: Tensor) -> FirstBad:
     Raises:
         ValueError: the vectors differ in length; numba's loops themselves do not look.
     """
-    if residual.numel() != grad.numel():
-        raise ValueError(f"gradient must have the residual's {residual.numel()} elements, got {grad.numel()}")
-    is_narrow = grad.dtype in (torch.bfloat16, torch.float16) and grad.device.type == "cpu" and grad.is_contiguous()
-    vectors = (residual,) if is_narrow and compiled(residual) else (residual, grad)
-    first_bad: FirstBad = form("absorb_", *vectors)(residual, grad)
+    _check_length(residual, grad)
+    first_bad: FirstBad = forms(residual, grad).absorb_(residual, grad)
     return first_bad
 
 
 def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, Sums]:
     """Do what `absorb_` does, in the same pass; return what it returns, and the sums of the new residual."""
-    if residual.numel() != grad.numel():
-        raise ValueError(f"gradient must have the residual's {residual.numel()} elements, got {grad.numel()}")
-    first_bad, found = form("absorb_and_sum_", residual, grad)(residual, grad)
+    _check_length(residual, grad)
+    first_bad, found = forms(residual, grad).absorb_and_sum_(residual, grad)
     return first_bad, Sums(*found)
 
 
-def momentum_form(*vectors: Tensor) -> Callable[..., int | None] | None:
-    """Return numba's pass of momentum correction over residual, momentum and gradient; None where torch does it."""
-    return form("absorb_with_momentum_", *vectors) if all(map(compiled, vectors)) else None
+def _check_length(residual: Tensor, grad: Tensor) -> None:
+    if residual.numel() != grad.numel():
+        raise ValueError(f"gradient must have the residual's {residual.numel()} elements, got {grad.numel()}")
 
 
 def above(x: Tensor, threshold: float) -> Tensor:
@@ -97,13 +83,14 @@ def above(x: Tensor, threshold: float) -> Tensor:
 
     The threshold is rounded to the dtype of ``x`` first, as torch does when it compares a tensor with a number.
     """
-    return above_with_magnitudes(x, threshold)[0]
+    indices: Tensor = forms(x).above(x, threshold)[0]
+    return indices
 
 
 def above_with_magnitudes(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return what `above` returns, and the magnitudes (k,) of those elements, in one scan."""
-    indices, magnitudes = form("above", x)(x, threshold)
-    return indices, magnitudes
+    found: tuple[Tensor, Tensor] = forms(x).above(x, threshold)
+    return found
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,8 +100,8 @@ def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tenso
         pieces: (S, 2) int64 starts and stops, ascending, not overlapping.
         thresholds: (S,) rounded to the dtype of ``x`` first.
     """
-    indices, magnitudes = form("above_by_piece", x)(x, pieces, thresholds)
-    return indices, magnitudes
+    found: tuple[Tensor, Tensor] = forms(x).above_by_piece(x, pieces, thresholds)
+    return found
 
 
 def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
@@ -124,7 +111,7 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
         lengths: (S,) int64, m in sum.
         ranks: (S,) int64 from 1; infinity is returned for ranks below, 0 for ranks beyond a run's length.
     """
-    found: Tensor = form("kth_by_run", magnitudes)(magnitudes, lengths, ranks)
+    found: Tensor = forms(magnitudes).kth_by_run(magnitudes, lengths, ranks)
     return found
 
 
@@ -134,7 +121,7 @@ def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins:
     Bin b counts patterns from ``first_bit_pattern + (b << shift)`` on, ``1 << shift`` of them; what lies outside of all
     bins, zeros, NaN and infinity are not counted.
     """
-    counts: Tensor = form("magnitude_counts", x)(x, first_bit_pattern, shift, num_bins)
+    counts: Tensor = forms(x).magnitude_counts(x, first_bit_pattern, shift, num_bins)
     return counts
 
 
@@ -144,30 +131,41 @@ def largest(x: Tensor, k: int) -> Tensor:
     Exact. Of long vectors a sample estimates the k-th magnitude, one scan collects what is above the estimate, and
     top-k runs on those few.
     """
-    indices: Tensor = (form("largest", x) if 0 < k < x.numel() else reference.largest)(x, k)
-    return indices
-
-
-def largest_of_each(x: Tensor, spans: Tensor, counts: Tensor, *, longest: int) -> Tensor | None:
-    """Return the ascending int32 indices of the ``counts`` (S,) largest magnitudes of each of S short pieces.
-
-    Exact; ties go to the lowest index. None where no loop serves them, or the ``longest`` piece would be read from
-    memory more than once.
-
-    Args:
-        spans: (S, 2) int64 starts and stops, ascending, not overlapping.
-        counts: (S,) int64, none more than the piece has.
-    """
-    if longest > LONGEST_NEAR or not compiled(x):
-        return None
-    indices: Tensor = form("largest_of_each", x)(x, spans, counts)
+    indices: Tensor = forms(x).largest(x, k) if 0 < k < x.numel() else reference.largest(x, k)
     return indices
 
 
 def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
-    """Return the magnitudes (R,) that come at these ``ranks``, from 1 to numel, among those of ``x`` (numel,)."""
-    found: Tensor = form("ranked", x)(x, ranks)
+    """Return the magnitudes (R,) that come at these ranks, from 1 to numel, among those of ``x`` (numel,)."""
+    falling = torch.topk(x.abs(), max(ranks)).values
+    return torch.stack([falling[rank - 1] for rank in ranks])
+
+
+def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what of a slice ``x`` (numel,) reaches the magnitude with the bits ``lowest``; see `micro.kernels.cuts`.
+
+    Args:
+        start: of the slice in the vector.
+
+    Returns:
+        ascending indices in the vector (m,) int32, magnitudes (m,) float32, counts by bin (NUM_BINS,) int32.
+    """
+    found: tuple[Tensor, Tensor, Tensor] = forms(x).collect(x, start, lowest, shift)
     return found
+
+
+def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int, share: int) -> Tensor:
+    """Return the ascending ``indices`` (m,) of the candidates from ``top`` on, and of the largest between.
+
+    Of equal magnitudes the lowest index is kept.
+
+    Args:
+        magnitudes: (m,) float32 of the candidates.
+        count: how many are kept in all.
+        bottom, top: bits of the magnitudes between which only ``share`` of the candidates are kept.
+    """
+    kept: Tensor = forms(magnitudes).keep(indices, magnitudes, count, bottom, top, share)
+    return kept
 
 
 def distinct(indices: Tensor, numel: int) -> Tensor:
@@ -181,35 +179,29 @@ def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
     Fewer where ``indices`` does not hold as many.
     """
     is_dense = indices.numel() * SPARSEST > numel and indices.is_contiguous()
-    is_marked = is_dense and indices.device.type == "cpu" and has_numba()
-    found: Tensor = function("choosing" if is_marked else "reference", "first_distinct")(indices, numel, k)
+    loops = module("choosing") if is_dense and indices.is_cpu and has_numba() else reference
+    found: Tensor = loops.first_distinct(indices, numel, k)
     return found
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """Return ``x`` (numel,) at ``indices`` (m,) int32."""
-    found: Tensor = _at("gather", indices, x)(x, indices)
+    found: Tensor = forms(x).gather(x, indices)
     return found
 
 
 def add_at_(x: Tensor, indices: Tensor, values: Tensor, *, alpha: float = 1.0) -> None:
     """Add ``alpha`` times ``values`` (m,) to ``x`` (numel,) at ``indices`` (m,) int32."""
     if alpha == 1:
-        _at("add_at_", indices, x, values)(x, indices, values)
+        forms(x, values).add_at_(x, indices, values)
     else:
         x.index_add_(0, indices, values.to(x.dtype), alpha=alpha)
 
 
 def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """Subtract ``values`` (m,) from ``x`` (numel,) at unique ``indices`` (m,) int32; return what was there."""
-    before: Tensor = _at("take_", indices, x, values)(x, indices, values)
+    before: Tensor = forms(x, values).take_(x, indices, values)
     return before
-
-
-def _at(operation: str, indices: Tensor, *vectors: Tensor) -> Callable[..., Any]:
-    """Return the form of an operation on entries, of which numba's is for many, with an int32 index for each value."""
-    fits = indices.numel() >= FEWEST and all(values.numel() == indices.numel() for values in vectors[1:])
-    return form(operation, *vectors) if fits and _are_lists(indices) else getattr(reference, operation)
 
 
 def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -218,19 +210,14 @@ def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tenso
     Args:
         indices, values: (sum(counts),) the entries of one list after the other; a list has an index only once.
     """
-    fits = len(counts) <= MOST_MERGED and _are_lists(indices)
-    merged = form("added", values)(indices, values, counts) if fits else None  # None where a list does not ascend
-    return merged or reference.added(indices, values, counts)
+    merged: tuple[Tensor, Tensor] = forms(values).added(indices, values, counts)
+    return merged
 
 
 def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
     """Return the entries (indices and values) whose indices are in ``among`` (K,) too, which ascend."""
-    found = form("common", values)(indices, values, among) if _are_lists(indices, among) else None
-    return found or reference.common(indices, values, among)
-
-
-def _are_lists(*indices: Tensor) -> bool:
-    return all(part.device.type == "cpu" and part.dtype is torch.int32 and part.is_contiguous() for part in indices)
+    found: tuple[Tensor, Tensor] = forms(values).common(indices, values, among)
+    return found
 
 
 def sums_of(x: Tensor) -> Sums:
@@ -240,20 +227,7 @@ def sums_of(x: Tensor) -> Sums:
 
 def sums_above(x: Tensor, floor: float) -> Sums:
     """Return the sums of those of ``x`` (numel,) whose magnitude is larger than ``floor``, rounded to its dtype."""
-    return Sums(*form("sums", x)(x, floor))
-
-
-def squares_by_piece(x: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return the sums of squares (S,) float64 of neighbouring pieces of ``x`` (numel,), which have these lengths."""
-    found: Tensor = form("squares_by_piece", x)(x, lengths)
-    return found
-
-
-def cuts_for(vector: Tensor) -> ModuleType:
-    """Return the module that cuts a selection of this vector by counts: `cuts`, or `cuts_reference` in plain torch."""
-    found = family("cuts", vector)
-    assert found is not None  # there is one in torch
-    return found
+    return Sums(*forms(x).sums(x, floor))
 
 
 def codes_for(code: Code | None, *values: Tensor) -> ModuleType | None:
@@ -263,7 +237,7 @@ def codes_for(code: Code | None, *values: Tensor) -> ModuleType | None:
     """
     if code is None or not all(x.dtype == torch.float32 for x in values):
         return None
-    loops = family("codes", *values)
+    loops: ModuleType | None = forms(*values).codes
     return loops if loops is not None and loops.serves(code) else None
 
 
@@ -275,13 +249,13 @@ def packing_on(device: torch.device) -> ModuleType | None:
 @cache
 def prepare(device: torch.device = CPU) -> None:
     """Compile or load the forms that most steps use on a device, and check a GPU's, so that no step waits for it."""
-    if not is_served(device):
+    x = torch.ones(2, device=device)
+    if not (compiled(x) or on_gpu(x)):
         return
-    x, places = torch.ones(2, device=device), torch.zeros(FEWEST, dtype=torch.int32, device=device)
+    places = torch.zeros(1 << 13, dtype=torch.int32, device=device)
     absorb_(x, torch.ones(2, device=device))
     absorb_and_sum_(x, torch.ones(2, device=device))
     sums_above(x, 0.5)
-    ranked(x, [1])
     above(x, 0.5)
     magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)
     largest(x, 1)

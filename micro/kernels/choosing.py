@@ -1,6 +1,5 @@
 """Compiled loops over lists of indices and magnitudes: the k largest, and what several lists hold together."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -76,44 +75,6 @@ def largest(x: Tensor, k: int) -> Tensor:
 def _of_few(x: Tensor, k: int) -> Tensor:
     """Do the same; it costs about six reads of ``x``."""
     return torch.from_numpy(_largest(bits_of(x), k))
-
-
-@jitted
-def falling(bits: Any) -> Any:
-    """Return the places (m,) int64 of magnitudes given as bits, the largest first, the lowest place first among equals.
-
-    A magnitude, counted from the largest on, travels with its place, a digit at a time from the lowest on.
-    """
-    keys, moved = np.empty(bits.size, np.uint64), np.empty(bits.size, np.uint64)
-    for i in range(bits.size):
-        keys[i] = np.uint64(~bits[i] & np.int32(MAGNITUDE_BITS)) << np.uint64(32) | np.uint64(i)
-    for shift, width in DIGITS[::-1]:
-        starts, mask = np.zeros((1 << width) + 1, np.int64), np.uint64((1 << width) - 1)
-        for i in range(keys.size):
-            starts[np.int64((keys[i] >> np.uint64(32 + shift)) & mask) + 1] += 1
-        starts = starts.cumsum()
-        for i in range(keys.size):
-            digit = np.int64((keys[i] >> np.uint64(32 + shift)) & mask)
-            moved[starts[digit]] = keys[i]
-            starts[digit] += 1
-        keys, moved = moved, keys
-    places = np.empty(bits.size, np.int64)
-    for i in range(keys.size):
-        places[i] = keys[i] & np.uint64(0xFFFFFFFF)
-    return places
-
-
-@jitted
-def _ranked(bits: Any, ranks: Any) -> Any:
-    found = np.empty(ranks.size, np.int32)
-    for i in range(ranks.size):
-        found[i], _ = _kth(bits, ranks[i])
-    return found
-
-
-def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
-    """Return the magnitudes (R,) at these ranks from 1 on among those of contiguous float32 ``x`` (numel,)."""
-    return torch.from_numpy(_ranked(bits_of(x), np.array(ranks)).view(np.float32))
 
 
 @jitted

@@ -12,8 +12,6 @@ from numba import njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.compiling import compile_once
-
 MAGNITUDE_BITS = 0x7FFFFFFF  # a float32 without its sign: as an integer it orders like the magnitude
 INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
 
@@ -28,7 +26,6 @@ def jitted(loop: Callable[..., Any]) -> Any:
         _warn_of_no_cache()
         return njit(nogil=True, error_model="numpy")(loop)
     _date(compiled)
-    compile_once(compiled)
     return compiled
 
 
@@ -104,12 +101,12 @@ def _num_bits(typingctx: Any, word: Any) -> Any:
     return types.int64(types.uint64), codegen
 
 
-def _reader(bits: int, step: int) -> Any:
-    """Return a loop's function ``get(wire, i)``: ``bits`` bits from bit ``step * i`` of bytes anywhere, as uint64."""
+def _reader(bits: int) -> Any:
+    """Return a loop's function ``get(wire, i)``: the i-th word of so many bits, of bytes anywhere, as uint64."""
 
     def get(typingctx: Any, wire: Any, i: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            loaded = builder.load(_place(context, builder, sig, args, bits, step))
+            loaded = builder.load(_place(context, builder, sig, args, bits))
             loaded.align = 1
             return builder.zext(loaded, ir.IntType(64)) if bits < 64 else loaded
 
@@ -118,13 +115,13 @@ def _reader(bits: int, step: int) -> Any:
     return intrinsic(get)
 
 
-def _writer(bits: int, step: int) -> Any:
+def _writer(bits: int) -> Any:
     """Return a loop's function ``put(wire, i, word)``: it writes a word's low bits where ``get`` reads them."""
 
     def put(typingctx: Any, wire: Any, i: Any, word: Any) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             low = builder.trunc(args[2], ir.IntType(bits)) if bits < 64 else args[2]
-            builder.store(low, _place(context, builder, sig, args, bits, step)).align = 1
+            builder.store(low, _place(context, builder, sig, args, bits)).align = 1
             return context.get_dummy_value()
 
         return types.void(wire, types.int64, types.uint64), codegen
@@ -132,15 +129,14 @@ def _writer(bits: int, step: int) -> Any:
     return intrinsic(put)
 
 
-def _place(context: Any, builder: Any, sig: Any, args: Any, bits: int, step: int) -> Any:
+def _place(context: Any, builder: Any, sig: Any, args: Any, bits: int) -> Any:
     source = context.make_array(sig.args[0])(context, builder, args[0])
-    stepped = builder.bitcast(source.data, ir.IntType(step).as_pointer())
-    return builder.bitcast(builder.gep(stepped, [args[1]]), ir.IntType(bits).as_pointer())
+    return builder.gep(builder.bitcast(source.data, ir.IntType(bits).as_pointer()), [args[1]])
 
 
 as_float: Any = intrinsic(_as_float)
 as_bits: Any = intrinsic(_as_bits)
 lowest_bit: Any = intrinsic(_lowest_bit)
 num_bits: Any = intrinsic(_num_bits)
-get16, get32, get64 = _reader(16, 16), _reader(32, 32), _reader(64, 64)
-put16, put32, put64 = _writer(16, 16), _writer(32, 32), _writer(64, 64)
+get16, get32, get64 = _reader(16), _reader(32), _reader(64)
+put16, put32, put64 = _writer(16), _writer(32), _writer(64)

@@ -7,23 +7,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from micro.kernels import reference
 from micro.kernels.jit import array_of, jitted
 
+MOST_MERGED = 64  # lists that are merged one after the other
 
-def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-    """Return the union (m,) int32 of lists of indices, and the sum (m,) of their float32 values in the order given.
 
-    None where a list does not ascend.
+def are_lists(*indices: Tensor) -> bool:
+    """Tell whether loops can read these lists of indices."""
+    return all(part.is_cpu and part.dtype is torch.int32 and part.is_contiguous() for part in indices)
 
-    Args:
-        indices, values: (sum(counts),) the entries of one list after the other.
-    """
-    merged = _added(array_of(indices), array_of(values), np.cumsum(counts))
-    return None if merged is None else (torch.from_numpy(merged[0]), torch.from_numpy(merged[1]))
+
+def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the union of lists of indices, and the sums of their values; see micro.kernels."""
+    if len(counts) <= MOST_MERGED and are_lists(indices):
+        merged = _added(array_of(indices), array_of(values), np.cumsum(counts))
+        if merged is not None:
+            return torch.from_numpy(merged[0]), torch.from_numpy(merged[1])
+    return reference.added(indices, values, counts)
 
 
 @jitted
 def _added(indices: Any, values: Any, ends: Any) -> Any:
+    """Return indices and sums; None where a list does not ascend."""
     places, sums = indices[: ends[0]], values[: ends[0]] + np.float32(0)  # a sum that begins with zero is never -0
     if not ascends(places):
         return None
@@ -35,13 +41,14 @@ def _added(indices: Any, values: Any, ends: Any) -> Any:
     return places, sums
 
 
-def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the entries whose indices are in ``among`` too; None where either list of indices does not ascend."""
-    own, others = array_of(indices), array_of(among)
-    if not (ascends(own) and ascends(others)):
-        return None
-    places, kept = _common(own, array_of(values), others)
-    return torch.from_numpy(places), torch.from_numpy(kept)
+def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entries whose indices are in ``among`` too; see micro.kernels."""
+    if are_lists(indices, among):
+        own, others = array_of(indices), array_of(among)
+        if ascends(own) and ascends(others):
+            places, kept = _common(own, array_of(values), others)
+            return torch.from_numpy(places), torch.from_numpy(kept)
+    return reference.common(indices, values, among)
 
 
 @jitted

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from micro.health import FirstBad
-from micro.norms import norms_of
 
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 CHUNK = 1 << 18  # elements that are added up at a time on a CPU: they stay in the cache
@@ -147,12 +146,6 @@ def largest(x: Tensor, k: int) -> Tensor:
     return places_of(keep, k).to(torch.int32)
 
 
-def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
-    """Return the magnitudes (R,) at these ranks, from 1, among those of ``x`` (numel,)."""
-    falling = torch.topk(x.abs(), max(ranks)).values
-    return torch.stack([falling[rank - 1] for rank in ranks])
-
-
 def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
     """Return, in ascending order, the first k that differ of ``indices`` (m,)."""
     if k >= indices.numel():
@@ -218,8 +211,3 @@ def _sums_of_chunk(chunk: Tensor, floor: float) -> Tensor:
         return torch.cat([value.new_zeros(5), value.new_full((1,), torch.inf)])
     sums = counts.sum().double(), value.sum(), magnitude.square().sum(), magnitude.sum(), magnitude.max(), least.min()
     return torch.stack(sums)
-
-
-def squares_by_piece(x: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Return the sums of squares (S,) float64 of neighbouring pieces of ``x`` (numel,)."""
-    return norms_of(x, lengths).to(torch.float64).square_()

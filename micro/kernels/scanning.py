@@ -22,9 +22,7 @@ from micro.kernels.jit import (
     lowest_bit,
     num_bits,
 )
-from micro.kernels.reference import limit
 from micro.kernels.threads import are_few, in_parts
-from micro.kernels.tiles import TILE
 
 LANES = 64
 AT_ONCE = 3  # hits written of each word, there or not: a branch that is guessed wrong costs more than these
@@ -61,8 +59,8 @@ def _grown(full: Any, count: Any) -> Any:
 
 
 @jitted
-def _scan(bits: Any, first: Any, stop: Any, lowest: Any, base: Any, indices: Any, magnitudes: Any, count: Any) -> Any:
-    """Write ``base`` + i and the magnitude of all in [first, stop) that pass, from place ``count`` on; return the next.
+def _scan(bits: Any, first: Any, stop: Any, lowest: Any, indices: Any, magnitudes: Any, count: Any) -> Any:
+    """Write place and magnitude of all in [first, stop) that pass, from place ``count`` on; return the next.
 
     The lists have room for all of them, and AT_ONCE more.
     """
@@ -72,17 +70,17 @@ def _scan(bits: Any, first: Any, stop: Any, lowest: Any, base: Any, indices: Any
         place, count = count, count + np.int64(num_bits(word))
         for _ in range(AT_ONCE):  # past the last hit it writes what the next word overwrites
             i = start + (lowest_bit(word) & (LANES - 1))
-            indices[place], magnitudes[place] = base + i, bits[i] & MAGNITUDE_BITS
+            indices[place], magnitudes[place] = i, bits[i] & MAGNITUDE_BITS
             place += 1
             word &= word - np.uint64(1)
         while word:
             i = start + lowest_bit(word)
-            indices[place], magnitudes[place] = base + i, bits[i] & MAGNITUDE_BITS
+            indices[place], magnitudes[place] = i, bits[i] & MAGNITUDE_BITS
             place += 1
             word &= word - np.uint64(1)
     for i in range(whole, stop):
         magnitude = bits[i] & MAGNITUDE_BITS
-        indices[count], magnitudes[count] = base + i, magnitude
+        indices[count], magnitudes[count] = i, magnitude
         count += lowest <= magnitude <= INFINITY_BITS
     return count
 
@@ -97,60 +95,8 @@ def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
         for first in range(pieces[piece, 0], end, BLOCK):
             if count + BLOCK + AT_ONCE > indices.size:
                 indices, magnitudes = _grown(indices, count), _grown(magnitudes, count)
-            count = _scan(bits, first, min(first + BLOCK, end), lowest, 0, indices, magnitudes, count)
+            count = _scan(bits, first, min(first + BLOCK, end), lowest, indices, magnitudes, count)
     return indices[:count], magnitudes[:count]
-
-
-@jitted
-def _above_in_blocks(bits: Any, block: Any, apart: Any, first: Any, stop: Any, lowest: Any, capacity: Any) -> Any:
-    """Do what `_above` does with the elements ``first`` to ``stop`` of blocks that begin ``apart`` from each other.
-
-    ``first`` begins a block. Blocks are put together where they stay in the nearest cache.
-    """
-    room = capacity + BLOCK + AT_ONCE
-    indices, magnitudes = np.empty(room, np.int32), np.empty(room, np.int32)
-    count, strip = 0, np.empty(TILE + LANES, np.int32)
-    for start in range(first, stop, TILE):
-        if count + TILE + AT_ONCE > indices.size:
-            indices, magnitudes = _grown(indices, count), _grown(magnitudes, count)
-        size = min(TILE, stop - start)
-        _put_together(bits, block, apart, start, strip[:size])
-        count = _scan(strip, 0, size, lowest, start, indices, magnitudes, count)
-    return indices[:count], magnitudes[:count]
-
-
-@jitted
-def _above_divided(
-    numbers: Any, roots: Any, factor: Any, eps: Any, most: Any, first: Any, stop: Any, lowest: Any, capacity: Any
-) -> Any:
-    """Do what `_above` does with magnitudes divided by ``factor * root + eps``, at most ``most``."""
-    room = capacity + BLOCK + AT_ONCE
-    indices, magnitudes = np.empty(room, np.int32), np.empty(room, np.int32)
-    count, strip = 0, np.empty(TILE + LANES, np.float32)
-    strip_bits = strip.view(np.int32)
-    for start in range(first, stop, TILE):
-        if count + TILE + AT_ONCE > indices.size:
-            indices, magnitudes = _grown(indices, count), _grown(magnitudes, count)
-        size = min(TILE, stop - start)
-        source, scale = numbers[start : start + size], roots[start : start + size]
-        for i in range(size):
-            quotient = abs(source[i]) / (scale[i] * factor + eps)
-            strip[i] = most if quotient > most else quotient
-        count = _scan(strip_bits, 0, size, lowest, start, indices, magnitudes, count)
-    return indices[:count], magnitudes[:count]
-
-
-@jitted
-def _put_together(bits: Any, block: Any, apart: Any, start: Any, strip: Any) -> None:
-    """Fill ``strip`` with the elements from ``start`` on, counted in the blocks alone."""
-    place, within = start // block * apart, start % block
-    done = 0
-    while done < strip.size:
-        length = min(block - within, strip.size - done)
-        source, target = bits[place + within : place + within + length], strip[done : done + length]
-        for i in range(length):
-            target[i] = source[i]
-        done, place, within = done + length, place + apart, 0
 
 
 @jitted
@@ -229,40 +175,5 @@ def scan(bits: Any, pieces: Any, lowests: Any) -> tuple[Any, Any]:
         return _above(bits, starts + inside, lowests, (stop - start) // 32)
 
     parts = in_parts(search, int(lengths.sum()), unit=LANES)
-    indices, magnitudes = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
-    return indices, magnitudes
-
-
-def scan_blocks(bits: Any, block: int, apart: int, numel: int, lowest: int) -> tuple[Any, Any]:
-    """Do what `scan` does for the blocks of ``block`` elements that begin at 0, ``apart`` and so on, as if together.
-
-    Args:
-        bits: (m,) int32; the last block may be short.
-        numel: elements of the blocks; indices count these alone.
-    """
-
-    least = np.int32(lowest)
-
-    def search(start: int, stop: int) -> Any:
-        return _above_in_blocks(bits, block, apart, start, stop, least, (stop - start) // 32)
-
-    parts = in_parts(search, numel, unit=block)
-    indices, magnitudes = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
-    return indices, magnitudes
-
-
-def scan_divided(numbers: Any, roots: Any, factor: float, eps: float, lowest: Any) -> tuple[Any, Any]:
-    """Do what `scan` does for magnitudes divided by ``factor * root + eps``, cut at what counts as infinite.
-
-    Args:
-        numbers, roots: (numel,) float32, roots not negative.
-        lowest: bits of the lowest quotient, int32.
-    """
-    settings = np.float32(factor), np.float32(eps), np.float32(limit(torch.float32))
-
-    def search(start: int, stop: int) -> Any:
-        return _above_divided(numbers, roots, *settings, start, stop, lowest, (stop - start) // 32)
-
-    parts = in_parts(search, numbers.size, unit=TILE, moved=8.0)
     indices, magnitudes = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
     return indices, magnitudes

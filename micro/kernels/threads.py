@@ -10,8 +10,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from queue import SimpleQueue
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -50,9 +51,37 @@ def _shared(work: Callable[[int, int], T], numel: int, least: int, unit: int) ->
     num_threads = 1 if numel < 2 * least else available()
     if num_threads == 1:
         return [work(0, numel)]
-    job = _Job(work, _spans(numel, num_threads, least, unit))
-    _helpers.call(job, num_threads - 1)
-    return job.results()
+    spans = _spans(numel, num_threads, least, unit)
+    found: list[Any] = [None] * len(spans)
+    left = deque(range(len(spans)))
+
+    def do_parts() -> None:
+        while left:
+            try:
+                number = left.popleft()
+            except IndexError:  # another thread took the last
+                return
+            found[number] = work(*spans[number])
+
+    helpers = [_helpers().submit(do_parts) for _ in range(num_threads - 1)]
+    try:
+        do_parts()
+    finally:
+        for helper in helpers:
+            if not helper.cancel():  # one that has not begun is not waited for
+                helper.result()
+    return found
+
+
+def _spans(numel: int, num_threads: int, least: int, unit: int) -> list[tuple[int, int]]:
+    size = max(-(-numel // (PARTS * num_threads)), least)
+    size = -(-size // unit) * unit
+    return [(start, min(start + size, numel)) for start in range(0, numel, size)]
+
+
+@cache
+def _helpers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="micro-loops")
 
 
 def moved_bytes() -> float:
@@ -91,80 +120,5 @@ def one_while(is_busy: Callable[[], bool] | None) -> Iterator[None]:
         _local.is_busy = before
 
 
-def _spans(numel: int, num_threads: int, least: int, unit: int) -> list[tuple[int, int]]:
-    size = max(-(-numel // (PARTS * num_threads)), least)
-    size = -(-size // unit) * unit
-    return [(start, min(start + size, numel)) for start in range(0, numel, size)]
-
-
-class _Job:
-    """The parts of one call, which the caller and its helpers take one after the other."""
-
-    def __init__(self, work: Callable[[int, int], Any], spans: list[tuple[int, int]]) -> None:
-        self._work = work
-        self._spans = spans
-        self._open = deque(range(len(spans)))
-        self._found: list[Any] = [None] * len(spans)
-        self._errors: list[BaseException] = []
-        self._left = len(spans)
-        self._lock = threading.Lock()
-        self._done = threading.Lock()
-        self._done.acquire()
-
-    def do_parts(self) -> None:
-        """Do parts until none is open."""
-        while True:
-            try:
-                number = self._open.popleft()
-            except IndexError:
-                return
-            try:
-                self._found[number] = self._work(*self._spans[number])
-            except BaseException as error:  # the caller raises it
-                self._errors.append(error)
-            with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._done.release()
-
-    def results(self) -> list[Any]:
-        """Do parts too, wait for those that others do, and return what all gave."""
-        self.do_parts()
-        with self._done:
-            if self._errors:
-                raise self._errors[0]
-            return self._found
-
-
-class _Helpers:
-    """Daemon threads that wait for jobs; a forked process starts its own."""
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._num_threads = 0
-        self._lock = threading.Lock()
-
-    def call(self, job: _Job, count: int) -> None:
-        """Have ``count`` helpers do parts of a job."""
-        if self._num_threads < count:
-            with self._lock:
-                for _ in range(count - self._num_threads):
-                    threading.Thread(target=_serve, args=(self._jobs,), name="micro-loops", daemon=True).start()
-                self._num_threads = max(self._num_threads, count)
-        for _ in range(count):
-            self._jobs.put(job)
-
-
-def _serve(jobs: "SimpleQueue[_Job]") -> None:
-    while True:
-        jobs.get().do_parts()
-
-
-def _begin_in_child() -> None:
-    global _helpers
-    _helpers = _Helpers()
-
-
 _local = threading.local()
-_helpers = _Helpers()
-os.register_at_fork(after_in_child=_begin_in_child)
+os.register_at_fork(after_in_child=_helpers.cache_clear)  # a forked process has none of its parent's threads

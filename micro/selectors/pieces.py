@@ -12,6 +12,7 @@ from micro import kernels
 from micro.kernels.reference import places_of
 from micro.selectors.piece_tables import Table, largest_in_tables, tables_of
 
+LONGEST_IN_TABLES = 1 << 15
 SAMPLE = 1 << 10  # elements of a piece from which its threshold is guessed; a wrong guess costs time, never exactness
 
 
@@ -44,7 +45,7 @@ def pieces_at(spans: tuple[tuple[int, int], ...], device: str = "cpu") -> Pieces
     """Return the pieces with these starts and stops."""
     edges = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
     longest = max((stop - start for start, stop in spans), default=0)
-    in_tables = torch.device(device).type != "cpu" and longest <= kernels.LONGEST_NEAR
+    in_tables = torch.device(device).type != "cpu" and longest <= LONGEST_IN_TABLES
     tables = tables_of(spans, device) if in_tables else ()
     return Pieces(spans, edges.to(device), longest, edges, tables)
 
@@ -58,22 +59,18 @@ def pieces_of(numels: tuple[int, ...], device: str = "cpu") -> Pieces:
 def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -> Tensor:
     """Return the ascending int32 indices of the ``counts[s]`` largest magnitudes of each piece; ties to the lowest.
 
-    Exact. Short pieces are chosen from one after the other where a compiled loop serves them, and side by side on an
-    accelerator, whose host then waits for nothing. Else a sample of each guesses its threshold, one scan collects what
-    is above in all pieces, and what is too many is cut among those; pieces that were guessed too high are collected
-    whole in a second scan.
+    Exact. Short pieces on an accelerator are chosen from side by side, and its host waits for nothing. Else a sample
+    of each guesses its threshold, one scan collects what is above in all pieces, and what is too many is cut among
+    those; pieces that were guessed too high are collected whole in a second scan.
 
     Args:
         x: (numel,), on an accelerator without NaN.
         counts: (S,) whole numbers, on the CPU; more than a piece has means all of it.
     """
     wanted = torch.as_tensor(counts, dtype=torch.int64).minimum(pieces.on_host[:, 1] - pieces.on_host[:, 0])
-    if x.device.type != "cpu" and pieces.longest <= kernels.LONGEST_NEAR:
+    if x.device.type != "cpu" and pieces.longest <= LONGEST_IN_TABLES:
         return largest_in_tables(x, pieces.tables, wanted)
     counts = wanted.to(x.device, non_blocking=True)
-    near = kernels.largest_of_each(x, pieces.spans, counts, longest=pieces.longest)
-    if near is not None:
-        return near
     thresholds = _guess(x, pieces, counts)
     candidates, magnitudes = kernels.above_by_piece(x, pieces.spans, thresholds)
     found = _counts(candidates, pieces.spans)

@@ -11,7 +11,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Target
 from micro.flat import Layout
-from micro.kernels import squares_by_piece
+from micro.norms import norms_of
 from micro.on_device import on_device
 from micro.requests import AllReduce, Reduction
 from micro.selectors.base import Selector, Traits
@@ -96,7 +96,7 @@ class ScalingSelector(WrappingSelector[S]):
         """Return the mean squares (L,) float64 of each parameter's accumulator, over all ranks where they share."""
         layout = step.layout
         numels = on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
-        squares = squares_by_piece(acc, layout.numels) / numels
+        squares = norms_of(acc, layout.numels).to(torch.float64).square_() / numels
         if not self.shares_scale:
             return squares
         total: Tensor = yield AllReduce(mine=squares, kind="counts")

@@ -8,19 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro import kernels
-from micro.interleaving import DealtBlocks
-from micro.kernels import cuts_reference, threads
+from micro.kernels import cuts, table
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.scales import ElementScales, Scales
 from tests.products import grid
 
 LOWEST, SHIFT, START = bits_of_magnitude(1.0), 20, 1000
-
-
-def modules() -> list[ModuleType]:
-    """Return the form in plain torch and, with numba, the compiled one."""
-    return list(dict.fromkeys([cuts_reference, kernels.cuts_for(torch.ones(1))]))
+FORMS = [cuts, *([table.module("collecting")] if table.has_numba() else [])]
 
 
 def drawn(numel: int, seed: int = 0) -> Tensor:
@@ -29,18 +23,18 @@ def drawn(numel: int, seed: int = 0) -> Tensor:
 
 
 def bin_of(value: float) -> int:
-    return min((bits_of_magnitude(abs(value)) - LOWEST) >> SHIFT, cuts_reference.NUM_BINS - 1)
+    return min((bits_of_magnitude(abs(value)) - LOWEST) >> SHIFT, cuts.NUM_BINS - 1)
 
 
-@grid(cuts=modules(), numel=[0, 1, 17, 500])
-def test_candidates_are_counted_by_magnitude(cuts: ModuleType, numel: int) -> None:
+@grid(form=FORMS, numel=[0, 1, 17, 500])
+def test_candidates_are_counted_by_magnitude(form: ModuleType, numel: int) -> None:
     x = drawn(numel)
-    indices, magnitudes, counts = cuts.collect(x, START, LOWEST, SHIFT)
+    indices, magnitudes, counts = form.collect(x, START, LOWEST, SHIFT)
     passing = [i for i, value in enumerate(x.tolist()) if abs(value) >= 1.0]
     bins = [bin_of(x[i].item()) for i in passing]
     assert indices.tolist() == [START + i for i in passing]
     assert magnitudes.tolist() == [abs(x[i].item()) for i in passing]
-    assert counts.tolist() == [bins.count(place) for place in range(cuts_reference.NUM_BINS)]
+    assert counts.tolist() == [bins.count(place) for place in range(cuts.NUM_BINS)]
     assert (indices.dtype, counts.dtype) == (torch.int32, torch.int32)
 
 
@@ -50,63 +44,7 @@ def test_what_reaches_a_magnitude_in_double_precision_is_what_rounds_to_it(lowes
     value = math.nextafter(middle, steps * math.inf) if steps else middle
     x = torch.tensor([value], dtype=torch.float64)
     is_reached = bool(x.float() >= magnitude_of(lowest))
-    assert cuts_reference.collect(x, 0, lowest, SHIFT)[0].numel() == is_reached
-
-
-@pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="without numba a copy is multiplied")
-@grid(part=[(0, 0), (0, 800), (3, 521), (100, 700), (799, 800)], lowest=[1, 9, LOWEST, bits_of_magnitude(2.0**90)])
-def test_candidates_of_scaled_pieces_are_those_of_a_multiplied_copy(part: tuple[int, int], lowest: int) -> None:
-    cuts, x = kernels.cuts_for(torch.ones(1)), drawn(800)
-    x[::7] *= 1e-38
-    x[::11] *= 1e-44  # what rounds to a few of the smallest numbers
-    x[5::100] = float("nan")
-    factors = torch.tensor([1.0, 1e-3, 2.0**-100, 3.7e9, 2.0**100, 0.3, 1.0 + 2**-20], dtype=torch.float64)
-    scales = Scales.of([100, 1, 0, 299, 200, 0, 200], factors).part(*part)
-    x = x[slice(*part)]
-    found = cuts.collect_scaled(x, START, lowest, SHIFT, scales)
-    expected = cuts_reference.collect(scales.scaled(x), START, lowest, SHIFT)
-    assert all(map(torch.equal, found, expected))
-
-
-@pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="without numba a copy is divided")
-@grid(numel=[0, 1, 799, 20_003], lowest=[1, LOWEST, bits_of_magnitude(2.0**90)], num_threads=[1, 3])
-def test_candidates_of_scaled_elements_are_those_of_a_divided_copy(
-    numel: int, lowest: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cuts, x, before = kernels.cuts_for(torch.ones(1)), drawn(numel), torch.get_num_threads()
-    x[::7] *= 1e-44
-    x[5::100] = float("nan")
-    roots = drawn(numel).abs()
-    roots[::3] = 0  # what they divide is cut, or as large as eps makes it
-    roots[1::5] = torch.finfo(torch.float32).max
-    scales = ElementScales(roots, 0.7, 1e-35)
-    monkeypatch.setattr(threads, "LEAST", 1 << 10)
-    torch.set_num_threads(num_threads)
-    try:
-        found = cuts.collect_scaled(x, START, lowest, SHIFT, scales)
-    finally:
-        torch.set_num_threads(before)
-    expected = cuts_reference.collect(scales.scaled(x), START, lowest, SHIFT)
-    assert all(map(torch.equal, found, expected))
-
-
-@pytest.mark.skipif(not kernels.compiled(torch.ones(1)), reason="without numba blocks are copied")
-@grid(numel=[0, 1, 7, 1000, 40_003], block=[1, 3, 64, 100, 5000], num_parts=[1, 2, 5], num_threads=[1, 3])
-def test_candidates_of_blocks_are_those_of_a_copy(
-    numel: int, block: int, num_parts: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cuts, x, before = kernels.cuts_for(torch.ones(1)), drawn(numel), torch.get_num_threads()
-    x[::97] = float("nan")
-    dealt = DealtBlocks(numel, num_parts, block)
-    monkeypatch.setattr(threads, "LEAST", 1 << 10)
-    torch.set_num_threads(num_threads)
-    try:
-        for rank in range(num_parts):
-            found = cuts.collect_in_blocks(x, START, LOWEST, SHIFT, dealt.range_of(3, rank))
-            expected = cuts_reference.collect(dealt.slice(x, 3, rank), START, LOWEST, SHIFT)
-            assert all(map(torch.equal, found, expected))
-    finally:
-        torch.set_num_threads(before)
+    assert cuts.collect(x, 0, lowest, SHIFT)[0].numel() == is_reached
 
 
 @grid(dtype=[torch.float32, torch.float64], part=[(0, 9), (2, 3), (2, 8), (4, 4)])
@@ -128,8 +66,8 @@ def test_a_part_is_divided_as_the_whole_is(dtype: torch.dtype, part: tuple[int, 
     assert torch.equal(scales.part(*part).scaled(x[slice(*part)]), whole[slice(*part)])
 
 
-@grid(cuts=modules(), world_size=[1, 2, 7], k=[1, 10, 60, 10_000])
-def test_ranks_share_the_bin_of_the_cut_in_proportion(cuts: ModuleType, world_size: int, k: int) -> None:
+@grid(world_size=[1, 2, 7], k=[1, 10, 60, 10_000])
+def test_ranks_share_the_bin_of_the_cut_in_proportion(world_size: int, k: int) -> None:
     counts = torch.randint(0, 9, (world_size, 32), generator=torch.Generator().manual_seed(k), dtype=torch.int32)
     cut = cuts.cut(counts, k)
     inside = counts[:, cut.bin].tolist()
@@ -145,11 +83,10 @@ def test_ranks_share_the_bin_of_the_cut_in_proportion(cuts: ModuleType, world_si
         order = sorted(range(world_size), key=lambda r: (-round(rests[r], 9), r))
         assert sorted(order[: sum(rounded_up)]) == [r for r in range(world_size) if rounded_up[r]]
     assert cut.shares == tuple(shares)
-    assert cut == cuts_reference.cut(counts, k)
 
 
-@grid(cuts=modules(), share=[0, 1, 2, 5])
-def test_the_largest_are_kept_and_of_equals_the_first(cuts: ModuleType, share: int) -> None:
+@grid(form=FORMS, share=[0, 1, 2, 5])
+def test_the_largest_are_kept_and_of_equals_the_first(form: ModuleType, share: int) -> None:
     x = drawn(400, seed=3)
     indices, magnitudes, _ = cuts.collect(x, START, LOWEST, SHIFT)
     bottom, top = LOWEST + (4 << SHIFT), LOWEST + (5 << SHIFT)
@@ -158,10 +95,10 @@ def test_the_largest_are_kept_and_of_equals_the_first(cuts: ModuleType, share: i
     inside = sorted((-value, i) for i, value in found if bottom <= bits_of_magnitude(value) < top)
     assert len(inside) > 5
     expected = sorted(above + [i for _, i in inside[:share]])
-    assert cuts.keep(indices, magnitudes, len(expected), bottom, top, share).tolist() == expected
+    assert form.keep(indices, magnitudes, len(expected), bottom, top, share).tolist() == expected
 
 
-def row_of(cuts: ModuleType, sizes: dict[str, Any]) -> list[int]:
+def row_of(sizes: dict[str, Any]) -> list[int]:
     """Return the places in the message of eight candidates, whose bins are 3, 0, 1, 2, 1, 3, 0 and 1."""
     values = torch.tensor([1.375, 1.0, 1.125, 1.25, 1.1875, 1.46875, 1.0, 1.1875])
     found = cuts.collect(values, START, LOWEST, 20)
@@ -175,15 +112,15 @@ def row_of(cuts: ModuleType, sizes: dict[str, Any]) -> list[int]:
     return [sum(wire[at + byte] << 8 * byte for byte in range(width)) for at in starts]
 
 
-@grid(cuts=modules(), width=[1, 2, 3, 4])
-def test_a_message_holds_what_is_kept_first(cuts: ModuleType, width: int) -> None:
-    ahead = row_of(cuts, {"sure": 3.0, "capacity": 7, "width": width})
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_a_message_holds_what_is_kept_first(width: int) -> None:
+    ahead = row_of({"sure": 3.0, "capacity": 7, "width": width})
     assert ahead == [0, 3, 5, 4, 7, 2, 1]  # sure ones ascend; of equals the lowest is first
-    assert row_of(cuts, {"sure": 0.0, "capacity": 9, "width": width}) == [5, 0, 3, 4, 7, 2, 1, 6, 0]
+    assert row_of({"sure": 0.0, "capacity": 9, "width": width}) == [5, 0, 3, 4, 7, 2, 1, 6, 0]
 
 
-@grid(cuts=modules(), width=[1, 3])
-def test_ranks_keep_the_first_of_every_message_or_none_of_any(cuts: ModuleType, width: int) -> None:
+@pytest.mark.parametrize("width", [1, 3])
+def test_ranks_keep_the_first_of_every_message_or_none_of_any(width: int) -> None:
     slices = drawn(300, seed=5).view(2, 150)
     starts, sure = [0, 150], torch.tensor([1.0, 2.0], dtype=torch.float64)
     sizes = {"capacity": 20, "width": width}
@@ -194,19 +131,22 @@ def test_ranks_keep_the_first_of_every_message_or_none_of_any(cuts: ModuleType, 
             for one, start, few in zip(found, starts, sure, strict=True)
         ]
     )
-    kept = cuts.kept_by_all(rows, rows[:, :32], sure, (3, 20), starts, **sizes)
+    counts = rows[:, :32]
+    kept = cuts.kept_by_all(rows, counts, sure, (3, 20), starts, **sizes)
+    assert kept is not None
     largest = [sorted(zip((-one[1]).tolist(), one[0].tolist(), strict=True)) for one in found]
     assert sorted(kept[:3].tolist()) == sorted(i for _, i in largest[0][:3])
     assert sorted(kept[3:].tolist()) == sorted(i for _, i in largest[1][:20])
     assert kept.dtype == torch.int32
-    assert cuts.kept_by_all(rows, rows[:, :32], sure, (21, 2), starts, **sizes) is None  # more than a message holds
-    fixed = rows[:, :32].flip(1).cumsum(1)
+    assert cuts.kept_by_all(rows, counts, sure, (21, 2), starts, **sizes) is None  # more than a message holds
+    fixed = counts.flip(1).cumsum(1)
     most = [int(row[row <= few].amax()) for row, few in zip(fixed, [100.0, 2.0], strict=True)]
-    assert cuts.kept_by_all(rows, rows[:, :32], torch.tensor([100.0, 2.0]), (most[0] - 1, 2), starts, **sizes) is None
-    assert cuts.kept_by_all(rows, rows[:, :32], torch.zeros(2), (0, 0), starts, **sizes).tolist() == []
+    assert cuts.kept_by_all(rows, counts, torch.tensor([100.0, 2.0]), (most[0] - 1, 2), starts, **sizes) is None
+    none = cuts.kept_by_all(rows, counts, torch.zeros(2), (0, 0), starts, **sizes)
+    assert none is not None
+    assert none.numel() == 0
 
 
-@pytest.mark.parametrize("cuts", modules())
-def test_what_is_sure_follows_the_slices(cuts: ModuleType) -> None:
+def test_what_is_sure_follows_the_slices() -> None:
     sure = cuts.surely_kept([4, 16, 100], 0.25, 0.8, 3.0)
     assert sure.tolist() == [0.8 * x - 3.0 * x**0.5 for x in (4.0, 25.0, 1.0)]

@@ -1,21 +1,24 @@
-"""Operations equal brute force: in numba, which serves single precision, and in plain torch, which serves double."""
+"""Operations equal brute force, in every form: numba serves single precision, plain torch double."""
 
 import importlib.util
 import math
 import os
 import shutil
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels import reference, table
+from micro.kernels import reference, table, threads
 from micro.kernels.sums import Sums
 from micro.randomness import generator
-from tests.operations import vector
+from tests.operations import CASES, KINDS, LENGTHS, assert_same, vector
 from tests.products import grid
 
 BLOCK = 1 << 16  # of numba's scan: lengths around it are its corners
@@ -34,6 +37,30 @@ def brute_above(x: Tensor, threshold: float) -> list[int]:
 def brute_largest(x: Tensor, k: int) -> list[int]:
     magnitudes = x.abs().tolist()
     return sorted(sorted(range(len(magnitudes)), key=lambda i: (-magnitudes[i], i))[:k])
+
+
+@contextmanager
+def many_parts(num_threads: int) -> Iterator[None]:
+    """Have loops share out vectors of 1,024 elements among threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    with patch.object(threads, "LEAST", 1 << 10), patch.object(reference, "SAMPLE", 512):
+        yield
+    torch.set_num_threads(before)
+
+
+def test_every_operation_has_a_case() -> None:
+    assert CASES.keys() == table.TABLE.keys()
+
+
+@pytest.mark.skipif(not table.has_numba(), reason="numba is not installed")
+@grid(operation=CASES, kind=KINDS, numel=LENGTHS, num_threads=[1, 3])
+def test_numba_gives_what_torch_gives(operation: str, kind: str, numel: int, num_threads: int) -> None:
+    module = table.TABLE[operation].numba
+    assert module
+    with many_parts(num_threads):
+        for given in CASES[operation](kind, numel, torch.float32):
+            assert_same(operation, getattr(table.module(module), operation), given)
 
 
 @grid(numel=[0, 1, 16, 33, 1000, BLOCK + 1], threshold=[0.0, 0.5, 1.5, 10.0], dtype=DTYPES)
@@ -180,15 +207,13 @@ def test_the_first_that_differ_by_a_map_and_by_sorting(numel: int, count: int, d
         assert found.tolist() == sorted(in_turn[:k])
 
 
-@pytest.mark.parametrize("fewest", [0, 8192])
-@pytest.mark.parametrize("index", [-1, 3])
-def test_no_index_lies_outside(index: int, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "FEWEST", fewest)
-    indices = torch.tensor([0, index], dtype=torch.int32)
+@grid(count=[2, 9000], index=[-1, 3])
+def test_no_index_lies_outside(count: int, index: int) -> None:
+    indices = torch.tensor([0, index], dtype=torch.int32).repeat_interleave(count // 2)
     for call in (
         lambda x: kernels.gather(x, indices),
-        lambda x: kernels.add_at_(x, indices, torch.ones(2)),
-        lambda x: kernels.take_(x, indices, torch.ones(2)),
+        lambda x: kernels.add_at_(x, indices, torch.ones(count)),
+        lambda x: kernels.take_(x, indices, torch.ones(count)),
     ):
         with pytest.raises((IndexError, RuntimeError)):
             call(torch.zeros(3))
@@ -232,15 +257,6 @@ def test_moments_of_sums() -> None:
     assert (sums.mean_magnitude, sums.variance_of_magnitudes) == pytest.approx(
         (float(sizes.mean()), float(sizes.var()))
     )
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_squares_of_a_piece_that_is_not_finite_are_not(value: float) -> None:
-    x = torch.ones(100)
-    x[40] = value
-    first, second, third = kernels.squares_by_piece(x, (30, 40, 30)).tolist()
-    assert (first, third) == (30.0, 30.0)
-    assert not math.isfinite(second)
 
 
 def test_without_a_writable_folder_loops_are_compiled_without_a_cache(

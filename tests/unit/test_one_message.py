@@ -8,7 +8,6 @@ from torch import Tensor
 
 import micro
 from micro.comm import Comm
-from micro.kernels import cuts_reference
 from micro.lockstep import SimulatedRanks
 from micro.operations import Op
 from micro.partition import cyclic_slice
@@ -94,7 +93,7 @@ def test_a_slice_beyond_its_room_takes_one_collective_more(factor: float) -> Non
 
 
 def test_there_is_room_for_the_most_and_a_slice_needs_few_bytes() -> None:
-    room = Room.after([2, 4, 6], 12, 0.0, 100, cuts_reference)
+    room = Room.after([2, 4, 6], 12, 0.0, 100)
     assert room is not None
     assert room.capacity == 8  # 6, and half its root, rounded up
     assert [width_for(longest) for longest in (1, 256, 257, 1 << 16, (1 << 16) + 1, 1 << 24, 1 << 25)] == [
@@ -103,9 +102,9 @@ def test_there_is_room_for_the_most_and_a_slice_needs_few_bytes() -> None:
 
 
 def test_nothing_is_known_after_a_step_that_kept_nothing() -> None:
-    assert Room.after([0, 0], 5, 0.1, 10, cuts_reference) is None
-    assert Room.after([5], 5, 0.1, 10, cuts_reference) is None
-    assert Room.after([], 5, 0.1, 10, cuts_reference) is None
+    assert Room.after([0, 0], 5, 0.1, 10) is None
+    assert Room.after([5], 5, 0.1, 10) is None
+    assert Room.after([], 5, 0.1, 10) is None
 
 
 def test_counts_of_another_number_of_ranks_are_no_use() -> None:

@@ -6,7 +6,6 @@ from torch import Tensor
 
 import micro
 from micro import kernels
-from micro.kernels import reference
 from micro.selectors import piece_tables
 from micro.selectors.piece_tables import tables_of
 from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
@@ -37,35 +36,20 @@ def vector(kind: str, dtype: torch.dtype) -> Tensor:
     kind=["scaled", "zero", "tied", "few", "steps"],
     dtype=[torch.float32, torch.float64],
     counts=[[50, 1, 0, 3, 41, 1, 200], [5000, 5, 2, 0, 4096, 7, 1], [0, 0, 0, 0, 0, 0, 0]],
-    longest_near=[kernels.LONGEST_NEAR, 0],
 )
-def test_the_largest_of_each_piece(
-    kind: str, dtype: torch.dtype, counts: list[int], longest_near: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "LONGEST_NEAR", longest_near)
+def test_the_largest_of_each_piece(kind: str, dtype: torch.dtype, counts: list[int]) -> None:
     x = vector(kind, dtype)
     found = largest_of_each(x, pieces_of(LENGTHS), counts)
     assert found.dtype == torch.int32
     assert found.tolist() == by_sorting(x, LENGTHS, counts)
 
 
-@pytest.mark.parametrize("thresholds", [[1.0, 0.0, 1.0, 0.5, float("inf"), 0.1, 2.0]])
-def test_compiled_scan_by_piece_is_the_reference(thresholds: list[float]) -> None:
-    x, spans = vector("scaled", torch.float32), pieces_of(LENGTHS).spans
-    got = kernels.above_by_piece(x, spans, torch.tensor(thresholds))
-    expected = reference.above_by_piece(x, spans, torch.tensor(thresholds))
-    assert torch.equal(got[0], expected[0])
-    assert torch.equal(got[1], expected[1])
-
-
-def test_nan_is_never_among_the_largest_of_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_is_never_among_the_largest_of_a_piece() -> None:
     x = vector("scaled", torch.float32)
     x[::3], x[100], x[5001] = float("nan"), float("-inf"), 0.0
     counts = [4000, 1, 0, 299, 40, 0, 200]  # the first and the fourth piece have fewer numbers
-    near = largest_of_each(x, pieces_of(LENGTHS), counts)
-    monkeypatch.setattr(kernels, "LONGEST_NEAR", 0)
-    assert torch.equal(near, largest_of_each(x, pieces_of(LENGTHS), counts))
-    assert not x[near.long()].isnan().any()
+    found = largest_of_each(x, pieces_of(LENGTHS), counts)
+    assert not x[found.long()].isnan().any()
 
 
 def test_pieces_may_leave_gaps() -> None:

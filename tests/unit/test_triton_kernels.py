@@ -43,7 +43,7 @@ def test_triton_gives_what_torch_gives(
     monkeypatch.setattr(reference, "SAMPLE", 500)
     monkeypatch.setattr(scanning, "SCAN_PROGRAMS", 2)  # of the histogram: each takes many blocks
     for given in CASES[operation](kind, numel, dtype):
-        assert_same(operation, table.function(module, operation), given)
+        assert_same(operation, getattr(table.module(module), operation), given)
 
 
 @grid(make=[torch.ones, torch.zeros, lambda n: torch.arange(n).float()], k=[1, 100, 2000])

@@ -3,13 +3,12 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 
 from torch import Tensor
 
 from micro import kernels
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
-from micro.kernels.cuts_reference import NUM_BINS, Cut
+from micro.kernels.cuts import NUM_BINS, Cut, cut
 from micro.requests import AllGather, AllReduce, Once, Reduction
 from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
 from micro.selectors.micro_rules.one_message import Room, candidate_bytes
@@ -74,38 +73,36 @@ class Agreed(ThresholdRule[AgreedState]):
         if search.wants_all:
             state.lowest_bits, state.last = None, []
             return everything(search)
-        if not kernels.compiled(search.slice):
-            search = search.copied()
+        search = search.copied()
         k, room = search.step.target_count, self._room(state, search)
         known = state.lowest_bits is not None
         if not known:
             yield from _reset_candidates(state, search)
-        cuts = kernels.cuts_for(search.slice)
-        found = yield from _collect(state, search, room, cuts)
-        cut = yield from _cut(found, search, cuts)
+        found = yield from _collect(state, search, room)
+        where = yield from _cut(found, search)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
-        if known and cut.num_candidates < k:
+        if known and where.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             yield from _reset_candidates(state, search)
-            found = yield from _collect(state, search, room, cuts)
-            cut = yield from _cut(found, search, cuts)
-        rank, threshold = search.comm.rank, _between(state, cut)
-        all_indices = None if room is None else room.kept(found.rows, found.counts, cut.taken, search, cuts)
+            found = yield from _collect(state, search, room)
+            where = yield from _cut(found, search)
+        rank, threshold = search.comm.rank, _between(state, where)
+        all_indices = None if room is None else room.kept(found.rows, found.counts, where.taken, search)
         if all_indices is None:
-            mine, is_overfull = _kept(state, found, cut, rank, cuts), room is not None
+            mine, is_overfull = _kept(state, found, where, rank), room is not None
         else:
-            first, is_overfull = sum(cut.taken[:rank]), False
-            mine = all_indices[first : first + cut.taken[rank]]
-        _prepare_next(state, threshold, cut, k)
-        state.last = [] if self.slack is None else list(cut.taken)
-        return Found(mine, cut.taken, threshold, all_indices, is_overfull)
+            first, is_overfull = sum(where.taken[:rank]), False
+            mine = all_indices[first : first + where.taken[rank]]
+        _prepare_next(state, threshold, where, k)
+        state.last = [] if self.slack is None else list(where.taken)
+        return Found(mine, where.taken, threshold, all_indices, is_overfull)
 
     def _room(self, state: AgreedState, search: Search) -> Room | None:
         """Return the room for candidates in this step's message; None where they do not travel in it."""
         if self.slack is None or len(state.last) != search.comm.world_size:
             return None
         longest = max(stop - start for start, stop in search.spans)
-        return Room.after(state.last, search.step.target_count, self.slack, longest, kernels.cuts_for(search.slice))
+        return Room.after(state.last, search.step.target_count, self.slack, longest)
 
     def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
         """Return the gathering of counts by magnitude, and of candidates; at a density of 1 nothing travels."""
@@ -131,50 +128,36 @@ class _Candidates:
     counts: Tensor
 
 
-def _collect(state: AgreedState, search: Search, room: Room | None, cuts: ModuleType) -> Reduction[_Candidates]:
+def _collect(state: AgreedState, search: Search, room: Room | None) -> Reduction[_Candidates]:
     """Return this rank's candidates, and every rank's counts and the candidates in its message: one all-gather."""
     assert state.lowest_bits is not None
-    where = search.slice, search.start, state.lowest_bits, state.shift
-    if search.dealt is not None:  # the loops are compiled, as below
-        blocks = search.dealt.range_of(search.step.index, search.comm.rank)
-        return (yield from _counted(cuts.collect_in_blocks(*where, blocks), state, search, room, cuts))
-    if search.scales is not None:
-        return (yield from _counted(cuts.collect_scaled(*where, search.scales), state, search, room, cuts))
-    return (yield from _counted(cuts.collect(*where), state, search, room, cuts))
-
-
-def _counted(
-    mine: tuple[Tensor, Tensor, Tensor], state: AgreedState, search: Search, room: Room | None, cuts: ModuleType
-) -> Reduction[_Candidates]:
-    """Return this rank's candidates with what the message of all ranks said."""
-    assert state.lowest_bits is not None
+    bins = {"lowest": state.lowest_bits, "shift": state.shift}
+    mine = kernels.collect(search.slice, search.start, **bins)
     indices, magnitudes, counts = mine
     if room is None:
         rows = yield AllGather(mine=counts, read=True)
         return _Candidates(indices, magnitudes, rows, rows)
-    message = room.message(mine, search, cuts, lowest=state.lowest_bits, shift=state.shift)
-    rows = yield AllGather(mine=message, kind="indices")
+    rows = yield AllGather(mine=room.message(mine, search, **bins), kind="indices")
     return _Candidates(indices, magnitudes, rows, rows[:, :NUM_BINS].cpu())  # host sync: counts shape what follows
 
 
-def _cut(found: _Candidates, search: Search, cuts: ModuleType) -> Reduction[Cut]:
-    cut: Cut = yield Once(work=lambda: cuts.cut(found.counts, search.step.target_count))
-    return cut
+def _cut(found: _Candidates, search: Search) -> Reduction[Cut]:
+    where: Cut = yield Once(work=lambda: cut(found.counts, search.step.target_count))
+    return where
 
 
-def _kept(state: AgreedState, found: _Candidates, cut: Cut, rank: int, cuts: ModuleType) -> Tensor:
+def _kept(state: AgreedState, found: _Candidates, cut: Cut, rank: int) -> Tensor:
     """Return the ascending indices of this rank's largest candidates above and inside the cut's bin."""
     assert state.lowest_bits is not None
     bottom, top = (state.lowest_bits + (place << state.shift) for place in (cut.bin, cut.bin + 1))
     top = min(top, BEYOND_BITS) if cut.bin < NUM_BINS - 1 else BEYOND_BITS
-    kept: Tensor = cuts.keep(found.indices, found.magnitudes, cut.taken[rank], bottom, top, cut.shares[rank])
-    return kept
+    return kernels.keep(found.indices, found.magnitudes, cut.taken[rank], bottom, top, cut.shares[rank])
 
 
 def _reset_candidates(state: AgreedState, search: Search) -> Reduction[None]:
     """Set the state so that surplus * k elements, or all that are not zero, become candidates, and the bins reach k."""
     k = search.step.target_count
-    totals = yield AllReduce(mine=magnitude_bins(search.copied().slice), kind="counts")
+    totals = yield AllReduce(mine=magnitude_bins(search.slice), kind="counts")
     wanted = state.surplus * k, k / state.surplus**2
     lowest, highest = yield Once(work=lambda: _bins_reached(totals, wanted))
     _resolve(state, lowest << SHIFT, (highest + 1) << SHIFT)

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
 
 from torch import Tensor
 
+from micro.kernels.cuts import kept_by_all, message, surely_kept
 from micro.selectors.micro_rules.base import Search
 
 MORE, LESS = 0.5, 3.0  # roots: a count x differs from step to step by about sqrt(2 x) by chance; the most varies less
@@ -32,37 +32,31 @@ class Room:
     sure: Tensor
 
     @classmethod
-    def after(cls, last: Sequence[int], k: int, slack: float, longest: int, cuts: ModuleType) -> "Room | None":
+    def after(cls, last: Sequence[int], k: int, slack: float, longest: int) -> "Room | None":
         """Return the room for a step that is to keep k, the same on all ranks; None where nothing is known.
 
         Args:
             last: what each rank kept in the last step. A slice is searched by the rank before in the next.
             slack: share of what is expected by which it may be more or less.
             longest: most elements of a slice.
-            cuts: of `micro.kernels.cuts_for`.
         """
         total = sum(last)
         if not total or len(last) == 1:
             return None
-        sure = cuts.surely_kept(last, k / total, 1 - slack, LESS)
+        sure = surely_kept(last, k / total, 1 - slack, LESS)
         return cls(room_for(max(last) * (k / total), slack, longest), width_for(longest), sure)
 
-    def message(
-        self, found: tuple[Tensor, Tensor, Tensor], search: Search, cuts: ModuleType, *, lowest: int, shift: int
-    ) -> Tensor:
+    def message(self, found: tuple[Tensor, Tensor, Tensor], search: Search, *, lowest: int, shift: int) -> Tensor:
         """Return a rank's row: its counts, then its candidates in their order, filled up with zeros; all int32.
 
         Args:
-            found: what ``cuts.collect`` returned for the bins that ``lowest`` and ``shift`` describe.
+            found: what `micro.kernels.collect` returned for the bins that ``lowest`` and ``shift`` describe.
         """
         sure = float(self.sure[search.comm.rank])  # in the host's memory
-        sizes = {"sure": sure, "capacity": self.capacity, "width": self.width}
-        row: Tensor = cuts.message(found, start=search.start, lowest=lowest, shift=shift, **sizes)
-        return row
+        places = {"start": search.start, "lowest": lowest, "shift": shift}
+        return message(found, **places, sure=sure, capacity=self.capacity, width=self.width)
 
-    def kept(
-        self, rows: Tensor, counts: Tensor, taken: tuple[int, ...], search: Search, cuts: ModuleType
-    ) -> Tensor | None:
+    def kept(self, rows: Tensor, counts: Tensor, taken: tuple[int, ...], search: Search) -> Tensor | None:
         """Return what all ranks keep, in rank order, each rank's as in its message: (sum(taken),) int32.
 
         None, on all ranks alike, where a rank keeps more than its message holds, or less than counted as sure.
@@ -73,10 +67,7 @@ class Room:
             taken: how many each rank keeps.
         """
         starts = [start for start, _ in search.spans]
-        kept: Tensor | None = cuts.kept_by_all(
-            rows, counts, self.sure, taken, starts, capacity=self.capacity, width=self.width
-        )
-        return kept
+        return kept_by_all(rows, counts, self.sure, taken, starts, capacity=self.capacity, width=self.width)
 
 
 def room_for(expected: float, slack: float, longest: int) -> int:
