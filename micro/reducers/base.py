@@ -15,7 +15,7 @@ from micro.feedback import Memory, keep_in_residual_
 from micro.flat import Layout, regroup
 from micro.group_comm import GroupComm
 from micro.nonfinite import NonFiniteGradient, Policy
-from micro.parts import NoState, Part
+from micro.parts import NoState, Part, StatefulPart
 from micro.peer_failures import first_line
 from micro.reducers.outcome import Decision, Outcome, decide
 from micro.requests import Reduction, carried_out
@@ -154,6 +154,11 @@ class Reducer(Part, ABC):
         policy: Policy = getattr(self, "nonfinite", "stop")
         return policy
 
+    @property
+    def stateful_parts(self) -> Mapping[str, StatefulPart[Any]]:
+        """The parts of whose states a bucket has one each, by its name in BucketState."""
+        return {}
+
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model whose trained parameters, by name, the settings do not fit; here none is refused.
 
@@ -263,12 +268,13 @@ class Reducer(Part, ABC):
                 key: {name: piece.clone() for name, piece in pieces.items()} for key, pieces in state.pieces().items()
             },
             "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
+            **{name: part.save(getattr(state, name)) for name, part in self.stateful_parts.items()},
         }
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state that ``save`` described.
 
-        Where ``saved`` has no states of selector, exchange and density, as after micro.average, they start empty.
+        Where ``saved`` has no states of parts, as after micro.average, they start empty.
 
         Raises:
             ValueError: it is the state of another method, or of another feedback.
@@ -281,6 +287,9 @@ class Reducer(Part, ABC):
             raise ValueError(f"state keeps {given} for each parameter, the reducer {own}: use the method that saved it")
         state.step = saved["step"]
         self._fill_(state, saved["memory"])
+        for name, part in self.stateful_parts.items():
+            if name in saved:
+                setattr(state, name, part.load(saved[name]))
         return state
 
     def check_method(self, saved: dict[str, Any]) -> None:
@@ -293,9 +302,8 @@ class Reducer(Part, ABC):
     ) -> BucketState:
         """Return the state of a new bucket whose parameters lay in the buckets ``old`` before; those are used up.
 
-        Residuals follow their parameters. The states of selector, exchange and density are taken over where the new
-        bucket holds the same parameters as one old bucket, in whatever order; otherwise they are new, except for what
-        they keep by parameter.
+        Residuals follow their parameters. The states of parts are taken over where the new bucket holds the same
+        parameters as one old bucket, in whatever order; otherwise they are new, except for what they keep by parameter.
         """
         state = self.start(layout, dtype, device)
         state.step = max((bucket.step for bucket in old), default=0)
@@ -304,9 +312,11 @@ class Reducer(Part, ABC):
             for key, kept in bucket.pieces(set(layout.names)).items():
                 pieces[key] |= kept
         self._fill_(state, pieces)
-        for bucket in old:
-            if set(bucket.layout.names) == set(layout.names):
-                state.selector, state.exchange, state.density = bucket.selector, bucket.exchange, bucket.density
+        for name, part in self.stateful_parts.items():
+            states = [(bucket.layout, getattr(bucket, name)) for bucket in old]
+            same = [kept for former, kept in states if set(former.names) == set(layout.names)]
+            own = same[-1] if same else getattr(state, name)
+            setattr(state, name, part.regroup(own, states, layout))
         return state
 
     def rescale_(self, state: BucketState, factor: float) -> None:
@@ -316,6 +326,8 @@ class Reducer(Part, ABC):
         """
         for vector in state.memory.values():
             vector.mul_(factor)
+        for name, part in self.stateful_parts.items():
+            part.rescale_(getattr(state, name), factor)
 
     @staticmethod
     def _fill_(state: BucketState, pieces: dict[str, dict[str, Tensor]]) -> None:

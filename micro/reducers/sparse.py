@@ -1,6 +1,6 @@
 """The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -21,11 +21,11 @@ from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.traffic import Choice
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
-from micro.flat import Layout
 from micro.health import FirstBad, index_of, is_finite_by
 from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
-from micro.reducers.base import BucketState, Reducer
+from micro.parts import StatefulPart
+from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, cut_
 from micro.reducers.rounding import write_, write_sum_
 from micro.reducers.whole import Sent, send_all, send_all_encoded
@@ -111,16 +111,10 @@ class SparseReducer(WithDensity):
         """Compile what a step runs, before the first one: ranks that compile in it make the others wait."""
         kernels.prepare(device)
 
-    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
-        """Return a state with nothing kept."""
-        return BucketState(
-            layout,
-            0,
-            self.feedback.start(layout.numel, dtype, device),
-            self.selector.start(),
-            self.exchange.start(),
-            self.density_policy.start(),
-        )
+    @property
+    def stateful_parts(self) -> Mapping[str, StatefulPart[Any]]:
+        """Selector, exchange and density; see Reducer."""
+        return {"selector": self.selector, "exchange": self.exchange, "density": self.density_policy}
 
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         """Replace ``grad`` (numel,) by the sparse mean update."""
@@ -297,36 +291,6 @@ class SparseReducer(WithDensity):
     def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep what an update lost that was rounded after it was reduced, as the feedback does; see Reducer."""
         self.feedback.keep_(state.memory, unsent)
-
-    def save(self, state: BucketState) -> dict[str, Any]:
-        """Return the state as plain data and tensors."""
-        return WithDensity.save(self, state) | {
-            "selector": self.selector.save(state.selector),
-            "exchange": self.exchange.save(state.exchange),
-        }
-
-    def rescale_(self, state: BucketState, factor: float) -> None:
-        """Multiply what is kept in units of gradients; see Reducer."""
-        WithDensity.rescale_(self, state, factor)
-        self.selector.rescale_(state.selector, factor)
-
-    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
-        """Return the state that ``save`` described."""
-        state = WithDensity.load(self, saved, dtype, device)
-        if "selector" in saved:
-            state.selector = self.selector.load(saved["selector"])
-            state.exchange = self.exchange.load(saved["exchange"])
-        return state
-
-    def rebuild(
-        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
-    ) -> BucketState:
-        """Return the state of a new bucket; see Reducer. Parts that keep something by parameter keep it."""
-        state = Reducer.rebuild(self, layout, old, dtype, device)
-        state.selector = self.selector.regroup(state.selector, [(b.layout, b.selector) for b in old], layout)
-        state.exchange = self.exchange.regroup(state.exchange, [(b.layout, b.exchange) for b in old], layout)
-        state.density = self.density_policy.regroup(state.density, [(b.layout, b.density) for b in old], layout)
-        return state
 
 
 def check_together(parts: SparseReducer) -> None:
