@@ -55,7 +55,7 @@ def joined(reducer: Reducer, layouts: Sequence[Layout]) -> tuple[Reducer, Layout
 def _in_pieces(reducer: Reducer, layouts: Sequence[Layout]) -> Reducer:
     """Return a reducer that sends what it selects of each layout by itself."""
     if isinstance(reducer, Split):
-        sparse = [share.layout for _, share in map(reducer.shares, layouts) if share is not None]
+        sparse = [share.layout for share, _ in map(reducer.parts, layouts) if share is not None]
         return replace(reducer, reducer=_in_pieces(reducer.reducer, sparse)) if len(sparse) > 1 else reducer
     assert isinstance(reducer, SparseReducer)
     ends = tuple(accumulate(layout.numel for layout in layouts))

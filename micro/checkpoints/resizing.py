@@ -60,7 +60,7 @@ def _check(states: Sequence[dict[str, Any]]) -> None:
 
 
 def _is_of_shards(state: dict[str, Any]) -> bool:
-    return state.get("scope") in SHARDS or any("place" in (b | b.get("sparse", {})) for b in state["buckets"])
+    return state.get("scope") in SHARDS or any("place" in (b | b.get("share", {})) for b in state["buckets"])
 
 
 def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _without_parts(bucket: dict[str, Any]) -> dict[str, Any]:
     """Return a bucket, or the share of one, without the states of its parts, which then start from nothing."""
-    inner = {"sparse": _without_parts(bucket["sparse"])} if "sparse" in bucket else {}
+    inner = {"share": _without_parts(bucket["share"])} if "share" in bucket else {}
     return {key: value for key, value in bucket.items() if key not in PARTS} | inner
 
 

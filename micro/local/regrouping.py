@@ -22,7 +22,7 @@ from micro.reducers.wrapping import innermost, layers
 from micro.requests import AllGather, Broadcast
 
 PARTS = {"selector", "exchange", "density"}  # states that depend on how many ranks there are, and start from nothing
-WRAPPED = "sparse"  # where reducer split saves the state of the one inside it
+WRAPPED = "share"  # where reducer split saves the state of the one inside it
 KEPT = {"residual"}  # what may be lost with a worker: of other feedbacks all ranks keep a sum of it
 
 

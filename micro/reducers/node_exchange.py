@@ -1,6 +1,10 @@
-"""What the ranks of a node send each other: gradients before the exchange between nodes, updates after it."""
+"""What the ranks of a node send each other: gradients before the exchange between nodes, updates after it.
+
+Each rank of a node owns a shard of every vector: a slice of each parameter.
+"""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -9,13 +13,31 @@ from micro.comm import Comm, Levels
 from micro.flat import Layout
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding
-from micro.reducers.node_shards import NodeShards
+from micro.partition import equal_slice
 from micro.reducers.outcome import Outcome
+from micro.reducers.shares import Share
 from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction
 from micro.traffic import COUNT_BYTES, Bucket, Call, Calls
 
 INDEX_BYTES = 4
 NUM_FACTS = 4  # of a shard in the header of a node, beside a count for each node
+
+Shards = tuple[Share | None, ...]
+"""The shard of each rank of a node; one of a vector with few elements may be empty."""
+
+
+@lru_cache(maxsize=256)  # made once for each of DDP's buckets
+def node_shards(layout: Layout, ranks_per_node: int) -> Shards:
+    """Return the shards of a vector; of a parameter with fewer elements than ranks some get nothing."""
+    return tuple(
+        Share.of(layout, [equal_slice(numel, ranks_per_node, place) for numel in layout.numels])
+        for place in range(ranks_per_node)
+    )
+
+
+def numels_of(shards: Shards) -> list[int]:
+    """Return the number of elements of each shard."""
+    return [shard.layout.numel if shard else 0 for shard in shards]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,47 +52,44 @@ class NodeHeader:
     """
 
     is_finite: bool
-    num_updated: tuple[int, ...]
+    num_updated: list[int]
     target_count: int
     global_count: int
     counts: tuple[int, ...]
 
 
-def node_mean(grad: Tensor, shards: NodeShards, within: Comm) -> Reduction[Tensor]:
+def node_mean(grad: Tensor, shards: Shards, within: Comm) -> Reduction[Tensor]:
     """Return the mean over the node of this rank's shard, in single precision at least; ``grad`` (numel,) stays."""
-    wide = torch.promote_types(grad.dtype, torch.float32)
-    sizes, own = list(shards.numels), shards.numels[within.rank]
+    wide, sizes = torch.promote_types(grad.dtype, torch.float32), numels_of(shards)
+    own = sizes[within.rank]
+    apart = torch.cat([grad[run] for shard in shards if shard for run in shard.runs])
     coming = [own] * within.world_size
-    received: Tensor = yield AllToAll(mine=shards.apart(grad), sizes=sizes, received=coming, kind="values")
+    received: Tensor = yield AllToAll(mine=apart, sizes=sizes, received=coming, kind="values")
     return received.view(within.world_size, own).sum(0, dtype=wide).div_(within.world_size)
 
 
-def share_header(outcome: Outcome | None, indices: Tensor, levels: Levels) -> Reduction[NodeHeader]:
-    """Tell the ranks of a node what came of each shard.
+def share_header(
+    outcome: Outcome | None, num_updated: int, levels: Levels, device: torch.device
+) -> Reduction[NodeHeader]:
+    """Return what came of each shard of the node.
 
     Args:
         outcome: of this rank's shard; None where it is empty.
-        indices: (k,) where its update is not zero.
+        num_updated: elements of its update that are not zero.
     """
     nodes = levels.between.world_size
-    row = [1, 0, 0, 0, *(0 for _ in range(nodes))]
+    row = [1, *(0 for _ in range(NUM_FACTS - 1 + nodes))]
     if outcome is not None:
         stats = outcome.stats
-        row = [int(not outcome.findings), indices.numel(), stats.target_count, stats.global_count, *stats.counts]
-    mine = torch.tensor(row, dtype=torch.int32, device=indices.device)
-    gathered = yield AllGather(mine=mine)
-    rows = gathered.tolist()  # host sync: list lengths shape the next message
-    return NodeHeader(
-        is_finite=all(row[0] for row in rows),
-        num_updated=tuple(row[1] for row in rows),
-        target_count=sum(row[2] for row in rows),
-        global_count=sum(row[3] for row in rows),
-        counts=tuple(row[4 + node] for node in range(nodes) for row in rows),
-    )
+        row = [int(not outcome.findings), num_updated, stats.target_count, stats.global_count, *stats.counts]
+    gathered = yield AllGather(mine=torch.tensor(row, dtype=torch.int32, device=device))
+    finite, updated, targets, globally, *counts = zip(*gathered.tolist(), strict=True)  # host sync: list lengths
+    every_count = tuple(count for of_node in counts for count in of_node)
+    return NodeHeader(all(finite), list(updated), sum(targets), sum(globally), every_count)
 
 
 def gather_update_(
-    grad: Tensor, update: Tensor, indices: Tensor, header: NodeHeader, shards: NodeShards
+    grad: Tensor, update: Tensor, indices: Tensor, header: NodeHeader, shards: Shards
 ) -> Reduction[None]:
     """Make ``grad`` (numel,) the update of all shards, the same bits on all ranks.
 
@@ -80,16 +99,20 @@ def gather_update_(
         update: of this rank's shard, in the dtype of ``grad``.
         indices: (k,) where it is not zero.
     """
-    if sum(header.num_updated) * (INDEX_BYTES + update.element_size()) >= grad.nbytes:
-        whole = yield AllGatherLists(mine=update, counts=shards.numels, kind="values")
-        grad.copy_(shards.together(whole.split(list(shards.numels))))
+    counts = header.num_updated
+    if sum(counts) * (INDEX_BYTES + update.element_size()) >= grad.nbytes:
+        sizes = numels_of(shards)
+        whole = yield AllGatherLists(mine=update, counts=sizes, kind="values")
+        for shard, piece in zip(shards, whole.split(sizes), strict=True):
+            if shard is not None:
+                shard.put_back_(grad, piece)
         return
-    counts = list(header.num_updated)
     places = yield AllGatherLists(mine=indices.to(torch.int32), counts=counts, kind="indices")
     values = yield AllGatherLists(mine=update[indices], counts=counts, kind="values")
     grad.zero_()
-    for place, (found, sent) in enumerate(zip(places.split(counts), values.split(counts), strict=True)):
-        grad[shards.positions(place, found)] = sent
+    for shard, found, sent in zip(shards, places.split(counts), values.split(counts), strict=True):
+        if shard is not None:
+            grad[shard.positions(found)] = sent
 
 
 def find(grad: Tensor, outcome: Outcome | None, layout: Layout) -> Reduction[Finding]:
@@ -102,17 +125,13 @@ def find(grad: Tensor, outcome: Outcome | None, layout: Layout) -> Reduction[Fin
         outcome: of this rank's shard; None where it is empty.
         layout: of the vector.
     """
-    own, numel = first_nonfinite(grad), layout.numel
-    findings = outcome.findings if outcome else ()
+    own, findings = first_nonfinite(grad), outcome.findings if outcome else ()
     places = [(f.layout, f.in_gradient if f.in_update is None else f.in_update) for f in findings]
     named = [layout.names.index(shard.name_at(place)) for shard, place in places if place is not None]
-    in_sum = layout.offsets[named[0]] if named else numel
-    mine = torch.tensor([int(own is not None), in_sum], dtype=torch.int32, device=grad.device)
-    gathered = yield AllGather(mine=mine)
-    rows = gathered.tolist()  # host sync: the step is taken back
-    if any(row[0] for row in rows):
-        return Finding(layout, own)
-    return Finding(layout, None, min(row[1] for row in rows))
+    in_sum = layout.offsets[named[0]] if named else layout.numel
+    gathered = yield AllGather(mine=torch.tensor([int(own is not None), in_sum], dtype=torch.int32, device=grad.device))
+    in_gradients, in_sums = zip(*gathered.tolist(), strict=True)  # host sync: the step is taken back
+    return Finding(layout, own) if any(in_gradients) else Finding(layout, None, min(in_sums))
 
 
 def local_calls(bucket: Bucket, ranks_per_node: int, num_updated: float) -> Calls:

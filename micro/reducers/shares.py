@@ -1,96 +1,191 @@
-"""A share of a bucket: some of its parameters as a vector of their own; and the statistics of two shares as one."""
+"""A share of a vector: some of its parameters, or a slice of each; and reducers of one share of every bucket."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
 from micro.flat import Layout
+from micro.reducers.base import BucketState, saved_layout
+from micro.reducers.wrapping import WrappingReducer
 from micro.sparse import SparseValues
-from micro.stats import StepStats, traffic_fields
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Some of the parameters of a flat vector.
+    """Some of the elements of a flat vector.
 
     Attributes:
-        layout: of these parameters alone.
+        layout: of these alone.
         runs: where they lie in the whole vector; neighbours are one run.
     """
 
     layout: Layout
     runs: tuple[slice, ...]
 
+    @classmethod
+    def of(cls, layout: Layout, slices: Sequence[tuple[int, int] | None]) -> "Share | None":
+        """Return the share that has a slice (start, stop) of each parameter, or nothing of it; None without elements.
+
+        A slice has as many dimensions as its parameter.
+        """
+        pairs: list[tuple[str, tuple[int, ...]]] = []
+        runs: list[slice] = []
+        for (name, place), shape, part in zip(layout.slices(), layout.shapes, slices, strict=True):
+            if part is None:
+                continue
+            start, stop = place.start + part[0], place.start + part[1]
+            pairs.append((name, shape if slice(start, stop) == place else (stop - start, *(1 for _ in shape[1:]))))
+            if runs and runs[-1].stop == start:
+                runs[-1] = slice(runs[-1].start, stop)
+            elif stop > start:
+                runs.append(slice(start, stop))
+        return cls(Layout(*zip(*pairs, strict=True)), tuple(runs)) if runs else None
+
     def take(self, whole: Tensor) -> Tensor:
         """Return the share of ``whole`` (numel,): a view where it is one run, else a copy."""
         pieces = [whole[run] for run in self.runs]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
+    def put_back_(self, whole: Tensor, vector: Tensor) -> None:
+        """Write ``vector``, as ``take`` returned it, to its places in ``whole`` (numel,)."""
+        for run, piece in zip(self.runs, vector.split([run.stop - run.start for run in self.runs]), strict=True):
+            if whole[run].data_ptr() != piece.data_ptr():
+                whole[run].copy_(piece)
+
+    def positions(self, indices: Tensor) -> Tensor:
+        """Return the indices of the whole vector, int64, of those (k,) of the share."""
+        starts, stops = self._ends(indices.device)
+        ends = (stops - starts).cumsum(0)
+        runs = torch.searchsorted(ends, indices.long(), right=True)
+        return indices.long() + (stops - ends)[runs]
+
     def part_of(self, values: SparseValues) -> SparseValues:
         """Return those of ``values`` (k,) that lie in the share, at their places in what ``take`` returns."""
-        device = values.indices.device
-        starts = torch.tensor([run.start for run in self.runs], device=device)
-        stops = torch.tensor([run.stop for run in self.runs], device=device)
-        lengths = stops - starts
+        starts, stops = self._ends(values.indices.device)
         runs = torch.searchsorted(starts, values.indices.long(), right=True) - 1  # -1: before the first run
         is_in = (runs >= 0) & (values.indices < stops[runs])
-        shifts = (lengths.cumsum(0) - lengths - starts)[runs[is_in]]
+        shifts = ((stops - starts).cumsum(0) - stops)[runs[is_in]]
         return SparseValues((values.indices[is_in] + shifts).to(torch.int32), values.values[is_in])
 
-    def put_back_(self, whole: Tensor, vector: Tensor) -> None:
-        """Write ``vector``, which ``take`` returned, to its places in ``whole`` (numel,)."""
-        start = 0
-        for run in self.runs:
-            piece = whole[run]
-            if piece.data_ptr() != vector[start:].data_ptr():
-                piece.copy_(vector[start : start + piece.numel()])
-            start += piece.numel()
+    def _ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        starts, stops = torch.tensor([(run.start, run.stop) for run in self.runs], device=device).unbind(1)
+        return starts.contiguous(), stops.contiguous()
 
 
-def share_of(layout: Layout, is_in: Callable[[str, Sequence[int]], bool]) -> Share | None:
-    """Return the share of the parameters for whose name and shape ``is_in`` holds; None where they have no element."""
-    pairs: list[tuple[str, tuple[int, ...]]] = []
-    runs: list[slice] = []
-    for (name, place), shape in zip(layout.slices(), layout.shapes, strict=True):
-        if not is_in(name, shape):
-            continue
-        pairs.append((name, shape))
-        if runs and runs[-1].stop == place.start:
-            runs[-1] = slice(runs[-1].start, place.stop)
-        else:
-            runs.append(place)
-    if not any(run.stop > run.start for run in runs):
-        return None
-    return Share(Layout(tuple(name for name, _ in pairs), tuple(shape for _, shape in pairs)), tuple(runs))
+@dataclass(slots=True)
+class ShareState(BucketState):
+    """The state of a bucket of which another reducer reduces one share; memory is that of the share.
 
-
-def together(dense: StepStats, sparse: StepStats, numel: int, comm: Comm) -> StepStats:
-    """Return the statistics of a step in which both shares were reduced, the dense one first.
-
-    Args:
-        dense: of the dense share.
-        sparse: of the other one.
-        numel: of both.
-        comm: whose traffic of the step holds that of both.
+    Attributes:
+        share: None where the bucket has no element in it, or as long as it is not known.
+        rest: the share that is reduced otherwise, if any.
+        inner: the other reducer's state of the share.
+        place: which share it is, where that depends on the rank; None before the first step.
+        keys: under which something is kept of each parameter, by this rank or by others.
     """
-    count = dense.numel + sparse.target_count
-    return replace(
-        sparse,
-        numel=numel,
-        target_density=count / numel,
-        target_count=count,
-        counts=tuple(dense.numel + chosen for chosen in sparse.counts),
-        local_count=dense.numel + sparse.local_count,
-        global_count=dense.numel + sparse.global_count,
-        spans=replace(
-            sparse.spans,
-            exchange=dense.spans.exchange + sparse.spans.exchange,
-            rest=dense.spans.rest + sparse.spans.rest,
-        ),
-        num_bins=dense.numel + sparse.num_bins if sparse.num_bins else None,
-        dense_numel=dense.numel,
-        **traffic_fields(comm.traffic),
-    )
+
+    share: Share | None = None
+    rest: Share | None = None
+    inner: BucketState | None = None
+    place: int | None = None
+    keys: tuple[str, ...] = ()
+
+    def vector(self, key: str) -> Tensor:
+        """Return what is kept under ``key`` (numel,), zero outside of the share; empty where nothing ever is kept."""
+        kept = self.memory[key] if self.inner is None else self.inner.vector(key)
+        if kept.numel() == self.layout.numel or not (kept.numel() or key in self.keys):
+            return kept
+        whole = kept.new_zeros(self.layout.numel)
+        if kept.numel() and self.share is not None:
+            self.share.put_back_(whole, kept)
+        return whole
+
+    def pieces(self, names: AbstractSet[str] | None = None) -> dict[str, dict[str, Tensor]]:
+        """Return views of what is kept of each parameter: of what of it is in the share; see BucketState."""
+        return {key: {} for key in self.keys} if self.inner is None else self.inner.pieces(names)
+
+
+class ShareReducer(WrappingReducer):
+    """A reducer that leaves one share of every bucket to another one, with all that is kept of it."""
+
+    @abstractmethod
+    def parts(self, layout: Layout, place: int | None) -> tuple[Share | None, Share | None]:
+        """Return the share of a bucket that the other reducer reduces, and what else there is, if any."""
+
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> ShareState:
+        """Return a state with nothing kept."""
+        return self._made(layout, dtype, device, None, self.reducer.start)
+
+    def save(self, state: BucketState) -> dict[str, Any]:
+        """Return the state as plain data and tensors: the other reducer's, and the shapes of all parameters."""
+        assert isinstance(state, ShareState)
+        outer, inner = self._save_both(state, state.inner)
+        return outer | {"share": inner}
+
+    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> ShareState:
+        """Return the state that ``save`` described; see Reducer."""
+        self.check_method(saved)
+        inner = {**saved["share"], "memory": saved["memory"]}
+        layout, place = saved_layout(saved), saved.get("place")
+        state = self._made(layout, dtype, device, place, lambda _, *of: self.reducer.load(inner, *of))
+        state.step = saved["step"]
+        return state
+
+    def rebuild(
+        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
+    ) -> ShareState:
+        """Return the state of a new bucket; see Reducer. A rank keeps its place."""
+        before = [bucket for bucket in old if isinstance(bucket, ShareState)]
+        place = next((bucket.place for bucket in before if bucket.place is not None), None)
+        inner = [bucket.inner for bucket in before if bucket.inner is not None]
+        state = self._made(layout, dtype, device, place, lambda of, *more: self.reducer.rebuild(of, inner, *more))
+        state.step = max((bucket.step for bucket in old), default=0)
+        return state
+
+    def rescale_(self, state: BucketState, factor: float) -> None:
+        """Multiply what is kept of the share; see Reducer."""
+        assert isinstance(state, ShareState)
+        if state.inner is not None:
+            self.reducer.rescale_(state.inner, factor)
+
+    def keep_(self, state: BucketState, unsent: SparseValues) -> None:
+        """Keep what an update lost in the share that was rounded after it was reduced; see Reducer."""
+        assert isinstance(state, ShareState)
+        if state.share is not None and state.inner is not None:
+            self.reducer.keep_(state.inner, state.share.part_of(unsent))
+
+    def _made(
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        place: int | None,
+        make: Callable[..., BucketState],
+    ) -> ShareState:
+        nothing = torch.zeros(0, dtype=torch.promote_types(dtype, torch.float32), device=device)
+        state = ShareState(layout, 0, {"residual": nothing})
+        self._fill(state, place, make)
+        return state
+
+    def _fill(self, state: ShareState, place: int | None, make: Callable[..., BucketState]) -> None:
+        """Give the state its share, and what ``make`` makes of the share's layout; the memory of both is one."""
+        state.place, (state.share, state.rest) = place, self.parts(state.layout, place)
+        if place is not None:
+            one = self.reducer.start(_smallest(state.layout), torch.float32, torch.device("cpu"))
+            state.keys = tuple(one.pieces())
+        if state.share is not None:
+            like = state.memory["residual"]
+            state.inner = make(state.share.layout, like.dtype, like.device)
+            state.memory.update(state.inner.memory)  # not replaced: a reducer around this one has it too
+            state.inner.memory = state.memory
+
+
+def _smallest(layout: Layout) -> Layout:
+    """Return the same parameters with one element each, or none: what a reducer keeps under is the same for both."""
+    pairs = zip(layout.numels, layout.shapes, strict=True)
+    return Layout(layout.names, tuple(tuple(1 for _ in shape) if numel else shape for numel, shape in pairs))

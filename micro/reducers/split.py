@@ -1,7 +1,6 @@
 """Split: some parameters reduced densely, the others by any method; and a dense start."""
 
 from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -11,45 +10,18 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.flat import Layout
 from micro.names import as_patterns, check_matched, listed, matches
-from micro.reducers.base import BucketState, Reducer, saved_layout
+from micro.reducers.base import BucketState, saved_layout
 from micro.reducers.dense import DenseReducer
 from micro.reducers.outcome import Outcome
-from micro.reducers.shares import Share, share_of, together
+from micro.reducers.shares import Share, ShareReducer, ShareState
 from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.requests import Reduction
-from micro.sparse import SparseValues
+from micro.stats import StepStats, traffic_fields
 from micro.traffic import Bucket, Volume
 
 
-@dataclass(slots=True)
-class SplitState(BucketState):
-    """The state of a bucket: memory is that of its sparse share, whose parameters alone keep something.
-
-    Attributes:
-        sparse, dense: the shares of the bucket; None where no parameter is in them.
-        sparse_state: of the reducer, for the sparse share.
-    """
-
-    sparse: Share | None = None
-    dense: Share | None = None
-    sparse_state: BucketState | None = None
-
-    def vector(self, key: str) -> Tensor:
-        """Return a copy of what is kept under ``key`` (numel,) in the layout's order, zero where nothing is kept."""
-        kept = self.memory[key] if self.sparse_state is None else self.sparse_state.vector(key)
-        if not kept.numel() or self.sparse is None or self.dense is None:
-            return kept
-        whole = kept.new_zeros(self.layout.numel)
-        self.sparse.put_back_(whole, kept)
-        return whole
-
-    def pieces(self, names: AbstractSet[str] | None = None) -> dict[str, dict[str, Tensor]]:
-        """Return views of what is kept for the sparse parameters; see BucketState."""
-        return {} if self.sparse_state is None else self.sparse_state.pieces(names)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split(WrappingReducer):
+class Split(ShareReducer):
     """Reduce some parameters by one dense all-reduce, and the others with ``reducer``, as a vector of their own.
 
     Biases, norms and embeddings are few elements, or too sensitive, to be worth sparsifying. In each bucket the dense
@@ -104,9 +76,17 @@ class Split(WrappingReducer):
             return True
         return bool(self.only) and not matches(self.only, name)
 
-    def shares(self, layout: Layout) -> tuple[Share | None, Share | None]:
-        """Return the dense share of ``layout`` and the other one; None where there is none."""
-        return share_of(layout, self.is_dense), share_of(layout, lambda name, shape: not self.is_dense(name, shape))
+    def parts(self, layout: Layout, place: int | None = None) -> tuple[Share | None, Share | None]:
+        """Return the sparse parameters of ``layout`` and the dense ones; None where there are none."""
+        are_dense = list(map(self.is_dense, layout.names, layout.shapes))
+        sparse, dense = (
+            Share.of(
+                layout,
+                [(0, numel) if is_in == kind else None for numel, is_in in zip(layout.numels, are_dense, strict=True)],
+            )
+            for kind in (False, True)
+        )
+        return sparse, dense
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the patterns do not fit; see Reducer."""
@@ -130,7 +110,7 @@ class Split(WrappingReducer):
         """
         if bucket.layout is None:
             raise ValueError("what split sends depends on the parameters' names and shapes: give a layout")
-        dense, sparse = self.shares(bucket.layout)
+        sparse, dense = self.parts(bucket.layout)
         num_dense = 0 if dense is None else dense.layout.numel
         whole = bucket.volume((("all_reduce", num_dense * bucket.element_bytes),) if num_dense else (), num_dense)
         if sparse is None:
@@ -138,113 +118,68 @@ class Split(WrappingReducer):
         rest = self.reducer.volume(replace(bucket, numel=sparse.layout.numel, layout=sparse.layout))
         return replace(rest, calls=(*whole.calls, *rest.calls), num_updated=num_dense + rest.num_updated)
 
-    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> SplitState:
-        """Return a state with nothing kept."""
-        state = self._empty(layout, dtype, device)
-        if state.sparse is not None:
-            _fill(state, self.reducer.start(state.sparse.layout, dtype, device))
-        return state
-
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         """Replace ``grad`` (numel,) by the mean update."""
-        assert isinstance(state, SplitState)
-        if self._is_mixed(state):
-            return (yield from self._reduction_of_both(state, grad, comm))
-        reducer, inner = self._begin(state)
-        return _counted(reducer, (yield from reducer.reduction(inner, grad, comm)))
-
-    def _is_mixed(self, state: SplitState) -> bool:
-        """Whether the bucket's next step has a dense and a sparse share."""
-        return state.step >= self.start_step and state.sparse is not None and state.dense is not None
-
-    def _begin(self, state: SplitState) -> tuple[Reducer, BucketState]:
-        """Count a step of a bucket that is reduced as one vector; return the reducer that it needs, and its state."""
-        step = state.step
+        assert isinstance(state, ShareState)
+        step, share, inner = state.step, state.share, state.inner
         state.step += 1
-        if step < self.start_step or state.sparse_state is None:
-            return DenseReducer(self.policy), BucketState(state.layout, step, {})
-        state.sparse_state.step = step
-        return self.reducer, state.sparse_state
+        dense_reducer = DenseReducer(self.policy)
+        if step < self.start_step or share is None or inner is None:
+            outcome = yield from dense_reducer.reduction(BucketState(state.layout, step, {}), grad, comm)
+            return replace(outcome, stats=replace(outcome.stats, dense_numel=grad.numel()))
+        inner.step = step
+        if state.rest is None:
+            return (yield from self.reducer.reduction(inner, grad, comm))
+        whole, rest = state.rest.take(grad), share.take(grad)
+        dense_state = BucketState(state.rest.layout, step, {})
+        dense = yield from dense_reducer.mean(dense_state, whole, comm, is_last=False)
+        sparse = yield from self.reducer.reduction(inner, rest, comm)
+        state.rest.put_back_(grad, whole)
+        share.put_back_(grad, rest)
+        return Outcome(
+            stats=_together(dense.stats, sparse.stats, comm),
+            grad=grad,
+            findings=(*dense.findings, *sparse.findings),
+            on_deliver=sparse.deliver,
+            on_drop=sparse.drop,
+        )
 
-    def _reduction_of_both(self, state: SplitState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
-        assert state.sparse is not None
-        assert state.dense is not None
-        assert state.sparse_state is not None
-        whole, rest = state.dense.take(grad), state.sparse.take(grad)
-        dense_state = BucketState(state.dense.layout, state.step, {})
-        state.sparse_state.step = state.step
-        state.step += 1
-        dense = yield from DenseReducer(self.policy).mean(dense_state, whole, comm, is_last=False)
-        sparse = yield from self.reducer.reduction(state.sparse_state, rest, comm)
-        state.dense.put_back_(grad, whole)
-        state.sparse.put_back_(grad, rest)
-        stats = together(dense.stats, sparse.stats, grad.numel(), comm)
-        findings = (*dense.findings, *sparse.findings)
-        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=sparse.deliver, on_drop=sparse.drop)
-
-    def keep_(self, state: BucketState, unsent: SparseValues) -> None:
-        """Keep what an update lost that was rounded after it was reduced; of dense parameters nothing is kept."""
-        assert isinstance(state, SplitState)
-        if state.sparse is not None and state.sparse_state is not None:
-            self.reducer.keep_(state.sparse_state, state.sparse.part_of(unsent))
-
-    def save(self, state: BucketState) -> dict[str, Any]:
-        """Return the state as plain data and tensors: the reducer's, and the shapes of all parameters."""
-        assert isinstance(state, SplitState)
-        outer, inner = self._save_both(state, state.sparse_state)
-        return outer | {"sparse": inner}
-
-    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> SplitState:
+    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> ShareState:
         """Return the state that ``save`` described.
 
         Raises:
             ValueError: it is of another method, or other parameters were dense.
         """
         self.check_method(saved)
-        state = self._empty(saved_layout(saved), dtype, device)
-        before, now = set(saved["sparse"].get("shapes", ())), set(state.sparse.layout.names if state.sparse else ())
+        share, _ = self.parts(saved_layout(saved))
+        now, before = set(share.layout.names if share else ()), set(saved["share"].get("shapes", ()))
         if changed := sorted(before ^ now):
             was = "sparsely" if changed[0] in before else "densely"
             raise ValueError(
                 f"state is of a run that reduced '{changed[0]}' {was}, this one does not: "
                 "use the same dense, only and min_dims"
             )
-        if state.sparse is not None:
-            inner = {**saved["sparse"], "memory": saved["memory"]}
-            _fill(state, self.reducer.load(inner, dtype, device))
-        state.step = saved["step"]
-        return state
-
-    def rebuild(
-        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
-    ) -> SplitState:
-        """Return the state of a new bucket; see Reducer."""
-        state = self._empty(layout, dtype, device)
-        if state.sparse is not None:
-            parts = [b.sparse_state for b in old if isinstance(b, SplitState) and b.sparse_state is not None]
-            _fill(state, self.reducer.rebuild(state.sparse.layout, parts, dtype, device))
-        state.step = max((bucket.step for bucket in old), default=0)
-        return state
-
-    def rescale_(self, state: BucketState, factor: float) -> None:
-        """Multiply what is kept of the sparse share; see Reducer."""
-        assert isinstance(state, SplitState)
-        if state.sparse_state is not None:
-            self.reducer.rescale_(state.sparse_state, factor)
-
-    def _empty(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> SplitState:
-        """Return a state whose sparse share, if it has one, has no state yet."""
-        dense, sparse = self.shares(layout)
-        nothing = {"residual": torch.zeros(0, dtype=dtype, device=device)}
-        return SplitState(layout, 0, nothing, sparse=sparse, dense=dense)
+        return ShareReducer.load(self, saved, dtype, device)
 
 
-def _fill(state: SplitState, inner: BucketState) -> None:
-    """Give the sparse share its state; the memory of both is one."""
-    state.sparse_state, state.memory = inner, inner.memory
-
-
-def _counted(reducer: Reducer, outcome: Outcome) -> Outcome:
-    if not isinstance(reducer, DenseReducer):
-        return outcome
-    return replace(outcome, stats=replace(outcome.stats, dense_numel=outcome.stats.numel))
+def _together(dense: StepStats, sparse: StepStats, comm: Comm) -> StepStats:
+    """Return the statistics of a step in which both shares were reduced, whose traffic ``comm`` has."""
+    numel, count = dense.numel + sparse.numel, dense.numel + sparse.target_count
+    spans = replace(
+        sparse.spans,
+        exchange=dense.spans.exchange + sparse.spans.exchange,
+        rest=dense.spans.rest + sparse.spans.rest,
+    )
+    return replace(
+        sparse,
+        numel=numel,
+        target_density=count / numel,
+        target_count=count,
+        counts=tuple(dense.numel + chosen for chosen in sparse.counts),
+        local_count=dense.numel + sparse.local_count,
+        global_count=dense.numel + sparse.global_count,
+        spans=spans,
+        num_bins=dense.numel + sparse.num_bins if sparse.num_bins else None,
+        dense_numel=dense.numel,
+        **traffic_fields(comm.traffic),
+    )

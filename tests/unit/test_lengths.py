@@ -27,7 +27,7 @@ from micro.lockstep import SimulatedRanks
 from micro.norms import norm, norms_of
 from micro.partition import cyclic_slice, equal_slice
 from micro.planning.volumes import volume_of
-from micro.reducers.node_shards import NodeShards
+from micro.reducers.node_exchange import node_shards, numels_of
 from micro.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
 from micro.selectors.randomk import draw
 from micro.sparse import Exchanged, Overlap, Selection, Step
@@ -134,10 +134,12 @@ def test_parts_of_the_longest_vector_cover_it(world_size: int) -> None:
         assert_covers(exdyna.block_spans(shares, blocks.block_size, d))
     numels = (2**30, 2**30 - 2, 1)
     assert_covers(layer_pieces(numels, world_size))
-    shards = NodeShards(micro.Layout(("a", "b", "c"), tuple((numel,) for numel in numels)), world_size)
-    assert sum(shards.numels) == d
-    last = shards.numels[0] - 1
-    ends = shards.positions(0, torch.tensor([0, last], dtype=torch.int32)).tolist()
+    shards = node_shards(micro.Layout(("a", "b", "c"), tuple((numel,) for numel in numels)), world_size)
+    assert sum(numels_of(shards)) == d
+    first = shards[0]
+    assert first is not None
+    last = first.layout.numel - 1
+    ends = first.positions(torch.tensor([0, last], dtype=torch.int32)).tolist()
     assert ends == [0, d - 1]  # the last parameter's only element is the first rank's
 
 
