@@ -17,75 +17,55 @@ NodeClipNorm = Literal["node", "global"]
 """The norm that is bounded where a node's ranks have one gradient: each node's own, or one that all nodes share."""
 
 
-def clip_(vectors: Sequence[Tensor], limit: float) -> None:
+def clip_(
+    vectors: Sequence[Tensor],
+    limit: float,
+    *,
+    within: Comm | None = None,
+    among: Comm | None = None,
+    device: torch.device | None = None,
+) -> Reduction[None]:
     """Scale ``vectors``, the parts of one gradient, in place so that their common Euclidean norm is at most ``limit``.
 
-    Norms are taken in single precision at least. A gradient with NaN or Inf stays as it is: the reducer's policy
-    handles it.
+    With ``among`` all those ranks scale by the same factor: what is bounded is the root of the mean over them of the
+    squared norms. The norm of the mean gradient is never larger, and known to nobody without dense communication. So
+    the direction of the mean gradient stays, and a rank whose gradient is large by itself is not held back.
+
+    Norms are taken in single precision at least. Where any rank that takes part holds NaN or Inf, none scales: the
+    reducer's policy handles it.
+
+    Args:
+        vectors: may be none, where they are shards and this rank's have no elements.
+        within: the ranks that hold the other parts of this gradient, one shard each.
+        among: the ranks that have gradients of their own, for one norm of all.
+        device: of the messages; by default that of the vectors.
 
     Source: Pascanu, Mikolov & Bengio, On the difficulty of training recurrent neural networks, ICML 2013,
     arXiv 1211.5063. Each worker clips its own, before error feedback: clipping the accumulator would lose mass.
     """
-    _scale_(vectors, limit, _norm(vectors))
-
-
-def clip_together_(vectors: Sequence[Tensor], limit: float, comm: Comm) -> Reduction[None]:
-    """Scale ``vectors``, the parts of this rank's gradient, in place by the same factor on all ranks.
-
-    What is held to ``limit`` is the root of the mean over ranks of the squared norms. The norm of the mean gradient is
-    never larger, and known to nobody without dense communication. So the direction of the mean gradient stays, which it
-    does not where each rank scales by a factor of its own, and a rank whose gradient is large by itself is not held
-    back. One all-reduce of a float64: 16 (n-1)/n bytes, counted as counts. Where any rank holds NaN or Inf, no rank
-    scales.
-    """
-    own = _norm(vectors)
-    mine = torch.tensor([own * own], dtype=torch.float64, device=vectors[0].device)
-    squares = yield AllReduce(mine=mine, kind="counts")
-    _scale_(vectors, limit, math.sqrt(float(squares) / comm.world_size))  # host sync: whether to scale
-
-
-def clip_shards_(shards: Sequence[Tensor], limit: float, node: Comm, nodes: Comm | None, device: torch.device) -> None:
-    """Scale ``shards``, this rank's part of its node's gradient, in place by the same factor on all ranks of the node.
-
-    What is held to ``limit`` is the norm of the node's gradient, which is that of all its shards; with ``nodes`` it is
-    the root of the mean over nodes of its square, and all nodes scale alike (see clip_together_). Each is one
-    all-reduce of a float64. Where any rank holds NaN or Inf, no rank of the node scales.
-
-    Args:
-        shards: may be none, where this rank's have no elements.
-        node: the ranks that share the parameters.
-        nodes: the ranks that hold this shard, one of each node.
-    """
-    own = _norm(shards) if shards else 0.0
-    mine = torch.tensor([own * own], dtype=torch.float64, device=device)
-    square = node.answer(AllReduce(mine=mine, kind="counts"))
-    if nodes is not None:
-        square = nodes.answer(AllReduce(mine=square, kind="counts")) / nodes.world_size
-    _scale_(shards, limit, math.sqrt(float(square)))  # host sync: whether to scale
-
-
-def clip_to_(vectors: Sequence[Tensor], limit: float, comm: Comm, *, norm: ClipNorm | str) -> Reduction[None]:
-    """Scale ``vectors``, the parts of this rank's gradient, in place so that the chosen norm is at most ``limit``."""
-    if norm == "global":
-        yield from clip_together_(vectors, limit, comm)
-    else:
-        clip_(vectors, limit)
+    found = _norm(vectors)
+    if within is not None or among is not None:
+        square = torch.tensor([found * found], dtype=torch.float64, device=device or vectors[0].device)
+        if within is not None:
+            square = yield AllReduce(mine=square, kind="counts", comm=within)
+        if among is not None:
+            square = (yield AllReduce(mine=square, kind="counts", comm=among)) / among.world_size
+        found = math.sqrt(float(square))  # host sync: whether to scale
+    if math.isfinite(found) and found > limit:
+        for vector in vectors:
+            vector.mul_(limit / found)
 
 
 def _norm(vectors: Sequence[Tensor]) -> float:
     """Return the Euclidean norm of all vectors together; in double precision where single precision overflows."""
+    if not vectors:
+        return 0.0
     norms = [norm(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in vectors]
     found = float(torch.linalg.vector_norm(torch.stack(norms)))  # host sync: whether to scale
     if math.isfinite(found):
         return found
     wide = [torch.linalg.vector_norm(v, dtype=torch.float64) for v in vectors]
     return float(torch.linalg.vector_norm(torch.stack(wide)))  # host sync: in rare steps
-
-
-def _scale_(vectors: Sequence[Tensor], limit: float, norm: float) -> None:
-    if math.isfinite(norm) and norm > limit:
-        for vector in vectors:
-            vector.mul_(limit / norm)
 
 
 def check_clip(limit: float | None, norm: str = "rank", norms: Sequence[str] = get_args(ClipNorm)) -> None:

@@ -17,6 +17,7 @@ from micro.clipping import clip_
 from micro.comm import Comm
 from micro.local import RoundStats
 from micro.local.regrouping import regrouped
+from micro.requests import carried_out
 from micro.scope import scoped
 
 
@@ -80,7 +81,8 @@ class Replica:
             losses.append(loss.detach())
         limit = self._config.optimizer.clip
         if limit is not None:
-            clip_([p.grad for p in self.model.parameters() if p.grad is not None], limit)
+            own = [p.grad for p in self.model.parameters() if p.grad is not None]
+            carried_out(clip_(own, limit), self.local.comm)
         compute_s = time.perf_counter() - started
         self.optimizer.step()
         self.optimizer.zero_grad()

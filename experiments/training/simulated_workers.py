@@ -16,7 +16,7 @@ from experiments.training.gradient_workers import GradientWorkers
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, kept_buffers, moved_to
 from micro import kernels
-from micro.clipping import clip_to_
+from micro.clipping import clip_
 from micro.comm import Comm
 from micro.requests import Reduction
 from micro.scope import scoped
@@ -126,7 +126,8 @@ class SimulatedWorkers(GradientWorkers):
     def _clip_and_show(self, limit: float | None, comm: Comm) -> Reduction[None]:
         """Clip the gradient of a rank and show it to the watch."""
         if limit is not None:
-            yield from clip_to_([self._rows[comm.rank]], limit, comm, norm=self._config.optimizer.clip_norm)
+            among = comm if self._config.optimizer.clip_norm == "global" else None
+            yield from clip_([self._rows[comm.rank]], limit, among=among)
         self.watch(comm.rank, self._rows[comm.rank])
 
     def _backward(self, rank: int, batch: Batch, scale: float) -> Tensor:

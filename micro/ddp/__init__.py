@@ -1,8 +1,8 @@
 """The driver for DistributedDataParallel: a communication hook that gives DDP's buckets to a reducer.
 
-Read attaching (what the user calls), then attachment and backward (what DDP calls through hook), then bucket and
-reduction (what happens to a bucket on the lane), then unused_parameters. Checkpoints: bucket_order (the same buckets
-after a restart).
+Read attaching (what the user calls), then attachment (what DDP calls through hook), backward (when one begins and
+ends), buckets (what a bucket is) and bucket_lane (how it is reduced). Checkpoints: bucket_order (the same buckets after
+a restart).
 """
 
 from micro.ddp.attaching import attach, detach

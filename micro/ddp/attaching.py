@@ -1,23 +1,21 @@
 """What a user calls: attach a reducer to a DistributedDataParallel model, and detach it."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from micro.clipping import ClipNorm, check_clip
+from micro.clipping import ClipNorm
 from micro.ddp.attachment import Attachment
-from micro.ddp.checks import check_group, check_lane, check_model, check_parameters
-from micro.ddp.hook import Hook
-from micro.drivers.checks import check_on_step
-from micro.drivers.chosen_parameters import Choice, split_by
+from micro.ddp.checks import check_group, check_model, check_parameters, chosen_lane
+from micro.ddp.hook import attached_to, hook_of
 from micro.drivers.lane import LaneChoice
-from micro.drivers.loss_scale import check_scaler
 from micro.drivers.meeting import meeting
+from micro.drivers.settings import Choice, Settings
 from micro.reducers.base import Reducer
-from micro.reducers.checks import check_reducer
-from micro.scope import Scope, scoped
+from micro.scope import Scope
 from micro.summary import StepSummary
 from micro.wrappers import reduced_parameters, unwrapped
 
@@ -95,35 +93,31 @@ def attach(
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then, and
             residuals are as if nothing had been sent; DDP's own work is done, so the model can be trained on.
     """
-    with meeting("micro.attach", lambda: unwrapped(model).process_group) as entry:
-        model = unwrapped(model)
-        check_model(model)
-        check_clip(clip, clip_norm)
-        check_on_step(on_step)
-        check_scaler(scaler, check_reducer(reducer))
-        trained = reduced_parameters(model)
-        reducer = split_by(check_reducer(reducer), trained, only=only, dense=dense, start_step=start_step)
-        reducer = scoped(reducer, scope)
-        lane = check_lane(lane, model, reducer)
-        check_group(process_group, model, lane=lane)
-        check_parameters(trained, whole_model=scope == "model")
-        Hook.check(model)
-        entry.settings |= {"reducer": reducer, "scope": scope, "clip": clip, "clip_norm": clip_norm, "lane": lane}
-        entry.settings["process_group"] = "made" if process_group is None else "given"
-        entry.settings["scaler"] = "used" if scaler is not None and scaler.is_enabled() else "none"
-        entry.parameters, entry.is_exact = trained, False
-    return Attachment(
-        unwrapped(model),
-        reducer,
-        whole_model=scope == "model",
+    settings = Settings(
+        scope=scope,
+        only=only,
+        dense=dense,
+        start_step=start_step,
         clip=clip,
         clip_norm=clip_norm,
         timed=timed,
-        lane=lane,
-        process_group=process_group,
         on_step=on_step,
         scaler=scaler,
     )
+    with meeting("micro.attach", lambda: unwrapped(model).process_group) as entry:
+        ddp = unwrapped(model)
+        check_model(ddp)
+        trained = reduced_parameters(ddp)
+        reducer = settings.fitted(reducer, trained, get_args(ClipNorm))
+        lane = chosen_lane(lane, ddp, reducer)
+        check_group(process_group, ddp, lane=lane)
+        check_parameters(trained, whole_model=settings.whole_model)
+        if hook_of(ddp).attached is not None:
+            raise ValueError("model has an attachment: close that one first, for instance by micro.detach(model)")
+        made = "made" if process_group is None else "given"
+        entry.settings |= settings.described(reducer) | {"lane": lane, "process_group": made}
+        entry.parameters, entry.is_exact = trained, False
+    return Attachment(ddp, reducer, settings, lane=lane, process_group=process_group)
 
 
 def detach(model: nn.Module) -> None:
@@ -132,7 +126,7 @@ def detach(model: nn.Module) -> None:
     Raises:
         ValueError: nothing is attached to it.
     """
-    attached = Hook.attached_to(unwrapped(model))
+    attached = attached_to(unwrapped(model))
     if not isinstance(attached, Attachment):
         raise ValueError("model has no attachment: there is nothing to detach")
     attached.close()

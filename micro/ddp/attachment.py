@@ -1,6 +1,6 @@
 """A reducer at work on a DistributedDataParallel model, through DDP's communication hook."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -10,28 +10,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.checkpoints.saved_state import plain_buckets
-from micro.clipping import ClipNorm
+from micro.clipping import clip_
 from micro.ddp.backward import Backward
-from micro.ddp.bucket import Bucket
+from micro.ddp.bucket_lane import BucketLane
 from micro.ddp.bucket_order import replay
-from micro.ddp.hook import Hook
-from micro.ddp.reduction import Reduction
-from micro.ddp.vectors import BucketVectors
+from micro.ddp.buckets import Bucket, Buckets, cut
+from micro.ddp.hook import hook_of
 from micro.drivers.attachment import BaseAttachment
-from micro.drivers.bucket_states import BucketStates
-from micro.drivers.changed_gradients import ChangedGradients, keeps
-from micro.drivers.discarded_gradients import DiscardedGradients
 from micro.drivers.lane import CallerLane, ThreadLane
-from micro.drivers.loss_scale import LossScale
-from micro.flat import Layout, real
+from micro.drivers.settings import Settings
+from micro.flat import real
 from micro.group_comm import GroupComm
-from micro.nonfinite import NonFiniteGradient
+from micro.nonfinite import Finding, NonFiniteGradient, report
 from micro.peer_failures import PeerFailures
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
-from micro.spans import Seconds
-from micro.summary import StepSummary
+from micro.requests import Reduction, carried_out
 from micro.wrappers import plain_parameters, reduced_parameters
 
 
@@ -51,80 +45,47 @@ class Attachment(BaseAttachment):
         self,
         model: DistributedDataParallel,
         reducer: Reducer,
+        settings: Settings,
         *,
-        whole_model: bool,
-        clip: float | None,
-        clip_norm: ClipNorm | str,
-        timed: bool,
         lane: str,
         process_group: dist.ProcessGroup | None,
-        on_step: Callable[[StepSummary], object] | None,
-        scaler: torch.amp.GradScaler | None,
     ) -> None:
-        parameters = plain_parameters(model.module)
-        trained = {name: real(p) for name, p in parameters.items() if p.requires_grad}
-        hook = Hook.of(model)
-        self.reducer = reducer
-        self._model = ref(model)  # which holds this attachment, where no garbage collector looks
-        self._scope = "model" if whole_model else "bucket"
-        self._vectors = BucketVectors({parameter: name for name, parameter in parameters.items()})
-        self._finds_unused = bool(model.find_unused_parameters)
-        self._is_rehearsing = False
-        self._on_step = on_step
-        self._device = next(iter(trained.values())).device
-        self.comm: GroupComm
+        parameters, reduced = plain_parameters(model.module), reduced_parameters(model)
+        hook, device = hook_of(model), next(iter(reduced.values())).device
+        comm: GroupComm
         if lane == "thread" and process_group is None:
-            self.comm = PrivateComm(model.process_group, self._device, timed=timed)
+            comm = PrivateComm(model.process_group, device, timed=settings.timed)
         else:
             shared = process_group or model.process_group
-            self.comm = GroupComm(shared, timed=timed, failures=PeerFailures(shared))
-        prepare(reducer, self.comm, self._device)
-        self._states = BucketStates(reducer, {name: real(p) for name, p in parameters.items()})
-        self._loss_scale = LossScale(scaler)
-        self._reduction = Reduction(
-            reducer,
-            self._states,
-            self.comm,
-            self._device,
-            lane=ThreadLane(self._device) if lane == "thread" else CallerLane(self._device),
-            loss_scale=self._loss_scale,
-            whole_model=whole_model,
-            clip=clip,
-            clip_norm=clip_norm,
+            comm = GroupComm(shared, timed=settings.timed, failures=PeerFailures(shared))
+        prepare(reducer, comm, device)
+        among = comm if settings.clip_norm == "global" else None
+        kept = {name: real(parameter) for name, parameter in parameters.items()}
+
+        def clip(vectors: Sequence[Tensor], limit: float) -> Reduction[None]:
+            return clip_(vectors, limit, among=among)
+
+        self._start(reducer, comm, settings, kept=kept, reduced=reduced, compares=True, clip_=clip)
+        self._scope = "model" if settings.whole_model else "bucket"
+        self._model = ref(model)  # which holds this attachment, where no garbage collector looks
+        self._buckets = Buckets({parameter: name for name, parameter in parameters.items()})
+        self._is_rehearsing = False
+        self._lane = BucketLane(
+            self.steps,
+            ThreadLane(device) if lane == "thread" else CallerLane(device),
+            device,
+            finds_unused=bool(model.find_unused_parameters),
         )
-        self.steps = self._reduction.steps
-        reduced = reduced_parameters(model)
         self._backward = Backward(
             model,
             len(reduced),
-            self._now,
-            at_computed=self._reduction.finish,
+            now=lambda: comm.now(device),
+            at_computed=self._lane.finish,
+            wait=self._lane.wait,
             at_end=self._end_step,
-            wait=self._reduction.wait,
         )
-        self._discarded = DiscardedGradients(list(reduced.values()))
-        self._changed = ChangedGradients(reduced) if keeps(reducer) and not self._loss_scale.is_used else None
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
-
-    @property
-    def rank(self) -> int:
-        """This rank in the process group of the model."""
-        return self.comm.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the model."""
-        return self.comm.world_size
-
-    @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The process group over which gradients are reduced."""
-        return self.comm.group
-
-    @property
-    def _clipped(self) -> Reduction:
-        return self._reduction
 
     def close(self) -> None:
         """Take the reducer off the model: DDP averages the gradients again, by a dense all-reduce.
@@ -137,10 +98,8 @@ class Attachment(BaseAttachment):
         hook = self._hook()
         if hook is not None and hook.attached is self:
             hook.attached = None
-        self._discarded.close()
-        if self._changed is not None:
-            self._changed.close()
-        self._reduction.close()
+        self._watch.close()
+        self._lane.close()
         self.comm.close()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -162,9 +121,9 @@ class Attachment(BaseAttachment):
         those of a run that was never interrupted.
         """
         super().load_state_dict(saved)
-        model, buckets = self._model(), plain_buckets(saved["buckets"])
-        if buckets and model is not None and not self.bucket_names:
-            names = [tuple(bucket["shapes"]) for bucket in buckets]
+        model = self._model()
+        if saved["buckets"] and model is not None and not self.bucket_names:
+            names = [tuple(bucket["shapes"]) for bucket in saved["buckets"]]
             with self.rehearsal():
                 replay(model, reduced_parameters(model), names)
             self.bucket_names[:] = names
@@ -186,58 +145,23 @@ class Attachment(BaseAttachment):
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Put one bucket of DDP on the lane, where it is reduced in place; DDP waits for the future."""
         grad = bucket.buffer()
-        names, vectors = self._vectors.of(bucket.parameters(), grad)
+        names, layouts = self._buckets.of(bucket)
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
         if self._is_rehearsing or self._is_paused:
             if self._is_rehearsing:
-                self._rehearse(bucket.index(), names)
+                self.bucket_names[:] = [*(self.bucket_names if bucket.index() else ()), names]
             future.set_result(grad)
             return future
         is_first, is_last = self._backward.place(bucket, names)
-        if is_first:
-            self._reduction.forget_errors()
-            self._reduction.begin(has_inputs=self._backward.has_inputs(), counts_inputs=self._backward.counts_inputs())
-        self._put(vectors, grad, future)
-        if is_last:
-            self._reduction.end(waits_at_once=self._backward.is_static)
-        self._reduction.hand_over()
+        begins = (self._backward.has_inputs, self._backward.counts_inputs) if is_first else None
+        vectors = zip(layouts, cut(layouts, grad), strict=True) if layouts else ()
+        parts = [Bucket(layout, vector, grad, future if layout is layouts[-1] else None) for layout, vector in vectors]
+        if not parts:
+            future.set_result(grad)
+        self._lane.put(parts, begins=begins, ends=is_last, at_once=is_last and self._backward.is_static)
         if is_last:
             self._backward.wait_for_end()
         return future
 
-    def _put(
-        self, vectors: Sequence[tuple[Layout, Tensor]], grad: Tensor, future: torch.futures.Future[Tensor]
-    ) -> None:
-        for layout, vector in vectors:
-            gradients = tuple(layout.split(vector).values()) if self._finds_unused else ()
-            is_last = layout is vectors[-1][0]
-            self._reduction.put(Bucket(layout, vector, gradients, grad, future if is_last else None))
-        if not vectors:
-            future.set_result(grad)
-
-    def _rehearse(self, index: int, names: tuple[str, ...]) -> None:
-        if index == 0:
-            self.bucket_names.clear()
-        self.bucket_names.append(names)
-
-    def _now(self) -> Seconds:
-        return self.comm.now(self._device)
-
-    def _end_step(self, exposed: Seconds) -> None:
-        """Raise what went wrong in this step, or report it."""
-        self.steps.exposed = exposed
-        error = self._reduction.take_error()
-        if error is None:
-            self._report()
-            return
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame, which would hold it
-
-    def _report(self) -> None:
-        self._discarded.end_backward(is_applied=not self.skipped)
-        if self._changed is not None:
-            self._changed.end_backward(is_applied=not self.skipped)
-        if self._on_step is not None:
-            self._on_step(self.summary)
+    def _error_of(self, findings: list[Finding]) -> NonFiniteGradient:
+        return carried_out(report(findings, self.steps.stats[0].step, self._device), self.comm)

@@ -19,29 +19,26 @@ class Backward:
         num_parameters: that DDP reduces.
         now: returns a time.
         at_computed: called once all gradients are computed, before DDP waits for the buckets.
+        wait: blocks until all buckets are reduced.
         at_end: is given the seconds for which backward waited after all gradients were computed. What it raises comes
             out of backward().
-        wait: blocks until all buckets are reduced.
     """
 
     def __init__(
         self,
         model: DistributedDataParallel,
         num_parameters: int,
-        now: Callable[[], Seconds],
         *,
+        now: Callable[[], Seconds],
         at_computed: Callable[[], None],
-        at_end: Callable[[Seconds], None],
         wait: Callable[[], None],
+        at_end: Callable[[Seconds], None],
     ) -> None:
         self._model = ref(model)  # which holds the attachment, where no garbage collector looks
         self._num_parameters = num_parameters
-        self._now = now
-        self._at_computed = at_computed
-        self._at_end = at_end
-        self._wait = wait
+        self._now, self._at_computed, self._wait, self._at_end = now, at_computed, wait, at_end
         self._received: set[str] = set()  # the parameters of the buckets so far
-        self._compute_end: Seconds | None = None
+        self._compute_end: Seconds = 0.0
 
     def place(self, bucket: dist.GradBucket, names: tuple[str, ...]) -> tuple[bool, bool]:
         """Return whether a bucket is the first and whether it is the last of its backward.
@@ -55,9 +52,8 @@ class Backward:
         is_first = bucket.index() == 0 and (not self._received or not self._received.isdisjoint(names))
         if is_first:
             self._received.clear()
-            self._compute_end = None
         self._received.update(names)
-        is_last = bucket.is_last() or (self.is_static and len(self._received) == self._num_parameters)
+        is_last = bucket.is_last() or (len(self._received) == self._num_parameters and self.is_static)
         if is_last:
             self._received.clear()
         return is_first, is_last
@@ -68,12 +64,14 @@ class Backward:
         model = self._model()
         return model is not None and bool(model.static_graph)
 
+    @property
     def has_inputs(self) -> bool:
-        """Return whether this rank has inputs: in a join context, no backward runs where it has none."""
+        """Whether this rank has inputs: in a join context, no backward runs where it has none."""
         return torch._C._current_graph_task_id() != NO_BACKWARD
 
+    @property
     def counts_inputs(self) -> bool:
-        """Return whether the mean is to be over the ranks that have inputs, as a join context may want."""
+        """Whether the mean is to be over the ranks that have inputs, as a join context may want."""
         return not getattr(self._model(), "_divide_by_initial_world_size", True)
 
     def wait_for_end(self) -> None:
@@ -86,25 +84,21 @@ class Backward:
         In a join context no backward runs on a rank that is out of inputs: DDP calls the hook for zero gradients and
         then waits. There ``at_end`` is called at once.
         """
-        if self.has_inputs():
-            _at_end_of_backward(self._note_compute_end)
+        if self.has_inputs:
+            _at_end_of_backward(self._computed)
             return
         started = self._now()
         self._at_computed()
         self._wait()
         self._at_end(self._now() - started)
 
-    def _note_compute_end(self) -> None:
-        """Note when DDP begins to wait."""
-        self._compute_end = self._now()
+    def _computed(self) -> None:
+        self._compute_end = self._now()  # when DDP begins to wait
         self._at_computed()
         _at_end_of_backward(self._end)
 
     def _end(self) -> None:
-        assert self._compute_end is not None
-        exposed = self._now() - self._compute_end
-        self._compute_end = None
-        self._at_end(exposed)
+        self._at_end(self._now() - self._compute_end)
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from micro import flat
 from micro.drivers.lane import LaneChoice
+from micro.drivers.settings import check_one_vector
 from micro.flat import real
 from micro.reducers.base import Reducer
 
@@ -39,39 +40,28 @@ def check_parameters(parameters: Mapping[str, Tensor], *, whole_model: bool) -> 
             f"parameters must be on one device, got {', '.join(devices)}: "
             "place the model on one device, and use one rank per device"
         )
-    sizes = {name: real(parameter).numel() for name, parameter in parameters.items()}
-    for name, numel in sizes.items():
+    for name, parameter in parameters.items():
+        numel = real(parameter).numel()
         if numel > flat.MAX_NUMEL:
             raise ValueError(
                 f"'{name}' has {numel} elements, indices (int32) count {flat.MAX_NUMEL}: "
                 "make several parameters of it, or freeze it"
             )
-    if not whole_model:
-        return
-    if len({real(parameter).dtype for parameter in parameters.values()}) > 1:
-        raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
-    if sum(sizes.values()) > flat.MAX_NUMEL:
-        raise ValueError(
-            f"scope=model selects in one vector, this model has {sum(sizes.values())} elements and indices (int32) "
-            f"count {flat.MAX_NUMEL}: use scope=bucket"
-        )
+    if whole_model:
+        check_one_vector(real(parameter) for parameter in parameters.values())
 
 
-def check_lane(lane: str, model: DistributedDataParallel, reducer: Reducer) -> str:
+def chosen_lane(lane: str, model: DistributedDataParallel, reducer: Reducer) -> str:
     """Return "thread" or "caller"; see micro.attach."""
     if lane not in get_args(LaneChoice):
         raise ValueError(f"lane must be one of {', '.join(get_args(LaneChoice))}, got {lane!r}")
     if lane != "auto":
         return lane
-    also_sends = has_collectives(model.module, finds_unused=model.find_unused_parameters)
+    modules = model.module.modules()
+    has_collectives = model.find_unused_parameters or any(isinstance(each, nn.SyncBatchNorm) for each in modules)
     if next(model.module.parameters()).device.type == "cuda":
-        return "caller" if also_sends else "thread"
-    return "caller" if reducer.is_one_sum and not also_sends else "thread"
-
-
-def has_collectives(module: nn.Module, *, finds_unused: bool) -> bool:
-    """Whether DDP, to find unused parameters, or a module calls collectives during backward, as far as can be seen."""
-    return finds_unused or any(isinstance(inner, nn.SyncBatchNorm) for inner in module.modules())
+        return "caller" if has_collectives else "thread"
+    return "caller" if reducer.is_one_sum and not has_collectives else "thread"
 
 
 def check_group(group: object, model: DistributedDataParallel, *, lane: str) -> None:

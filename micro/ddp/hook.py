@@ -1,7 +1,7 @@
 """The one communication hook that a DDP model takes, for as long as it lives."""
 
 from typing import Protocol
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -10,13 +10,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from micro.messages import mean_async
 
-BucketFuture = torch.futures.Future[Tensor]
-
 
 class Attached(Protocol):
     """What reduces the buckets of a model."""
 
-    def reduce(self, bucket: dist.GradBucket) -> BucketFuture:
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Reduce a bucket; DDP waits for the future."""
 
 
@@ -29,55 +27,37 @@ class Hook:
     empty: the process group, the thread and the work in flight of an attachment can neither be copied nor pickled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.attached: Attached | None = None
-        self._model: ReferenceType[DistributedDataParallel] | None = None
-
-    @staticmethod
-    def of(model: DistributedDataParallel) -> "Hook":
-        """Return the model's hook, which is registered at the first call.
-
-        Raises:
-            ValueError: the model has a hook that is not from here.
-        """
-        if model not in _hooks:
-            hook = Hook()
-            hook._model = ref(model)  # not the model itself: DDP's reducer holds the hook
-            try:
-                model.register_comm_hook(hook, _micro_hook)
-            except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
-                raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
-            _hooks[model] = hook
-        return _hooks[model]
-
-    @staticmethod
-    def check(model: DistributedDataParallel) -> None:
-        """Register the model's hook.
-
-        Raises:
-            ValueError: something is attached to the model, or it has a hook that is not from here.
-        """
-        if Hook.of(model).attached is not None:
-            raise ValueError("model has an attachment: close that one first, for instance by micro.detach(model)")
-
-    @staticmethod
-    def attached_to(model: DistributedDataParallel) -> Attached | None:
-        """Return what is attached to the model, if anything is."""
-        return _hooks[model].attached if model in _hooks else None
-
-    def reduce(self, bucket: dist.GradBucket) -> BucketFuture:
-        """Reduce a bucket of the model."""
-        if self.attached is not None:
-            return self.attached.reduce(bucket)
-        model = self._model() if self._model else None
-        return mean_async(bucket.buffer(), model.process_group if model else None)
+        self.group = group
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
         return Hook, ()
 
 
+def hook_of(model: DistributedDataParallel) -> Hook:
+    """Return the model's hook, which is registered at the first call.
+
+    Raises:
+        ValueError: the model has a hook that is not from here.
+    """
+    if model not in _hooks:
+        hook = Hook(model.process_group)
+        try:
+            model.register_comm_hook(hook, _micro_hook)
+        except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
+            raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
+        _hooks[model] = hook
+    return _hooks[model]
+
+
+def attached_to(model: DistributedDataParallel) -> Attached | None:
+    """Return what is attached to the model, if anything is."""
+    return _hooks[model].attached if model in _hooks else None
+
+
 _hooks: WeakKeyDictionary[DistributedDataParallel, Hook] = WeakKeyDictionary()
 
 
-def _micro_hook(state: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return state.reduce(bucket)
+def _micro_hook(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return hook.attached.reduce(bucket) if hook.attached is not None else mean_async(bucket.buffer(), hook.group)

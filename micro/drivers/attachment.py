@@ -1,7 +1,7 @@
-"""What every attachment to a model is: its states as saved, its pauses, and what it says of its last step."""
+"""What every driver is: a reducer at work on a model, its states as saved, and what it says of its last step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn, Self
 
@@ -9,57 +9,131 @@ import torch.distributed as dist
 from torch import Tensor
 
 from micro.checkpoints.description import describe
-from micro.checkpoints.saved_state import check_header, header, plain_buckets
+from micro.checkpoints.saved_state import check_header, header
 from micro.clipping import check_clip
+from micro.comm import Comm
 from micro.drivers.bucket_states import BucketStates
+from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale
-from micro.drivers.reductions import Reductions
+from micro.drivers.reductions import Clip, Reductions
+from micro.drivers.settings import Settings
 from micro.group_comm import GroupComm
 from micro.reducers.base import Reducer
+from micro.spans import Seconds
 from micro.stats import StepStats
 from micro.summary import StepSummary
 
 
-class BaseAttachment(ABC):
+class Driver(ABC):
     """A reducer at work on a model; a context manager that closes it.
 
     Attributes:
         reducer: what reduces.
         comm: the ranks between which it does.
-        steps: the reductions of the present step.
     """
 
     reducer: Reducer
-    comm: GroupComm
-    steps: Reductions
+    comm: Comm
     _scope: str
-    _states: BucketStates
-    _loss_scale: LossScale
-    _is_paused: bool = False
 
     @property
-    @abstractmethod
     def rank(self) -> int:
-        """This rank among those of the model."""
+        """This rank among those that train the model."""
+        return self.comm.rank
 
     @property
-    @abstractmethod
     def world_size(self) -> int:
-        """Number of ranks of the model."""
+        """Number of ranks that train the model."""
+        return self.comm.world_size
 
     @property
-    @abstractmethod
     def group(self) -> dist.ProcessGroup | None:
         """The process group of these ranks; None is the default one."""
+        return self.comm.group if isinstance(self.comm, GroupComm) else None
 
     @abstractmethod
     def close(self) -> None:
         """Take the reducer off the model."""
 
-    @property
+    def _header(self, step: int) -> dict[str, Any]:
+        return header(step=step, **self._identity())
+
+    def _check_header(self, saved: Any) -> None:
+        check_header(saved, **self._identity())
+
+    def _identity(self) -> dict[str, Any]:
+        method = describe(self.reducer)
+        return {"rank": self.rank, "world_size": self.world_size, "scope": self._scope, "method": method}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[type["CopiedDriver"], tuple[()]]:
+        return CopiedDriver, ()
+
+
+class CopiedDriver:
+    """What copy, deepcopy and pickle make of a driver: it is attached to no model, and says so."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"no '{name}': a copy of an attachment is attached to no model, call micro.attach on yours"
+        )
+
+
+class BaseAttachment(Driver):
+    """A reducer at work on the gradients of a model.
+
+    Attributes:
+        steps: the reductions of the present step.
+    """
+
+    comm: GroupComm
+    steps: Reductions
+
+    def _start(
+        self,
+        reducer: Reducer,
+        comm: GroupComm,
+        settings: Settings,
+        *,
+        kept: Mapping[str, Tensor],
+        reduced: Mapping[str, Tensor],
+        compares: bool,
+        clip_: Clip,
+    ) -> None:
+        """Set up what all attachments have.
+
+        Args:
+            kept: for which parameters something may be kept, by name.
+            reduced: the parameters that are reduced.
+            compares: whether to look for gradients that a loop takes something from after backward.
+        """
+        self.reducer, self.comm = reducer, comm
+        self._on_step, self._is_paused = settings.on_step, False
+        self._states = BucketStates(reducer, kept)
+        self._loss_scale = LossScale(settings.scaler)
+        self._device = next(iter(reduced.values())).device
+        compares = compares and not self._loss_scale.is_used
+        self._watch = GradientWatch(reduced, compares=lambda: compares and any(r.numel() for r in self.residuals()))
+        self.steps = Reductions(
+            reducer,
+            self._states,
+            comm,
+            self._device,
+            loss_scale=self._loss_scale,
+            whole_model=settings.whole_model,
+            clip=settings.clip,
+            clip_=clip_,
+            error_of=self._error_of,
+        )
+
     @abstractmethod
-    def _clipped(self) -> Any:
-        """What has the limit of the norm, ``clip``."""
+    def _error_of(self, findings: Any) -> Any:
+        """Return the error of a step in which something was not finite; all ranks call this."""
 
     @property
     def stats(self) -> tuple[StepStats, ...]:
@@ -105,13 +179,12 @@ class BaseAttachment(ABC):
     @property
     def clip(self) -> float | None:
         """The greatest norm of the gradient, as it was attached; may be changed between steps, on all ranks alike."""
-        limit: float | None = self._clipped.clip
-        return limit
+        return self.steps.clip
 
     @clip.setter
     def clip(self, limit: float | None) -> None:
         check_clip(limit)
-        self._clipped.clip = limit
+        self.steps.clip = limit
 
     def residuals(self) -> list[Tensor]:
         """Return this rank's residuals, a vector per bucket or FSDP module, not copied; empty where none are kept."""
@@ -139,7 +212,7 @@ class BaseAttachment(ABC):
         It says whose it is: format, version, rank, world size, step, and the method with all settings. Everything is
         plain data and tensors, which ``torch.load(weights_only=True)`` reads.
         """
-        head = header(step=self._states.step, **self._identity())
+        head = self._header(self._states.step)
         return {**head, "loss_scale": self._loss_scale.value, "buckets": self._states.save()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -151,32 +224,20 @@ class BaseAttachment(ABC):
             ValueError: it is of another rank, world size, method or newer version, or names parameters that the model
                 does not have, or of other shapes.
         """
-        check_header(saved, **self._identity())
-        self._states.load(plain_buckets(saved["buckets"]))
+        self._check_header(saved)
+        self._states.load(saved["buckets"])
         self._loss_scale.value = saved.get("loss_scale", 1.0)
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "scope": self._scope,
-            "method": describe(self.reducer),
-        }
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[type["CopiedAttachment"], tuple[()]]:
-        return CopiedAttachment, ()
-
-
-class CopiedAttachment:
-    """What copy, deepcopy and pickle make of an attachment: it is attached to no model, and says so."""
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(
-            f"no '{name}': a copy of an attachment is attached to no model, call micro.attach on yours"
-        )
+    def _end_step(self, exposed: Seconds) -> None:
+        """Raise what went wrong in a backward, or report it."""
+        self.steps.exposed = exposed
+        error = self.steps.error
+        if error is None:
+            self._watch.end_backward(is_applied=not self.steps.skipped)
+            if self._on_step is not None and self.steps.stats:
+                self._on_step(self.summary)
+            return
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame, which would hold it

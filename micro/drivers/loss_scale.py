@@ -1,11 +1,12 @@
 """The factor that a GradScaler puts on the loss, and so on the gradients and on all that is kept of them."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
+from micro.feedback import MomentumCorrection
 from micro.reducers.base import Reducer
+from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import innermost
 from micro.selectors.threshold import Threshold
 from micro.selectors.wrapping import WrappingSelector
@@ -63,12 +64,14 @@ def check_scaler(scaler: object, reducer: Reducer) -> None:
         return
     if not isinstance(scaler, torch.amp.GradScaler):
         raise ValueError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}: give that of your loop")
-    inner: Any = innermost(reducer)
-    if getattr(getattr(inner, "feedback", None), "clip", None) is not None:
+    inner = innermost(reducer)
+    if not isinstance(inner, SparseReducer):
+        return
+    if isinstance(inner.feedback, MomentumCorrection) and inner.feedback.clip is not None:
         raise ValueError(
             "clip of feedback momentum is in units of gradients, which a scaler changes: use clip of micro.attach"
         )
-    selector = getattr(inner, "selector", None)
+    selector = inner.selector
     while isinstance(selector, WrappingSelector):
         selector = selector.selector
     if isinstance(selector, Threshold):

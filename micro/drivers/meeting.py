@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ from micro.requests import AllGather
 
 SAMPLE = 1024  # elements of a parameter that tell it from another, where ranks began with the same weights
 LONGEST_S = 0.25  # between two looks at the store
-
-Described = dict[str, tuple[tuple[int, ...], int]]  # shape and checksum of each parameter
 
 
 @dataclass(slots=True)
@@ -50,11 +47,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What the others read of it."""
+    """What the others read of it: an error, or all else; of each parameter its shape and a checksum."""
 
     error: str | None
     settings: Any = None
-    parameters: Described = field(default_factory=dict)
+    parameters: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     part: str = ""
 
 
@@ -78,27 +75,22 @@ def meeting(call: str, ranks_of: Callable[[], Comm | dist.ProcessGroup | None]) 
         if dist.is_initialized():
             _enter(call, _Said(str(caught)), _group_of(None))
         raise
-    said = _Said(None)
     try:
         yield entry
         checksums = {name: _described(p, is_exact=entry.is_exact) for name, p in entry.parameters.items()}
         said = _Said(None, describe(entry.settings), checksums, entry.part)
     except Exception as caught:  # whatever it is, the others must not wait
         error, said = caught, _Said(str(caught))
-    verdict = _in_memory(call, said, ranks) if _is_simulated(ranks) else _in_store(call, said, _group_of(ranks))
+    is_simulated = isinstance(ranks, Comm) and not isinstance(ranks, GroupComm)
+    words = _in_memory(call, said, ranks) if is_simulated else _in_store(call, said, _group_of(ranks))
     if error is not None:
         raise error
-    if verdict is not None:
-        raise ValueError(verdict)
-
-
-def _is_simulated(ranks: Comm | dist.ProcessGroup | None) -> bool:
-    return isinstance(ranks, Comm) and not isinstance(ranks, GroupComm)
+    if words is not None:
+        raise ValueError(words)
 
 
 def _group_of(ranks: Any) -> dist.ProcessGroup:
-    group = ranks.group if isinstance(ranks, GroupComm) else ranks
-    found = group or dist.group.WORLD
+    found = (ranks.group if isinstance(ranks, GroupComm) else ranks) or dist.group.WORLD
     assert found is not None, "a process group is initialised"
     return found
 
@@ -109,18 +101,31 @@ def _in_memory(call: str, said: _Said, comm: Any) -> str | None:
     lengths = comm.answer(AllGather(mine=torch.tensor([own.numel()])))[:, 0].tolist()
     rows = comm.answer(AllGather(mine=torch.nn.functional.pad(own, (0, max(lengths) - own.numel()))))
     all_said = [pickle.loads(content_of(row[:length])) for row, length in zip(rows, lengths, strict=True)]
-    return _verdict(call, range(comm.world_size), all_said)
+    return _what_is_wrong(call, dict(enumerate(all_said)))
 
 
 def _in_store(call: str, said: _Said, group: dist.ProcessGroup) -> str | None:
     """Return what is wrong: the first rank of the group reads what all say, and the others what it finds."""
-    (first, *others), store = dist.get_process_group_ranks(group), group.get_group_store()
+    ranks, own, store = dist.get_process_group_ranks(group), dist.get_rank(), group.get_group_store()
     key = _enter(call, said, group)
-    read = partial(_read, store, call=call, limit_s=_timeout_s(group))
-    if dist.get_rank() == first and said.error is None:
-        verdict = _verdict(call, [first, *others], [said, *(pickle.loads(read(f"{key}/{r}", r)) for r in others)])
-        store.set(f"{key}/verdict", verdict or "")
-    return read(f"{key}/verdict", first).decode() or None
+    backend = group._get_backend(group._device_types[0])
+    options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
+    limit_s = (getattr(options, "_timeout", None) or dist.default_pg_timeout).total_seconds()
+
+    def read(name: str | int, rank: int) -> bytes:
+        """Return what ``rank`` writes, once it has."""
+        started, pause_s = time.monotonic(), 0.001
+        while not store.check([f"{key}/{name}"]):
+            if time.monotonic() - started > limit_s:
+                raise PeerError(f"rank {rank} did not come to {call} within {limit_s:.0f} s: call it on all ranks")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_S)
+        return bytes(store.get(f"{key}/{name}"))
+
+    if own == ranks[0] and said.error is None:
+        all_said = {rank: said if rank == own else pickle.loads(read(rank, rank)) for rank in ranks}
+        store.set(f"{key}/result", _what_is_wrong(call, all_said) or "")
+    return read("result", ranks[0]).decode() or None
 
 
 def _enter(call: str, said: _Said, group: dist.ProcessGroup) -> str:
@@ -129,61 +134,40 @@ def _enter(call: str, said: _Said, group: dist.ProcessGroup) -> str:
     key = f"micro/meeting/{store.add(f'micro/meetings/{own}', 1)}"  # each rank counts its own
     store.set(f"{key}/{own}", pickle.dumps(said))  # type: ignore[arg-type]  # its annotation lacks bytes
     if said.error is not None and own == dist.get_process_group_ranks(group)[0]:
-        store.set(f"{key}/verdict", _refused(call, own, said.error))
+        store.set(f"{key}/result", _what_is_wrong(call, {own: said}) or "")
     return key
 
 
-def _read(store: dist.Store, key: str, rank: int, *, call: str, limit_s: float) -> bytes:
-    """Return what rank ``rank`` writes under ``key``, once it has."""
-    started, pause_s = time.monotonic(), 0.001
-    while not store.check([key]):
-        if time.monotonic() - started > limit_s:
-            raise PeerError(f"rank {rank} did not come to {call} within {limit_s:.0f} s: call it on all ranks")
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_S)
-    return bytes(store.get(key))
-
-
-def _refused(call: str, rank: int, error: str) -> str:
-    return f"rank {rank} refused {call}: {error}"
-
-
-def _timeout_s(group: dist.ProcessGroup) -> float:
-    backend = group._get_backend(group._device_types[0])
-    options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
-    limit = getattr(options, "_timeout", None) or dist.default_pg_timeout
-    return float(limit.total_seconds())
-
-
-def _verdict(call: str, ranks: Sequence[int], all_said: Sequence[_Said]) -> str | None:
-    """Return in words the first thing that is wrong; None where nothing is."""
-    pairs = list(zip(ranks, all_said, strict=True))
-    for rank, said in pairs:
+def _what_is_wrong(call: str, all_said: Mapping[int, _Said]) -> str | None:
+    """Return in words the first thing that is wrong of what each rank said; None where nothing is."""
+    for rank, said in all_said.items():
         if said.error is not None:
-            return _refused(call, rank, said.error)
-    first, heads = pairs[0], dict[str, tuple[int, _Said]]()
-    for rank, said in pairs:
-        if found := difference(first[1].settings, said.settings):
-            return f"settings must be the same on all ranks, rank {first[0]} has {found[0]}, rank {rank} {found[1]}"
-        head, expected = heads.setdefault(said.part, (rank, said))
-        words = _other_model(head, expected.parameters, rank, said.parameters)
+            return f"rank {rank} refused {call}: {said.error}"
+    first, *_ = all_said
+    heads = dict[str, int]()
+    for rank, said in all_said.items():
+        if found := difference(all_said[first].settings, said.settings):
+            return f"settings must be the same on all ranks, rank {first} has {found[0]}, rank {rank} {found[1]}"
+        head = heads.setdefault(said.part, rank)
+        words = _other_model(head, list(all_said[head].parameters.items()), rank, list(said.parameters.items()))
         if words is not None:
             return words
     return None
 
 
-def _other_model(head: int, expected: Described, rank: int, found: Described) -> str | None:
+def _other_model(head: int, expected: Sequence[Any], rank: int, found: Sequence[Any]) -> str | None:
     """Return in words how the model of ``rank`` is another than that of ``head``; None where both have one."""
-    for one, two in zip([*expected, None], [*found, None], strict=False):
-        shapes = [dict_.get(name, ((), 0))[0] for dict_, name in ((expected, one), (found, two))]  # type: ignore[arg-type]
-        if one != two or shapes[0] != shapes[1]:
-            said = [f"'{name}' {shape}" if name else "no more" for name, shape in zip((one, two), shapes, strict=True)]
+    longest = max(len(expected), len(found))
+    for place in range(longest):
+        pair = [part[place] if place < len(part) else (None, ((), 0)) for part in (expected, found)]
+        one, two = [f"'{name}' {shape}" if name else "no more" for name, (shape, _) in pair]
+        if one != two:
             return (
-                f"the model must be the same on all ranks, rank {head} has {said[0]}, rank {rank} {said[1]}: with "
-                "several models, call it for them in the same order on all ranks"
+                f"the model must be the same on all ranks, rank {head} has {one}, rank {rank} {two}: with several "
+                "models, call it for them in the same order on all ranks"
             )
-    for name, (_, checksum) in expected.items():
-        if found[name][1] != checksum:
+    for (name, (_, expected_sum)), (_, (_, own_sum)) in zip(expected, found, strict=True):
+        if own_sum != expected_sum:
             return (
                 f"weights must be the same on all ranks at the start, '{name}' of rank {rank} differs from rank "
                 f"{head}'s: give all ranks one seed, or load the same weights; with several models, keep to one order"
@@ -195,9 +179,8 @@ def _described(parameter: Tensor, *, is_exact: bool) -> tuple[tuple[int, ...], i
     if parameter.is_meta:
         raise ValueError("a parameter has no values yet: initialise the weights before")
     values = real(parameter.detach())
-    shape, step = tuple(values.shape), max(1, values.numel() // SAMPLE)
-    content = values if is_exact else values.reshape(-1)[::step]
-    return shape, zlib.crc32(content_of(content))
+    step = max(1, values.numel() // SAMPLE)
+    return tuple(values.shape), zlib.crc32(content_of(values if is_exact else values.reshape(-1)[::step]))
 
 
 def content_of(tensor: Tensor) -> bytes:

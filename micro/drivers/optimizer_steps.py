@@ -1,4 +1,4 @@
-"""Objects whose methods are called at every step of any torch.optim.Optimizer, as long as they live.
+"""Who is called at every step of any torch.optim.Optimizer, as long as it lives.
 
 torch walks over its hooks without a copy. One that is removed in the middle of a step, which a garbage collection may
 do, ends that step with an error; so the hooks here stay until Python ends.
@@ -6,42 +6,31 @@ do, ends that step with an error; so the hooks here stay until Python ends.
 
 import weakref
 from functools import cache
-from typing import Any, Protocol
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
-class BeforeStep(Protocol):
-    """What is called before a step."""
+class StepListener:
+    """Is called before and after steps from ``listen`` on, until ``stop_listening``."""
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Look at what ``optimizer`` is about to use."""
-
-
-class AfterStep(Protocol):
-    """What is called after a step."""
+        """Look at what ``optimizer`` is about to use; here nothing is done."""
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Note that ``optimizer`` has made a step."""
+        """Note that ``optimizer`` has made a step; here nothing is done."""
+
+    def listen(self) -> None:
+        """Be called at each step from now on."""
+        _register()
+        _listeners.add(self)
+
+    def stop_listening(self) -> None:
+        """Be called at no further step."""
+        _listeners.discard(self)
 
 
-def call_before_steps(listener: BeforeStep) -> None:
-    """Call ``listener.before_step`` before each step from now on."""
-    _register()
-    _before.add(listener)
-
-
-def call_after_steps(listener: AfterStep) -> None:
-    """Call ``listener.after_step`` after each step from now on."""
-    _register()
-    _after.add(listener)
-
-
-def stop_calling(listener: Any) -> None:
-    """Call ``listener`` at no further step."""
-    _before.discard(listener)
-    _after.discard(listener)
+_listeners: "weakref.WeakSet[StepListener]" = weakref.WeakSet()
 
 
 @cache
@@ -51,14 +40,10 @@ def _register() -> None:
 
 
 def _before_step(optimizer: Optimizer, *_: object) -> None:
-    for each in list(_before):
+    for each in list(_listeners):
         each.before_step(optimizer)
 
 
 def _after_step(optimizer: Optimizer, *_: object) -> None:
-    for each in list(_after):
+    for each in list(_listeners):
         each.after_step(optimizer)
-
-
-_before: "weakref.WeakSet[BeforeStep]" = weakref.WeakSet()
-_after: "weakref.WeakSet[AfterStep]" = weakref.WeakSet()

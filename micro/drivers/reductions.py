@@ -1,6 +1,6 @@
 """The vectors of one step on their way: begun one after the other, decided together, and put back."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,17 +10,22 @@ from torch import Tensor
 
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.loss_scale import LossScale, common_scale
-from micro.drivers.set_aside import SetAside
 from micro.flat import Layout
 from micro.group_comm import GroupComm
 from micro.nonfinite import Finding, NonFiniteGradient
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome
-from micro.requests import AllGather
+from micro.requests import AllGather, carried_out
+from micro.requests import Reduction as Requests
 from micro.rounds import UnderWay
 from micro.scope import joined
 from micro.spans import Seconds
 from micro.stats import StepStats
+
+Clip = Callable[[Sequence[Tensor], float], Requests[None]]
+"""Scales the parts of a gradient down to a norm; see micro.clipping."""
+Unused = Callable[[BucketState], Collection[str]]
+"""Returns the parameters of a bucket that no rank has used: DDP drops their update, so what is kept of them waits."""
 
 
 class Vector(Protocol):
@@ -39,19 +44,19 @@ class Vector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class _Running:
     """A reduction that was begun.
 
     Attributes:
-        begun: the reduction, which waits for its end.
         vectors: those that ``grad`` (numel,) holds one after the other.
-        set_aside: what is kept for unused parameters.
+        set_aside: what the state keeps, by key and parameter, for parameters that no rank used; zero in the state.
     """
 
-    begun: UnderWay[Outcome]
+    under_way: UnderWay[Outcome]
+    state: BucketState
     vectors: Sequence[Vector]
     grad: Tensor
-    set_aside: SetAside
+    set_aside: dict[tuple[str, str], Tensor]
 
     def put_back(self) -> None:
         """Make what is in ``grad`` the gradients of the model."""
@@ -71,12 +76,16 @@ class Reductions:
         device: of the gradients.
         loss_scale: the factor on the gradients.
         whole_model: select over all vectors at once.
+        clip: the greatest norm of the gradient, which ``clip_`` bounds; may be changed between steps.
+        error_of: makes the error of a step that was not finite; all ranks call it.
 
     Attributes:
         stats: of the last step, one per reduction, in the order in which they were begun.
         bucket_names: the parameters of each vector, in the same order.
         skipped: whether the last step was dropped; the same on all ranks.
         exposed: seconds of the last backward after all gradients were computed: the communication it did not hide.
+        error: what this step has to raise, if anything.
+        has_failed: whether an error ended a step in its middle: nothing can be reduced any more.
     """
 
     def __init__(
@@ -88,23 +97,27 @@ class Reductions:
         *,
         loss_scale: LossScale,
         whole_model: bool,
+        clip: float | None,
+        clip_: Clip,
+        error_of: Callable[[list[Finding]], NonFiniteGradient],
     ) -> None:
         self.stats: list[StepStats] = []
         self.bucket_names: list[tuple[str, ...]] = []
-        self.skipped = False
+        self.skipped = self.has_failed = False
         self.exposed: Seconds = 0.0
-        self.whole_model = whole_model
-        self._reducer, self._states, self._comm = reducer, states, comm
+        self.error: BaseException | None = None
+        self.whole_model, self.clip = whole_model, clip
+        self.reducer, self.states, self.comm = reducer, states, comm
         self._device, self._loss_scale = device, loss_scale
+        self._clip_, self._error_of = clip_, error_of
         self._has_counts = False
-        self._running: list[Running] = []
-        self._finished: list[tuple[Running, Outcome]] = []
+        self._running: list[_Running] = []
+        self._ended: list[tuple[_Running, Outcome]] = []
 
-    def forget_step(self) -> None:
-        """Forget the statistics of the step before."""
-        self.stats.clear()
-        self.bucket_names.clear()
-        self.skipped = self._has_counts = False
+    @property
+    def needs_whole_gradient(self) -> bool:
+        """Whether nothing can be begun before the last vector is there."""
+        return self.whole_model or self.clip is not None
 
     def begin(self, *, has_inputs: bool = True, counts_inputs: bool = False) -> float:
         """Begin a step; all ranks call this. Return the factor by which its gradients are to be multiplied.
@@ -116,96 +129,122 @@ class Reductions:
         Raises:
             ValueError: ranks have different scales of the loss.
         """
+        self.stats.clear()
+        self.bucket_names.clear()
+        self.skipped, self.error = False, None
+        self._begin_counts()
         if not counts_inputs and not self._loss_scale.is_used:
             return 1.0
         active = self._active_scales(has_inputs)
         factor = self._loss_scale.follow(common_scale(active))
         if factor != 1:
-            self._states.rescale_(factor)
-        return self._comm.world_size / len(active) if counts_inputs else 1.0
+            self.states.rescale_(factor)
+        return self.comm.world_size / len(active) if counts_inputs else 1.0
 
     def _active_scales(self, has_inputs: bool) -> dict[int, float]:
         """Return the scale of each rank that has inputs, by one message of 16 bytes a rank and step.
 
         A rank that is out of inputs in a join context takes the scale of the others, which its own scaler lacks.
         """
-        self.begin_counts()
         mine = torch.tensor([has_inputs, self._loss_scale.current], dtype=torch.float64, device=self._device)
-        rows = self._comm.answer(AllGather(mine=mine)).tolist()  # host sync: once a step, with a scaler or such a join
-        ranks = dist.get_process_group_ranks(self._comm.group)
+        rows = self.comm.answer(AllGather(mine=mine)).tolist()  # host sync: once a step, with a scaler or such a join
+        ranks = dist.get_process_group_ranks(self.comm.group)
         return {rank: scale for rank, (is_active, scale) in zip(ranks, rows, strict=True) if is_active}
 
-    def begin_counts(self) -> None:
-        """Begin to count what is sent; all until the first reduction is begun is counted with it."""
-        if not self._has_counts:
-            self._comm.begin_step()
-            self._has_counts = True
+    def _begin_counts(self) -> None:
+        self.comm.begin_step()  # all until the first reduction is begun is counted with it
+        self._has_counts = True
 
-    def launch(self, vectors: Sequence[Vector], unused: Callable[[BucketState], Collection[str]]) -> None:
-        """Begin to reduce neighbouring vectors as one; all ranks begin the same ones in the same order.
+    def launch(self, vectors: Sequence[Vector], unused: Callable[[Sequence[Vector]], Unused] | None = None) -> None:
+        """Begin to reduce these vectors, clipped first; all ranks begin the same ones in the same order."""
+        if self.clip is not None:
+            limit = self.clip * self._loss_scale.value
+            carried_out(self._clip_([vector.grad for vector in vectors], limit), self.comm)
+        for part in [vectors] if self.whole_model and vectors else [[vector] for vector in vectors]:
+            self._launch(part, unused(part) if unused is not None else None)
 
-        Args:
-            unused: returns the parameters that no rank has used, for which what is kept waits.
-        """
-        reducer, layout = joined(self._reducer, [vector.layout for vector in vectors])
+    def _launch(self, vectors: Sequence[Vector], unused: Unused | None) -> None:
+        reducer, layout = joined(self.reducer, [vector.layout for vector in vectors])
         grad = vectors[0].grad if len(vectors) == 1 else torch.cat([vector.grad for vector in vectors])
-        state = self._states.of(layout, grad.dtype, grad.device)
+        state = self.states.of(layout, grad.dtype, grad.device)
         self.bucket_names += [vector.layout.names for vector in vectors]
-        self.begin_counts()
+        if not self._has_counts:
+            self._begin_counts()
         self._has_counts = False
-        set_aside = SetAside(state, unused(state))
-        self._running.append(Running(reducer.begin(state, grad, self._comm), vectors, grad, set_aside))
+        aside = set_aside_(state, unused(state)) if unused is not None else {}
+        self._running.append(_Running(reducer.begin(state, grad, self.comm), state, vectors, grad, aside))
 
-    @property
-    def can_finish(self) -> bool:
-        """Whether the first reduction has ended and is not the last that was begun; the same on all ranks."""
-        return len(self._running) > 1 and self._running[0].begun.is_done
+    def advance(self, *, ends_some: bool) -> None:
+        """Send a round of messages; end reductions that need no more, but for the last that was begun."""
+        self.comm.rounds.advance()
+        while ends_some and len(self._running) > 1 and self._running[0].under_way.is_done:
+            self._end_first()
 
-    def finish_first(self) -> None:
-        """Wait for the end of the first reduction."""
-        self._finished.append((self._running[0], self._running[0].begun()))
+    def _end_first(self) -> None:
+        running = self._running[0]
+        self._ended.append((running, running.under_way()))
         del self._running[0]
 
-    def finish_all(self) -> None:
-        """Wait for the ends of all reductions."""
+    def end(self) -> bool:
+        """Wait for the ends of all reductions; return whether all was finite."""
         while self._running:
-            self.finish_first()
+            self._end_first()
+        return not any(outcome.findings for _, outcome in self._ended)
 
-    @property
-    def findings(self) -> list[Finding]:
-        """What was not finite in the reductions that have ended."""
-        return [finding for _, outcome in self._finished for finding in outcome.findings]
-
-    def decide(
-        self, *, is_bad: bool, error_of: Callable[[list[Finding]], NonFiniteGradient]
-    ) -> NonFiniteGradient | None:
-        """Deliver all reductions, or drop all of them; return the error to raise, if any. Vectors wait for `put_back`.
+    def decide(self, *, is_finite: bool) -> None:
+        """Deliver all reductions, or drop all of them, and put the vectors back.
 
         A scaler looks for Inf in the gradients, to lower the scale and to leave out the optimizer's step: there the
         update of a step that is dropped is Inf everywhere, and it is no error.
 
         Args:
-            is_bad: whether anything was not finite, the same on all ranks.
-            error_of: makes the error; all ranks call it.
+            is_finite: whether all was finite, the same on all ranks.
         """
-        findings, scales = self.findings, self._loss_scale.is_used
-        self.stats += [outcome.drop() if is_bad else outcome.deliver() for _, outcome in self._finished]
-        self.skipped = is_bad
-        for running, _ in self._finished:
-            running.set_aside.restore()
-            if is_bad and scales:
+        self.stats += [outcome.deliver() if is_finite else outcome.drop() for _, outcome in self._ended]
+        self.skipped = not is_finite
+        scales = self._loss_scale.is_used
+        for running, _ in self._ended:
+            restore_(running.state, running.set_aside)
+            if scales and not is_finite:
                 running.grad.fill_(torch.inf)
-        return error_of(findings) if is_bad and not scales and self._reducer.policy == "stop" else None
-
-    def put_back(self) -> None:
-        """Put back the vectors of a step that is decided."""
-        finished, self._finished = self._finished, []
-        for running, _ in finished:
+        if not is_finite and not scales and self.reducer.policy == "stop":
+            self.error = self._error_of([finding for _, outcome in self._ended for finding in outcome.findings])
+        ended, self._ended = self._ended, []
+        for running, _ in ended:
             running.put_back()
 
-    def abandon(self) -> list[Vector]:
+    def fail(self, error: BaseException) -> None:
+        """Give up after an error in the middle of a step, which the other ranks learn of."""
+        self.give_up(error)
+        self.comm.abort(error)
+
+    def give_up(self, error: BaseException) -> None:
+        """Note that ``error``, which the other ranks know of, ended a step in its middle."""
+        if not self.has_failed:
+            self.error, self.has_failed = error, True
+        self.states.break_off(error)
+
+    def abandon(self) -> Iterable[Vector]:
         """Give up what has not been decided; return its vectors."""
-        given_up = [*(running for running, _ in self._finished), *self._running]
-        self._finished.clear()
+        given_up = [*(running for running, _ in self._ended), *self._running]
+        self._ended.clear()
         self._running.clear()
         return [vector for running in given_up for vector in running.vectors]
+
+
+def set_aside_(state: BucketState, names: Collection[str]) -> dict[tuple[str, str], Tensor]:
+    """Take what is kept for these parameters out of a state; return it, by key and parameter."""
+    kept = {}
+    for key, pieces in state.pieces(set(names)).items() if names else ():
+        for name, piece in pieces.items():
+            kept[key, name] = piece.clone()
+            piece.zero_()
+    return kept
+
+
+def restore_(state: BucketState, kept: Mapping[tuple[str, str], Tensor]) -> None:
+    """Put what was set aside back into a state, whose memory a step may have moved."""
+    if kept:
+        pieces = state.pieces({name for _, name in kept})
+        for (key, name), piece in kept.items():
+            pieces[key][name].copy_(piece)

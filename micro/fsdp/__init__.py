@@ -1,8 +1,8 @@
 """The driver for FSDP2 (fully_shard): shards are reduced within a node by FSDP, and between nodes by a reducer.
 
 Read attaching (what the user calls), then attachment and exchange (what happens at the end of a backward). FSDP's own
-objects are read in groups alone. Before training: replicas. After backward: backward_end (when FSDP is done), vectors
-(a module's gradients as one vector) and step_guard (no optimizer steps before the replicas agree).
+objects are read in groups alone. After backward: backward_end (when FSDP is done), vectors (a module's gradients as one
+vector) and step_guard (no optimizer steps before the replicas agree).
 """
 
 from micro.fsdp.attaching import attach_fsdp

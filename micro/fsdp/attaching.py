@@ -9,21 +9,17 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from micro import flat
-from micro.clipping import NodeClipNorm, check_clip
-from micro.drivers.checks import check_on_step
-from micro.drivers.chosen_parameters import Choice, split_by
-from micro.drivers.loss_scale import check_scaler
+from micro.clipping import NodeClipNorm
 from micro.drivers.meeting import meeting
+from micro.drivers.settings import Choice, Settings, check_one_vector
 from micro.fsdp.attachment import DenseMean, ShardedAttachment
-from micro.fsdp.exchange import Settings
-from micro.fsdp.groups import ShardGroup, shard_groups
-from micro.fsdp.replicas import ranks_of, replica_group
+from micro.fsdp.groups import ShardGroup, ranks_of, replica_group, shard_groups
+from micro.fsdp.vectors import own
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
-from micro.reducers.checks import check_reducer
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import layers
-from micro.scope import Scope, scoped
+from micro.scope import Scope
 from micro.summary import StepSummary
 
 
@@ -80,33 +76,34 @@ def attach_fsdp(
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then and
             the model can be trained on.
     """
+    settings = Settings(
+        scope=scope,
+        only=only,
+        dense=dense,
+        start_step=start_step,
+        clip=clip,
+        clip_norm=clip_norm,
+        timed=timed,
+        on_step=on_step,
+        scaler=scaler,
+    )
     with meeting("micro.attach_fsdp", lambda: None) as entry:
         groups = shard_groups(model)
         chosen = replica_group(replicas, groups)
         trained = {name: p for group in groups for name, p in group.parameters().items() if p.requires_grad}
-        check_clip(clip, clip_norm, get_args(NodeClipNorm))
-        check_on_step(on_step)
-        check_scaler(scaler, check_reducer(reducer))
-        _check_levels(reducer)
-        _check_groups(groups, whole_model=scope == "model")
-        reducer = split_by(reducer, trained, only=only, dense=dense, start_step=start_step)
-        reducer = scoped(reducer, scope)
-        settings = Settings(scope == "model", clip, clip_norm, scaler)
-        entry.settings |= {"reducer": reducer, "scope": scope, "clip": clip, "clip_norm": clip_norm}
-        entry.settings["scaler"] = "used" if scaler is not None and scaler.is_enabled() else "none"
+        reducer = settings.fitted(reducer, trained, get_args(NodeClipNorm))
+        if any(isinstance(layer, TwoLevel) for layer in layers(reducer)):
+            raise ValueError(
+                "reducer two_level averages within nodes, where FSDP reduces already: give attach_fsdp the reducer in "
+                "it"
+            )
+        _check_groups(groups, whole_model=settings.whole_model)
+        entry.settings |= settings.described(reducer)
         entry.parameters = {name: shard for group in groups for name, shard in group.local().items()}
         entry.part = f"replicas {ranks_of(chosen)}"
     comm = PrivateComm(chosen, groups[0].device, timed=timed)
     prepare(reducer, comm, groups[0].device)
-    return ShardedAttachment(model, groups, reducer, comm, chosen, settings=settings, on_step=on_step)
-
-
-def _check_levels(reducer: Reducer) -> None:
-    """Raise ValueError where the reducer averages within nodes too."""
-    if any(isinstance(layer, TwoLevel) for layer in layers(reducer)):
-        raise ValueError(
-            "reducer two_level averages within nodes, where FSDP reduces already: give attach_fsdp the reducer in it"
-        )
+    return ShardedAttachment(model, groups, reducer, comm, chosen, settings)
 
 
 def _check_groups(groups: Sequence[ShardGroup], *, whole_model: bool) -> None:
@@ -115,22 +112,13 @@ def _check_groups(groups: Sequence[ShardGroup], *, whole_model: bool) -> None:
         raise ValueError(
             "model already has an all-reduce hook, and FSDP takes one: close the attachment, or shard again"
         )
-    sizes = []
     for group in groups:
         group.check()
-        sizes.append(sum(shard.numel() for shard in group.local().values()))
-    if max(sizes) > flat.MAX_NUMEL:
-        raise ValueError(
-            f"an FSDP module has a shard of {max(sizes)} elements, indices (int32) count {flat.MAX_NUMEL}: "
-            "call fully_shard on its parts as well"
-        )
-    if not whole_model:
-        return
-    if sum(sizes) > flat.MAX_NUMEL:
-        raise ValueError(
-            f"scope=model selects in one vector, this rank's shard has {sum(sizes)} elements and indices (int32) "
-            f"count {flat.MAX_NUMEL}: use scope=bucket"
-        )
-    dtypes = {p.dtype for group in groups for p in group.parameters().values() if p.requires_grad}
-    if len(dtypes) > 1:
-        raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
+        numel = sum(shard.numel() for shard in group.local().values())
+        if numel > flat.MAX_NUMEL:
+            raise ValueError(
+                f"an FSDP module has a shard of {numel} elements, indices (int32) count {flat.MAX_NUMEL}: "
+                "call fully_shard on its parts as well"
+            )
+    if whole_model:
+        check_one_vector(own(p) for group in groups for p in group.parameters().values() if p.requires_grad)

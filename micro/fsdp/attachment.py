@@ -1,26 +1,26 @@
 """A reducer at work between the replicas of a model that is sharded by fully_shard."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from micro.checkpoints.saved_state import check_header
+from micro.clipping import clip_
 from micro.comm import Comm
 from micro.drivers.attachment import BaseAttachment
-from micro.drivers.bucket_states import BucketStates
-from micro.drivers.discarded_gradients import DiscardedGradients
+from micro.drivers.settings import Settings
 from micro.fsdp.backward_end import BackwardEnd
-from micro.fsdp.exchange import Exchange, Settings
+from micro.fsdp.exchange import Exchange
 from micro.fsdp.groups import ShardGroup, call_after_backward
 from micro.fsdp.step_guard import StepGuard
 from micro.group_comm import GroupComm
+from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
+from micro.objects import gather_objects
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
-from micro.requests import AllReduce
-from micro.summary import StepSummary
+from micro.requests import AllReduce, Reduction
 
 
 class ShardedAttachment(BaseAttachment):
@@ -41,30 +41,23 @@ class ShardedAttachment(BaseAttachment):
         reducer: Reducer,
         comm: PrivateComm,
         replicas: dist.ProcessGroup,
-        *,
         settings: Settings,
-        on_step: Callable[[StepSummary], object] | None,
     ) -> None:
-        self.reducer = reducer
-        self.comm = comm
-        self._groups = groups
-        self._replicas = replicas
+        self._groups, self._replicas = groups, replicas
         self._scope = "model shard" if settings.whole_model else "shard"
-        self._on_step = on_step
         self._has_begun = False
-        node = groups[0].process_group
-        is_shared = node is not None and dist.get_world_size(node) > 1
-        self._node = GroupComm(node, timed=False) if is_shared else Comm(timed=False)
-        self._states = BucketStates(
-            reducer, {name: shard for group in groups for name, shard in group.shards().items()}
-        )
-        self._loss_scale = settings.loss_scale()
-        self._exchange = Exchange(
-            groups, reducer, self._states, comm=comm, node=self._node, loss_scale=self._loss_scale, settings=settings
-        )
-        self.steps = self._exchange.steps
-        trained = [p for group in groups for p in group.parameters().values() if p.requires_grad]
-        self._discarded = DiscardedGradients(trained)
+        shared = groups[0].process_group
+        has_peers = shared is not None and dist.get_world_size(shared) > 1
+        self._node = node = GroupComm(shared, timed=False) if has_peers else Comm(timed=False)
+        among, device = comm if settings.clip_norm == "global" else None, groups[0].device
+
+        def clip(vectors: Sequence[Tensor], limit: float) -> Reduction[None]:
+            return clip_(vectors, limit, within=node, among=among, device=device)
+
+        kept = {name: shard for group in groups for name, shard in group.shards().items()}
+        trained = {name: p for group in groups for name, p in group.parameters().items() if p.requires_grad}
+        self._start(reducer, comm, settings, kept=kept, reduced=trained, compares=False, clip_=clip)
+        self._exchange = Exchange(groups, self.steps, node)
         self._guard = StepGuard(groups)
         self._backward_end = BackwardEnd(self._end_backward)
         for group in groups:
@@ -86,10 +79,6 @@ class ShardedAttachment(BaseAttachment):
         """The process group of all ranks: the default one."""
         return None
 
-    @property
-    def _clipped(self) -> Exchange:
-        return self._exchange
-
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept of this rank's shards; see BaseAttachment."""
         return {**super().state_dict(), "shard": self._shard}
@@ -100,7 +89,7 @@ class ShardedAttachment(BaseAttachment):
         Raises:
             ValueError: it is of another shard; see BaseAttachment.
         """
-        check_header(saved, **self._identity())
+        self._check_header(saved)
         if saved.get("shard", self._shard) != self._shard:
             place, count = saved["shard"]
             raise ValueError(
@@ -124,8 +113,8 @@ class ShardedAttachment(BaseAttachment):
                 group.set_hook(DenseMean(self._replicas))
                 group.drop_waiting()
         self._leave_fsdp()
-        self._guard.close()
-        self._discarded.close()
+        self._guard.stop_listening()
+        self._watch.close()
         self.comm.close()
 
     def note(self, group: ShardGroup, dtype: torch.dtype) -> None:
@@ -135,7 +124,7 @@ class ShardedAttachment(BaseAttachment):
         group.check()
         if not self._has_begun:
             self._has_begun = True
-            self._discarded.look()
+            self._watch.look()
         group.waiting_dtype = dtype
 
     @torch.no_grad()
@@ -144,21 +133,23 @@ class ShardedAttachment(BaseAttachment):
         self._has_begun = False
         if self._is_paused or not any(group.is_exchanged for group in self._groups):
             return
-        started = self.comm.now(self._groups[0].device)
-        error = self._exchange.run()
-        self.steps.exposed = self.comm.now(self._groups[0].device) - started
-        if error is None:
-            self._report()
-            return
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame, which would hold it
+        started = self.comm.now(self._device)
+        self._exchange.run()
+        self._end_step(self.comm.now(self._device) - started)
 
-    def _report(self) -> None:
-        self._discarded.end_backward(is_applied=not self.skipped)
-        if self._on_step is not None and self.stats:
-            self._on_step(self.summary)
+    def _error_of(self, findings: Sequence[Finding]) -> NonFiniteGradient:
+        """Return the error that names the bad parameters of all nodes and shards, the same on all ranks."""
+        gradients = [f.layout.name_at(f.in_gradient) for f in findings if f.in_gradient is not None]
+        means = [f.layout.name_at(f.in_update) for f in findings if f.in_update is not None]
+        places = [f"'{name}' on node {self.comm.rank}" for name in gradients] or [f"'{n}' in the mean" for n in means]
+        own = (self._states.step - 1, places[:1])
+        in_node = gather_objects(own, self._node.group) if isinstance(self._node, GroupComm) else [own]
+        found: Any = [each for node in gather_objects(in_node, self.comm.group) for each in node]  # type: ignore[attr-defined]
+        named = ", ".join(dict.fromkeys(place for _, places in found for place in places))
+        return NonFiniteGradient(
+            f"gradient of {named} is not finite at step {max(step for step, _ in found)}; nothing of it was kept. "
+            f"{REMEDY}"
+        )
 
 
 class _Hook:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from micro.fsdp.vectors import own
 from micro.wrappers import plain_names
@@ -23,48 +24,24 @@ class ShardGroup:
         names: of all parameters of the model, by their id.
 
     Attributes:
+        process_group: the ranks that share these parameters, each with a shard; None where they are not sharded.
+        device: where gradients are reduced.
         waiting_dtype: in which FSDP reduced the gradients that are not averaged over the replicas yet, None where
             there are none. They lie in ``parameter.grad``.
     """
 
     def __init__(self, module: nn.Module, param_group: Any, names: dict[int, str]) -> None:
         self._module = module
-        self._param_group = param_group
+        self.param_group = param_group
         self._names = {id(each): names[id(each.sharded_param)] for each in param_group.fsdp_params}
+        self.process_group: dist.ProcessGroup | None = getattr(param_group.mesh_info, "shard_process_group", None)
+        self.device: torch.device = param_group.device
         self.waiting_dtype: torch.dtype | None = None
-
-    @property
-    def process_group(self) -> dist.ProcessGroup | None:
-        """The ranks that share these parameters, each with a shard; None where they are not sharded."""
-        group: dist.ProcessGroup | None = getattr(self._param_group.mesh_info, "shard_process_group", None)
-        return group
-
-    @property
-    def device(self) -> torch.device:
-        """Where gradients are reduced."""
-        device: torch.device = self._param_group.device
-        return device
-
-    @property
-    def has_replicas(self) -> bool:
-        """Whether FSDP itself averages over replicas."""
-        return getattr(self._param_group.mesh_info, "replicate_mesh_dim", None) is not None
-
-    @property
-    def num_mesh_dims(self) -> int:
-        """Dimensions of the mesh over which the parameters are sharded: more than one with tensor parallelism."""
-        meshes: Any = [each.sharded_param.device_mesh for each in self._param_group.fsdp_params]
-        return max((mesh.ndim for mesh in meshes), default=1)
-
-    @property
-    def is_offloaded(self) -> bool:
-        """Whether shards are kept in the host's memory (CPUOffloadPolicy)."""
-        return any(each.offload_to_cpu for each in self._param_group.fsdp_params)
 
     @property
     def hook(self) -> Hook | None:
         """What FSDP calls with each shard that it has reduced."""
-        hook: Hook | None = self._param_group._all_reduce_hook
+        hook: Hook | None = self.param_group._all_reduce_hook
         return hook
 
     def set_hook(self, hook: Hook) -> None:
@@ -74,11 +51,11 @@ class ShardGroup:
     @property
     def is_exchanged(self) -> bool:
         """Whether this backward's gradients go to the replicas; see set_requires_gradient_sync and _all_reduce."""
-        return bool(self._param_group.reduce_grads and self._param_group.all_reduce_grads)
+        return bool(self.param_group.reduce_grads and self.param_group.all_reduce_grads)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Return all parameters by name, each as a DTensor that holds this rank's shard."""
-        return {self._names[id(each)]: each.sharded_param for each in self._param_group.fsdp_params}
+        return {self._names[id(each)]: each.sharded_param for each in self.param_group.fsdp_params}
 
     def local(self) -> dict[str, Tensor]:
         """Return this rank's shard of each parameter by name."""
@@ -125,12 +102,56 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
             raise ValueError(f"parameter '{name}' is complex, which attach_fsdp does not reduce: use micro.attach")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that is trained: there is nothing to reduce")
-    if any(group.is_offloaded for group in groups):
+    if any(each.offload_to_cpu for group in groups for each in group.param_group.fsdp_params):
         raise ValueError(
             "model keeps its shards in the host's memory (CPUOffloadPolicy), and gradients are exchanged on the "
             "device: leave out offload_policy"
         )
     return groups
+
+
+def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Sequence[ShardGroup]) -> dist.ProcessGroup:
+    """Return the ranks of other nodes that hold the same shard as this one, and this one.
+
+    Raises:
+        ValueError: they are not given, or cannot be such ranks, or FSDP averages over replicas by itself.
+    """
+    if any(getattr(group.param_group.mesh_info, "replicate_mesh_dim", None) is not None for group in groups):
+        raise ValueError(
+            "model is sharded over a mesh with replicas, which FSDP averages densely by itself: shard it over the "
+            "ranks of a node alone, fully_shard(model, mesh=mesh['local']), and give replicas=mesh['node']"
+        )
+    if replicas is None:
+        raise ValueError(
+            "model has no replicas: its gradients are reduced shard by shard, and nothing is left to exchange. "
+            "Shard it within each node, fully_shard(model, mesh=mesh['local']), and give replicas=mesh['node']"
+        )
+    meshes: list[Any] = [each.sharded_param.device_mesh for group in groups for each in group.param_group.fsdp_params]
+    num_dims = max((mesh.ndim for mesh in meshes), default=1)
+    if num_dims > 1:
+        raise ValueError(
+            f"model is sharded over a mesh of {num_dims} dimensions, attach_fsdp takes one, that of fully_shard: "
+            "leave out tensor parallelism"
+        )
+    if isinstance(replicas, DeviceMesh):
+        if replicas.ndim != 1:
+            raise ValueError(f"replicas must be a mesh of one dimension, got {replicas.ndim}: give mesh['node']")
+        replicas = replicas.get_group()
+    first, *others = {tuple(ranks_of(group.process_group)) for group in groups}
+    if others:
+        raise ValueError(f"parameters are sharded over different ranks, {[first, *others]}: give fully_shard one mesh")
+    given, own_rank = ranks_of(replicas), dist.get_rank()
+    if set(given) & set(first) != {own_rank}:
+        raise ValueError(
+            f"replicas must be the ranks that hold the same shard as rank {own_rank}, got {given}, "
+            f"and the model is sharded over {list(first)}"
+        )
+    return replicas
+
+
+def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
+    """Return the ranks of a group; None: this one alone."""
+    return [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
 
 
 def call_after_backward(model: nn.Module, call: Callable[[], None]) -> Callable[[], None]:

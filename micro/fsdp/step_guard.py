@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from torch.optim import Optimizer
 
-from micro.drivers.optimizer_steps import call_before_steps, stop_calling
+from micro.drivers.optimizer_steps import StepListener
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import own_gradient
 from micro.names import listed
 
 
-class StepGuard:
+class StepGuard(StepListener):
     """Looks at the gradients before each step of a torch.optim.Optimizer that holds parameters of these groups.
 
     A gradient waits for the replicas after a backward that was paused, or that an exception broke off. It is part of
@@ -19,7 +19,7 @@ class StepGuard:
 
     def __init__(self, groups: Sequence[ShardGroup]) -> None:
         self._groups = groups
-        call_before_steps(self)
+        self.listen()
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Raise ValueError if the optimizer would use a gradient that waits."""
@@ -38,7 +38,3 @@ class StepGuard:
                 f"gradients of {listed(names)} are this node's own, of a backward that was paused or that an exception "
                 "broke off: remove them by zero_grad() before the optimizer steps"
             )
-
-    def close(self) -> None:
-        """Stop looking."""
-        stop_calling(self)

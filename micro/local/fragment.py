@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from micro.flat import real
-from micro.local.exchange import Exchange, Result
-from micro.local.flat_weights import FlatWeights
+from micro.local.exchange import UnderWay
 from micro.local.outer import MakeOuter
 from micro.local.round_stats import RoundStats
+from micro.local.weights import FlatWeights
 from micro.reducers.base import Reducer
 from micro.spans import Spans
 from micro.stats import StepStats
@@ -42,7 +42,7 @@ class Fragment:
         ]
         self.num_rounds = self.num_steps = 0
         self.is_apart = False
-        self.under_way: Exchange | None = None
+        self.under_way: UnderWay | None = None
 
     def advance(self) -> None:
         """Count an inner step."""
@@ -80,11 +80,14 @@ class Fragment:
         Waits for the end of an exchange that is under way.
         """
         under_way = self.under_way
+        if under_way is not None:
+            buffers = [buffer.clone() for buffer in under_way.buffers]
+            saved = {"age": under_way.age, "stats": _plain(under_way.result()), "buffers": buffers}
         return {
             "num_rounds": self.num_rounds,
             "num_steps": self.num_steps,
             "is_apart": self.is_apart,
-            "under_way": under_way and {"age": under_way.age, **_plain(under_way.result())},
+            "under_way": None if under_way is None else saved,
         }
 
     def save_vectors(self) -> list[dict[str, Any]]:
@@ -98,22 +101,19 @@ class Fragment:
         for vector, state in zip(self.weights, vectors, strict=True):
             vector.load(state)
         self.num_rounds, self.num_steps = saved["num_rounds"], saved["num_steps"]
-        self.is_apart = saved["is_apart"]
-        ended = saved["under_way"]
-        self.under_way = None if ended is None else Exchange.ended(_result(ended), ended["age"])
+        self.is_apart, ended, self.under_way = saved["is_apart"], saved["under_way"], None
+        if ended is not None:
+            self.under_way = UnderWay(list(ended["buffers"]), ended["age"])
+            self.under_way.stats.set_result(_stats_of(ended["stats"]))
 
 
-def _plain(result: Result) -> dict[str, Any]:
-    stats = asdict(replace(result.stats, vectors=tuple(_timed(vector) for vector in result.stats.vectors)))
-    return {"stats": stats, "buffers": [buffer.clone() for buffer in result.buffers]}
+def _plain(stats: RoundStats) -> dict[str, Any]:
+    """Return statistics as plain data, in which times are numbers."""
+    times = [Spans(select=each.select_s, exchange=each.exchange_s, rest=each.rest_s) for each in stats.vectors]
+    vectors = tuple(replace(each, spans=spans) for each, spans in zip(stats.vectors, times, strict=True))
+    return asdict(replace(stats, vectors=vectors))
 
 
-def _timed(stats: StepStats) -> StepStats:
-    """Return statistics whose times are numbers."""
-    return replace(stats, spans=Spans(select=stats.select_s, exchange=stats.exchange_s, rest=stats.rest_s))
-
-
-def _result(saved: Mapping[str, Any]) -> Result:
-    stats = dict(saved["stats"])
-    vectors = tuple(StepStats(**{**vector, "spans": Spans(**vector["spans"])}) for vector in stats.pop("vectors"))
-    return Result(RoundStats(vectors=vectors, **stats), list(saved["buffers"]))
+def _stats_of(saved: Mapping[str, Any]) -> RoundStats:
+    vectors = tuple(StepStats(**{**vector, "spans": Spans(**vector["spans"])}) for vector in saved["vectors"])
+    return RoundStats(**{**saved, "vectors": vectors})

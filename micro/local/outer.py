@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from micro.reducers.base import BucketState
+
 MakeOuter = Callable[[list[Tensor]], Optimizer]
 """A function from the global weights, one tensor per parameter, to their optimizer."""
 
@@ -42,14 +44,18 @@ class Outer:
         return SGD(weights, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
 
-def has_momentum(optimizer: Optimizer) -> bool:
-    """Tell whether an optimizer adds updates of earlier rounds to those of this one."""
-    return any(_first(group.get("momentum")) or _first(group.get("betas")) for group in optimizer.param_groups)
-
-
-def rates(optimizer: Optimizer) -> tuple[float, ...]:
-    """Return the learning rates of the groups."""
-    return tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+def check_outer(outer: object, state: BucketState, *, allows_both: bool) -> None:
+    """Raise ValueError for an outer optimizer that moves nothing, or that adds up what waits in residuals twice."""
+    if not isinstance(outer, Optimizer):
+        raise ValueError(f"outer must make a torch.optim.Optimizer, got {type(outer).__name__}: use micro.Outer")
+    if any(group.get("lr") == 0 for group in outer.param_groups):
+        raise ValueError("lr of the outer optimizer must not be 0: no weight would move")
+    has_momentum = any(_first(group.get("momentum")) or _first(group.get("betas")) for group in outer.param_groups)
+    if has_momentum and state.residual.numel() and not allows_both:
+        raise ValueError(
+            "outer momentum and a residual both add up what was not applied at once, so that it counts twice: use "
+            "momentum=0 of the outer optimizer, feedback none, or say momentum_with_feedback=True"
+        )
 
 
 def _first(value: float | Sequence[float] | None) -> float:

@@ -4,47 +4,40 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from micro.checkpoints.description import describe
-from micro.checkpoints.saved_state import check_header, header
 from micro.comm import Comm
+from micro.drivers.attachment import Driver
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.meeting import meeting
 from micro.flat import real
 from micro.group_comm import GroupComm
-from micro.local.agreement import Place
-from micro.local.buffers import BufferPolicy, copies, learnt_buffers
 from micro.local.checks import (
     IN_USE,
     as_optimizers,
     check_frozen,
     check_method,
-    check_outer,
     check_settings,
-    check_unchanged,
+    ranks_of,
     trained_parameters,
 )
-from micro.local.exchange import Exchange, Work
-from micro.local.flat_weights import FlatWeights
+from micro.local.exchange import BufferPolicy, Place, UnderWay, Work, copies, learnt_buffers
 from micro.local.fragment import Fragment
-from micro.local.group import device_of, ranks_of
-from micro.local.outer import MakeOuter, Outer
+from micro.local.outer import MakeOuter, Outer, check_outer
 from micro.local.round_stats import RoundStats
 from micro.local.splitting import Fragments, check_streaming, phased, split
+from micro.local.weights import FlatWeights
 from micro.nonfinite import NonFiniteGradient
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, saved_layout
 from micro.wrappers import plain_parameters
 
-SCOPE = "local"
 
-
-class LocalSteps:
+class LocalSteps(Driver):
     """Every worker trains by itself for ``every`` steps; then its difference of weights is reduced like a gradient.
 
         local = micro.LocalSteps(model, optimizer, reducer, every=30)
@@ -121,14 +114,13 @@ class LocalSteps:
         on_round: Callable[[RoundStats], object] | None = None,
     ) -> None:
         with meeting("micro.LocalSteps", lambda: ranks_of(replicas, comm)) as entry:
-            self.device = device_of(model)
             check_settings(every, buffers, on_round)
             check_streaming(fragments, delay, mix, every)
             self.reducer = check_method(reducer)
             self.optimizers = as_optimizers(optimizer)
             self._parameters = trained_parameters(model, self.optimizers)
-            self._shapes = {name: tuple(real(p.detach()).shape) for name, p in self._parameters.items()}
-            self.reducer.check_parameters(self._shapes)
+            self.device = next(iter(self._parameters.values())).device
+            self.reducer.check_parameters({name: tuple(real(p.detach()).shape) for name, p in self._parameters.items()})
             self._fragments = [
                 Fragment(number, phase, part, self.reducer, outer)
                 for number, (phase, part) in enumerate(phased(split(self._parameters, fragments), every))
@@ -139,7 +131,7 @@ class LocalSteps:
             entry.settings |= {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
             entry.settings |= {"reducer": self.reducer, "outer": [vector.outer_settings() for vector in self._vectors]}
             entry.settings["fragments"] = [list(vector.parameters) for vector in self._vectors]
-        self._owns_comm = comm is None
+        self._scope, self._owns_comm = "local", comm is None
         self.comm = PrivateComm(replicas, self.device) if comm is None else comm
         try:
             self.reducer.prepare(self.comm, self.device)
@@ -152,18 +144,22 @@ class LocalSteps:
         self._frozen = {name: p for name, p in plain_parameters(model).items() if name not in self._parameters}
         self.num_steps = self._steps_in_round = 0
         self.stats: RoundStats | None = None
-        self._lane = _lane_of(self.comm, self.device) if delay else None
-        self._kept_buffers = copies(model)
+        self._lane: Lane | None = None  # beside which inner steps go on; simulated ranks meet in one call
+        if delay and isinstance(self.comm, GroupComm):
+            self._lane = CallerLane(self.device) if self.device.type == "cuda" else ThreadLane(self.device)
+        self._kept_buffers = copies(learnt_buffers(model))
         self._versions: int | None = None
-        *others, last = self.optimizers
-        self._hooks = [each.register_step_pre_hook(self._before) for each in self.optimizers]
-        self._hooks += [each.register_step_post_hook(self._between) for each in others]
-        self._hooks.append(last.register_step_post_hook(self._after))
+        self._hooks = [self.optimizers[0].register_step_pre_hook(self._before)]
+        self._hooks.append(self.optimizers[-1].register_step_post_hook(lambda *_: self.after_step()))
         IN_USE.update(self.optimizers)
 
     @property
     def _vectors(self) -> list[FlatWeights]:
         return [vector for fragment in self._fragments for vector in fragment.weights]
+
+    @property
+    def _under_way(self) -> list[UnderWay]:
+        return [fragment.under_way for fragment in self._fragments if fragment.under_way is not None]
 
     @property
     def steps_in_round(self) -> int:
@@ -196,13 +192,16 @@ class LocalSteps:
 
     def residuals(self) -> list[Tensor]:
         """Return this rank's residuals, one per vector, not copied; empty where the reducer keeps none."""
-        for exchange in self._under_way:
-            exchange.result()
+        for under_way in self._under_way:
+            under_way.result()
         return [vector.state.residual for vector in self._vectors]
 
-    @property
-    def _under_way(self) -> list[Exchange]:
-        return [fragment.under_way for fragment in self._fragments if fragment.under_way is not None]
+    def count_by_hand(self) -> None:
+        """Leave it to the caller to call ``after_step`` after each step of the optimizer.
+
+        For simulated ranks: they step one after another, and meet in one call for the exchange.
+        """
+        self._hooks.pop().remove()
 
     def _before(self, *_: object) -> None:
         with self._failing_together():
@@ -212,20 +211,6 @@ class LocalSteps:
                 "weights were changed in the middle of a round, by other than the optimizer: load them at the start "
                 "of a round and call restart(), or use load_state_dict"
             )
-
-    def _between(self, *_: object) -> None:
-        if self._versions is not None:
-            self._versions = self._version()
-
-    def _after(self, *_: object) -> None:
-        self.after_step()
-
-    def count_by_hand(self) -> None:
-        """Leave it to the caller to call ``after_step`` after each step of the optimizer.
-
-        For simulated ranks: they step one after another, and meet in one call for the exchange.
-        """
-        self._hooks.pop().remove()
 
     def after_step(self) -> None:
         """Count a step of the optimizer, end the exchanges that are due and begin others; its hook calls this."""
@@ -259,9 +244,8 @@ class LocalSteps:
                 number = self._place(None).next_exchange(self.comm, self.device)
             if number is None:
                 break
-            fragment = self._fragments[number]
-            self._begin(fragment, keeps_own=False, has_met=True)
-            self._end(fragment, mix=1.0)
+            self._begin(self._fragments[number], keeps_own=False, has_met=True)
+            self._end(self._fragments[number], mix=1.0)
         self._steps_in_round = 0
         self._note_versions()
 
@@ -269,9 +253,6 @@ class LocalSteps:
         fragments = self._fragments
         at = None if fragment is None else fragment.number
         return Place(at, [each.num_rounds for each in fragments], [each.is_apart for each in fragments])
-
-    def _note_versions(self) -> None:
-        self._versions = self._version() if any(fragment.is_apart for fragment in self._fragments) else None
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
@@ -298,8 +279,8 @@ class LocalSteps:
         Raises:
             ValueError: they are not the same on all ranks.
         """
-        for exchange in self._under_way:
-            exchange.result()
+        for under_way in self._under_way:
+            under_way.result()
         with meeting("LocalSteps.restart", lambda: self.comm) as entry:
             entry.parameters = self._parameters
         for fragment in self._fragments:
@@ -309,56 +290,63 @@ class LocalSteps:
     def _begin(self, fragment: Fragment, *, keeps_own: bool, has_met: bool = False) -> None:
         """Measure how far this rank has moved, and begin to reduce that."""
         started = time.perf_counter()
-        check_unchanged(self._parameters, self.device, self._shapes)
-        is_last = fragment is self._fragments[-1]
         with self._failing_together():
             for vector in fragment.weights:
                 vector.measure()
+            is_last = fragment is self._fragments[-1]
             work = Work(
                 round=fragment.num_rounds,
                 fragment=fragment.number,
                 num_steps=fragment.num_steps,
                 weights=fragment.weights,
-                buffers=copies(self._model) if is_last else [],
+                buffers=copies(learnt_buffers(self._model)) if is_last else [],
                 policy=self._policy,
                 place=None if has_met else self._place(fragment),
                 keeps_own=keeps_own,
-                reducer=self.reducer,
-                comm=self.comm,
             )
         fragment.num_steps = 0
-        fragment.under_way = exchange = Exchange()
-        exchange.begin(work, self._lane if keeps_own else None, self._fail_together)
-        exchange.exposed_s = time.perf_counter() - started
+        fragment.under_way = under_way = UnderWay(work.buffers)
+        lane = self._lane if keeps_own else None
+        beside = lane is not None and self.device.type == "cuda"
+        run = partial(under_way.run, partial(self._exchange, work), notes_stream=beside)
+        if lane is None:
+            run()
+        else:
+            lane.put(run, [*(vector.moved for vector in work.weights), *work.buffers])
+        under_way.exposed_s = time.perf_counter() - started
+
+    def _exchange(self, work: Work) -> RoundStats:
+        with self._failing_together():
+            return work.do(self.reducer, self.comm)
 
     def _end(self, fragment: Fragment, mix: float | None = None) -> None:
         """Wait for the exchange of a fragment, and take the outer step."""
         started = time.perf_counter()
-        exchange, fragment.under_way = fragment.under_way, None
-        assert exchange is not None
+        under_way, fragment.under_way = fragment.under_way, None
+        assert under_way is not None
         fragment.num_rounds += 1
         try:
-            result = exchange.result()
+            stats = under_way.result()
         except NonFiniteGradient:
             self._go_back()
             raise
         with self._failing_together():
-            if result.stats.skipped:
+            if stats.skipped:
                 self._go_back()
             else:
                 fragment.step(self.mix if mix is None else mix)
-                if result.buffers:
-                    self._take_buffers(result.buffers)
-        exposed_s = exchange.exposed_s + time.perf_counter() - started
-        self.stats = replace(result.stats, exposed_s=exposed_s)
+                if under_way.buffers:
+                    self._take_buffers(under_way.buffers)
+        exposed_s = under_way.exposed_s + time.perf_counter() - started
+        self.stats = replace(stats, exposed_s=exposed_s)
         if self.on_round is not None:
             self.on_round(self.stats)
 
-    def _take_buffers(self, buffers: list[Tensor]) -> None:
+    def _take_buffers(self, buffers: Sequence[Tensor]) -> None:
         if self._policy != "own":
             for buffer, exchanged in zip(learnt_buffers(self._model), buffers, strict=True):
                 buffer.copy_(exchanged)
-        self._kept_buffers = copies(self._model)
+        self._kept_buffers = copies(learnt_buffers(self._model))
 
     def _go_back(self) -> None:
         """Return to the global weights; a rank that had left the finite numbers forgets its inner state too."""
@@ -378,15 +366,15 @@ class LocalSteps:
         except NonFiniteGradient:  # which all ranks raise
             raise
         except BaseException as error:
-            self._fail_together(error)
+            if isinstance(self.comm, GroupComm) and self._owns_comm:
+                self.comm.abort(error)
             raise
 
-    def _fail_together(self, error: BaseException) -> None:
-        if isinstance(self.comm, GroupComm) and self._owns_comm:
-            self.comm.abort(error)
+    def _note_versions(self) -> None:
+        self._versions = self._version() if any(fragment.is_apart for fragment in self._fragments) else None
 
     def _version(self) -> int:
-        return sum(parameter._version for parameter in self._parameters.values())
+        return sum([parameter._version for parameter in self._parameters.values()])
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: global weights, residuals, outer optimizer, place in the round; save one per rank.
@@ -396,13 +384,13 @@ class LocalSteps:
         themselves. Everything is plain data and tensors, which ``torch.load(weights_only=True)`` reads.
         """
         return {
-            **header(step=self.num_steps, **self._identity()),
+            **self._header(self.num_steps),
             **self._streaming(),
             "num_rounds": self.num_rounds,
             "steps_in_round": self._steps_in_round,
             "fragments": [fragment.save() for fragment in self._fragments],
             "buckets": [vector for fragment in self._fragments for vector in fragment.save_vectors()],
-            "buffers": [kept.clone() for kept in self._kept_buffers],
+            "buffers": copies(self._kept_buffers),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -412,7 +400,7 @@ class LocalSteps:
             ValueError: it is of another rank, world size or method, of other parameters or fragments, or of another
                 ``every``, ``delay`` or ``mix``.
         """
-        check_header(saved, **self._identity())
+        self._check_header(saved)
         for name, own in self._streaming().items():
             if saved[name] != own:
                 raise ValueError(f"state was saved with {name}={saved[name]}, this has {name}={own}: use the same")
@@ -433,14 +421,6 @@ class LocalSteps:
         for buffer, kept in zip(learnt_buffers(self._model), self._kept_buffers, strict=True):
             buffer.copy_(kept)
 
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "rank": self.comm.rank,
-            "world_size": self.comm.world_size,
-            "scope": SCOPE,
-            "method": describe(self.reducer),
-        }
-
     def close(self) -> None:
         """Let go of the optimizer: its steps exchange nothing any more. The model keeps this rank's weights."""
         for hook in self._hooks:
@@ -454,16 +434,3 @@ class LocalSteps:
     def _close_comm(self) -> None:
         if self._owns_comm and isinstance(self.comm, GroupComm):
             self.comm.close()
-
-    def __enter__(self) -> "LocalSteps":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _lane_of(comm: Comm, device: torch.device) -> Lane | None:
-    """Return what exchanges go on beside the inner steps by; None for simulated ranks, which meet in one call."""
-    if not isinstance(comm, GroupComm):
-        return None
-    return CallerLane(device) if device.type == "cuda" else ThreadLane(device)

@@ -14,6 +14,8 @@ from experiments.config.checks import CHOICES
 from experiments.config.schema import OptimizerConfig
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from micro.clipping import ClipNorm, clip_
+from micro.comm import Comm
+from micro.requests import carried_out
 from tests.refusals import refused
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
@@ -99,12 +101,12 @@ def test_momentum_before_the_residual_is_momentum_correction(tmp_path: Path) -> 
 
 def test_clipping_bounds_the_norm_of_all_parts_together_and_leaves_nan_alone() -> None:
     parts = [torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])]
-    clip_(parts, 2.5)
+    carried_out(clip_(parts, 2.5), Comm())
     assert torch.cat(parts).tolist() == pytest.approx([1.5, 0, 0, 2])
-    clip_(parts, 2.6)
+    carried_out(clip_(parts, 2.6), Comm())
     assert torch.cat(parts).norm().item() == pytest.approx(2.5)
     poisoned = [torch.tensor([float("nan"), 100.0])]
-    clip_(poisoned, 1.0)
+    carried_out(clip_(poisoned, 1.0), Comm())
     assert poisoned[0][1] == 100
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel.distributed import _MixedPrecision
 
 import micro
 from micro import flat
-from micro.ddp.checks import check_parameters, has_collectives
+from micro.ddp.checks import check_parameters, chosen_lane
 from tests.refusals import refused
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -115,9 +115,14 @@ def test_a_model_in_no_ddp_is_refused_with_what_fits_it(build: Callable[[], nn.M
 
 
 def test_collectives_of_backward_are_seen() -> None:
-    assert not has_collectives(nn.Linear(2, 2), finds_unused=False)
-    assert has_collectives(nn.Linear(2, 2), finds_unused=True)
-    assert has_collectives(nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2)), finds_unused=False)
+    dense, syncing = micro.DenseReducer(), nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    assert chosen_lane("auto", wrapped(), dense) == "caller"
+    assert chosen_lane("auto", DistributedDataParallel(nn.Linear(2, 2), find_unused_parameters=True), dense) == "thread"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nn.SyncBatchNorm, "_passing_sync_batchnorm_handle", lambda *_: None, raising=False)
+        model = wrapped()
+        model.module.append(syncing)
+        assert chosen_lane("auto", model, dense) == "thread"
 
 
 def test_parameters_on_several_devices_are_refused() -> None:

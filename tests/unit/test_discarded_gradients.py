@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import micro
-from micro.drivers.discarded_gradients import NOTE
+from micro.drivers.gradient_watch import DISCARDED as NOTE
 from tests.small_models import batch
 
 pytestmark = pytest.mark.usefixtures("one_rank")
@@ -287,7 +287,7 @@ def test_a_note_that_is_made_an_error_leaves_the_model_usable() -> None:
 def test_watching_neither_stays_after_close_nor_travels_with_copies() -> None:
     model, attachment, optimizer = attached()
     train(model, optimizer, range(2))
-    watched = attachment._discarded._watched
+    watched = attachment._watch._watched
     assert len(watched._backward_hooks) == 1
 
     def copies() -> None:

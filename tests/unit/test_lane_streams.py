@@ -14,11 +14,12 @@ from torch import Tensor
 import micro
 from micro import requests
 from micro.comm import Comm
-from micro.ddp.bucket import Bucket
-from micro.ddp.reduction import Reduction
+from micro.ddp.bucket_lane import BucketLane
+from micro.ddp.buckets import Bucket
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
+from micro.drivers.reductions import Reductions
 from micro.group_comm import GroupComm
 from micro.lockstep import SimulatedRanks
 from micro.reducers.base import BucketState
@@ -88,28 +89,27 @@ def backward(make: Callable[[torch.device], Lane], *, looks: bool = True) -> Rec
     with recorded_streams() as record:
         reducer = Noting(micro.TopK(), 0.5, record=record)
         states = BucketStates(reducer, {name: torch.zeros(4) for name in NAMES})
-        settings: dict[str, Any] = {"loss_scale": LossScale(None), "whole_model": False, "clip": None}
-        reduction = Reduction(reducer, states, GroupComm(), CUDA, lane=make(CUDA), **settings)
+        settings: dict[str, Any] = {"loss_scale": LossScale(None), "whole_model": False, "clip": None, "clip_": None}
+        steps = Reductions(reducer, states, GroupComm(), CUDA, error_of=lambda _: AssertionError(), **settings)
+        lane = BucketLane(steps, make(CUDA), CUDA, finds_unused=False)
         for _ in range(2):
             futures = [StreamFuture() for _ in NAMES]
-            reduction.begin(has_inputs=True, counts_inputs=False)
             for name, future in zip(NAMES, futures, strict=True):
                 use(record, name)  # backward writes the gradient
                 grad = torch.ones(4).as_subclass(Gradient)
                 grad.record, grad.label = record, name
-                reduction.put(Bucket(micro.Layout.flat(4, name), grad, (), grad, future))  # type: ignore[arg-type]
-                if name == NAMES[-1]:
-                    reduction.end(waits_at_once=False)
-                reduction.hand_over()
+                bucket = Bucket(micro.Layout.flat(4, name), grad, grad, future)  # type: ignore[arg-type]
+                begins = (True, False) if name == NAMES[0] else None
+                lane.put([bucket], begins=begins, ends=name == NAMES[-1], at_once=False)
             if looks:
-                reduction.wait()
+                lane.wait()
                 for name in NAMES:
                     use(record, f"{RESIDUAL}{name}")  # as a checkpoint does
             for name, future in zip(NAMES, futures, strict=True):
                 future.wait()
                 use(record, name)  # the optimizer reads it
-        assert reduction.take_error() is None
-        reduction.close()
+        assert steps.error is None
+        lane.close()
     return record
 
 

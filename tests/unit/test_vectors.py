@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro import flat
-from micro.ddp.vectors import vectors_of
+from micro.ddp.buckets import cut, layouts_of
 from tests.products import grid
 from tests.small_models import flat_gradient
 
@@ -80,7 +80,8 @@ def test_a_bucket_that_indices_cannot_count_is_reduced_in_parts(
 def test_parts_are_cut_between_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flat, "MAX_NUMEL", 10)
     parameters = {name: torch.zeros(n) for name, n in (("a", 4), ("b", 6), ("c", 0), ("d", 1), ("e", 10))}
-    vectors = vectors_of(parameters, torch.arange(21.0))
-    assert [layout.names for layout, _ in vectors] == [("a", "b"), ("d",), ("e",)]
-    assert [vector.tolist()[0] for _, vector in vectors] == [0.0, 10.0, 11.0]
-    assert [len(vector) for _, vector in vectors] == [10, 1, 10]
+    layouts = layouts_of(parameters)
+    vectors = cut(layouts, torch.arange(21.0))
+    assert [layout.names for layout in layouts] == [("a", "b"), ("d",), ("e",)]
+    assert [vector.tolist()[0] for vector in vectors] == [0.0, 10.0, 11.0]
+    assert [len(vector) for vector in vectors] == [10, 1, 10]

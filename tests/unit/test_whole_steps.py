@@ -9,7 +9,7 @@ from torch import Tensor
 import micro
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.drivers.set_aside import SetAside
+from micro.drivers.reductions import restore_, set_aside_
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
 from micro.requests import carried_out
@@ -83,17 +83,17 @@ def test_what_was_set_aside_comes_back_though_the_vector_has_other_memory(outer:
     if outer == "two_level":
         reducer = micro.TwoLevel(reducer=reducer, ranks_per_node=1)
     state = reducer.start(micro.Layout(("used", "unused"), ((NUMEL - 4,), (4,))), torch.float32, CPU)
-    set_aside = SetAside(state, ["unused"])  # of two levels nothing is kept before the first step
+    set_aside = set_aside_(state, ["unused"])  # of two levels nothing is kept before the first step
     reduce(reducer, state, 0).deliver()
-    set_aside.restore()
+    restore_(state, set_aside)
     state.pieces()["residual"]["unused"].fill_(3.0)
-    set_aside = SetAside(state, ["unused"])
+    set_aside = set_aside_(state, ["unused"])
     reduce(reducer, state, 1).deliver()
-    set_aside.restore()
+    restore_(state, set_aside)
     assert state.residual.tolist() == [0.0] * (NUMEL - 4) + [3.0] * 4
-    set_aside = SetAside(state, ["unused"])
+    set_aside = set_aside_(state, ["unused"])
     reduce(reducer, state, 2).drop()
-    set_aside.restore()
+    restore_(state, set_aside)
     assert state.residual[:-4].all()
     assert state.residual[-4:].tolist() == [3.0] * 4
 

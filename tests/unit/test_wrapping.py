@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import micro
-from micro.drivers.chosen_parameters import split_by
 from micro.drivers.loss_scale import check_scaler
 from micro.reducers.wrapping import WrappingReducer, innermost, layers
 from micro.scope import scoped
@@ -64,7 +63,6 @@ def test_what_to_do_about_nan_reaches_the_innermost_reducer() -> None:
         (lambda: split(two_level(micro.DenseReducer())), "split needs a reducer that sparsifies, got two_level dense"),
         (lambda: split(two_level(DGC)), "feedback momentum holds the optimizer's momentum"),
         (lambda: micro.TwoLevel(reducer=MICRO, ranks_per_node=2, nonfinite="go"), "must be one of stop, skip"),  # type: ignore[arg-type]
-        (lambda: split_by(two_level(split(MICRO)), {}, only=None, dense="x", start_step=0), "says what is dense"),
         (lambda: check_scaler(torch.amp.GradScaler("cpu"), two_level(DGC)), "clip of feedback momentum is in units"),
         (lambda: check_scaler(torch.amp.GradScaler("cpu"), scoped(THRESHOLD, "bucket")), "selector threshold has its"),
         (lambda: check_scaler(torch.amp.GradScaler("cpu"), scoped(THRESHOLD, "tensor")), "selector threshold has its"),

@@ -37,7 +37,7 @@ class FlatWeights:
         self.moved = self.start.new_empty(0)
         self._reducer = reducer
         self.state: BucketState = reducer.start(self.layout, wide, self._device)
-        self._once: Callable[[Callable[[], None]], object] = _call
+        self._once: Callable[[Callable[[], None]], object] = lambda work: work()
         self.begin()
         self._weights = self._leaves()
         self.outer = outer(self._weights)
@@ -54,11 +54,11 @@ class FlatWeights:
         """Return the global weights of each parameter, as an optimizer takes them; memory is shared with ``start``."""
         return [torch.nn.Parameter(view) for view in self.layout.views(self.start).values()]
 
-    @torch.no_grad()
     def begin(self) -> None:
         """Take the parameters as they are, the same on all ranks, for the global weights."""
         self._once(self._take)
 
+    @torch.no_grad()
     def _take(self) -> None:
         for name, weights in self.layout.views(self.start).items():
             weights.copy_(real(self.parameters[name].detach()))
@@ -130,11 +130,8 @@ class FlatWeights:
     def outer_settings(self) -> dict[str, Any]:
         """Return the outer optimizer in words and numbers."""
         plain = (bool, int, float, str, tuple)
-        groups = [{key: value for key, value in group.items() if isinstance(value, plain)} for group in self._groups()]
+        groups = [{key: each for key, each in g.items() if isinstance(each, plain)} for g in self.outer.param_groups]
         return {"name": type(self.outer).__qualname__, "groups": groups}
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [{key: value for key, value in g.items() if key != "params"} for g in self.outer.param_groups]
 
     def save(self, *, is_apart: bool) -> dict[str, Any]:
         """Return the state as plain data and tensors, with this rank's weights where it ``is_apart`` from the start."""
@@ -156,7 +153,3 @@ class FlatWeights:
         self.moved = saved["moved"].to(self.start)
         self.restart()
         self.write(saved["weights"])
-
-
-def _call(work: Callable[[], None]) -> None:
-    work()

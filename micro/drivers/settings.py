@@ -1,0 +1,107 @@
+"""What micro.attach and micro.attach_fsdp take alike: how a reducer is to work on a model, and what is refused."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from glob import escape
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from micro import flat
+from micro.clipping import check_clip
+from micro.drivers.loss_scale import check_scaler
+from micro.flat import real
+from micro.names import as_patterns
+from micro.reducers.base import Reducer
+from micro.reducers.checks import check_reducer
+from micro.reducers.split import Split
+from micro.reducers.wrapping import layers
+from micro.scope import Scope, scoped
+from micro.summary import StepSummary
+
+Choice = str | Iterable[str] | Callable[[str, Tensor], bool]
+"""Parameters: patterns of their names, or a function of name and parameter that returns whether it is one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a reducer is to work on a model; micro.attach says what each means."""
+
+    scope: Scope | str
+    only: Choice | None
+    dense: Choice | None
+    start_step: int
+    clip: float | None
+    clip_norm: str
+    timed: bool
+    on_step: Callable[[StepSummary], object] | None
+    scaler: torch.amp.GradScaler | None
+
+    @property
+    def whole_model(self) -> bool:
+        """Whether indices are selected over all vectors at once."""
+        return self.scope == "model"
+
+    def fitted(self, reducer: object, trained: Mapping[str, Tensor], norms: Sequence[str]) -> Reducer:
+        """Return the reducer for the ``trained`` parameters of a model, by name.
+
+        Args:
+            norms: which norms ``clip`` may bound.
+
+        Raises:
+            ValueError: a setting out of its range, or that does not fit the reducer or the model.
+        """
+        check_clip(self.clip, self.clip_norm, norms)
+        if self.on_step is not None and not callable(self.on_step):
+            given = type(self.on_step).__name__
+            raise ValueError(f"on_step must be callable, got {given}: give a function of one StepSummary")
+        checked = check_reducer(reducer)
+        check_scaler(self.scaler, checked)
+        return scoped(self._split(checked, trained), self.scope)
+
+    def described(self, reducer: Reducer) -> dict[str, Any]:
+        """Return what must be the same on all ranks."""
+        is_scaled = self.scaler is not None and self.scaler.is_enabled()
+        same = {"reducer": reducer, "scope": self.scope, "clip": self.clip, "clip_norm": self.clip_norm}
+        return same | {"scaler": "used" if is_scaled else "none"}
+
+    def _split(self, reducer: Reducer, trained: Mapping[str, Tensor]) -> Reducer:
+        if self.only is not None or self.dense is not None or self.start_step:
+            if any(isinstance(layer, Split) for layer in layers(reducer)):
+                raise ValueError(
+                    "reducer split says what is dense, so attach must not: leave out only, dense and start_step"
+                )
+            reducer = Split(
+                reducer=reducer,
+                only=_patterns(self.only, "only", trained),
+                dense=_patterns(self.dense, "dense", trained),
+                start_step=self.start_step,
+            )
+        reducer.check_parameters({name: tuple(real(parameter).shape) for name, parameter in trained.items()})
+        return reducer
+
+
+def _patterns(choice: Choice | None, setting: str, parameters: Mapping[str, Tensor]) -> tuple[str, ...]:
+    if choice is None:
+        return ()
+    if not callable(choice):
+        patterns = as_patterns(choice, setting)
+    else:
+        patterns = tuple(escape(name) for name, parameter in parameters.items() if choice(name, parameter))
+    if not patterns:
+        raise ValueError(f"{setting} chooses none of the model's trained parameters: leave it out, or choose others")
+    return patterns
+
+
+def check_one_vector(tensors: Iterable[Tensor]) -> None:
+    """Raise ValueError where what is reduced of a model cannot be one vector, as scope=model needs it."""
+    parts = list(tensors)
+    numel = sum(part.numel() for part in parts)
+    if len({part.dtype for part in parts}) > 1:
+        raise ValueError("scope=model needs parameters of one dtype, which this model has not: use scope=bucket")
+    if numel > flat.MAX_NUMEL:
+        raise ValueError(
+            f"scope=model selects in one vector, this rank has {numel} elements and indices (int32) count "
+            f"{flat.MAX_NUMEL}: use scope=bucket"
+        )
