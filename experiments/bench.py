@@ -4,10 +4,8 @@ step   every method's reduction against its floor, the memory traffic that no sp
        REVISION, against another revision of this code
 loop   a training step of the harness against a bare PyTorch loop with DDP, dense against dense
 rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
-network  training over links of a known rate, on hosts that are network namespaces: methods and schedules, measured and
-       predicted, with the kernel's count of bytes (needs root)
-network_rounds  forms of local steps on such hosts: seconds of a batch beside those that the page on equal tokens
-       simulates, with the kernel's count of bytes (needs root)
+network  training over links of a known rate, on hosts that are network namespaces: methods, schedules and local steps,
+       measured and predicted, with the kernel's count of bytes (needs root)
 gpu    Triton's kernels on a GPU: equal to torch, bandwidth, reads by the host, CUDA graphs, and steps of all methods,
        of one rank and over NCCL on several GPUs; compiled for GPUs that are not there
 
@@ -25,7 +23,6 @@ from rich.console import Console
 from experiments.benchmarks import loop, rules
 from experiments.benchmarks.gpu import command as gpu
 from experiments.benchmarks.network import command as network
-from experiments.benchmarks.network import rounds as network_rounds
 from experiments.benchmarks.step import command as step
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
@@ -56,7 +53,7 @@ def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser("experiments.bench", description=__doc__)
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, loop, rules, network, network_rounds, gpu):
+    for benchmark in (step, loop, rules, network, gpu):
         command = commands.add_parser(
             benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0], description=benchmark.__doc__
         )

@@ -9,12 +9,11 @@ Each check stands alone: what is not there (-) or fails (!) is one line, and the
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from experiments.checkup import machine, surroundings
-from experiments.checkup.findings import Finding, Section, section
-from experiments.checkup.rendering import show, to_json
+from experiments.checkup import machine
+from experiments.checkup.findings import Finding, carry_out, show, to_json
 from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_path, to_positive, whole_number
@@ -29,39 +28,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.latency_us and not options.link_mbit:
         raise UserError("--latency-us is of the links that --link-mbit names: add that, or leave it out")
+    sections = ((title, list(carry_out(*checks))) for title, checks in _checks(options).items())
     if options.json:
-        print(to_json(list(_sections(options))))
+        print(to_json(dict(sections)))
         return 0
-    for found in _sections(options):
-        show(found)
+    for title, findings in sections:
+        show(title, findings)
     return 0
 
 
-def _sections(options: argparse.Namespace) -> Iterator[Section]:
+def _checks(options: argparse.Namespace) -> dict[str, list[Callable[[], Iterable[Finding]]]]:
+    """Return the checks of each section."""
     nproc: int = options.nproc
-    yield section("versions", machine.versions, machine.packages)
-    yield section(
-        f"hardware, for {nproc} worker{'s' if nproc > 1 else ''}",
-        partial(machine.cores, nproc),
-        machine.load,
-        partial(machine.gpus, nproc),
-        machine.backends,
-        machine.compilers,
-        machine.kernels,
-    )
-    yield section("surroundings", surroundings.slurm, surroundings.wandb, surroundings.disks, surroundings.datasets)
-    yield section("can sparsifying pay?", partial(_link, options))
+    return {
+        "versions": [machine.versions],
+        f"hardware, for {nproc} worker{'s' if nproc > 1 else ''}": [
+            *(partial(machine.cores, nproc), partial(machine.gpus, nproc), machine.compilers)
+        ],
+        "surroundings": [machine.slurm, machine.wandb, machine.disks, machine.datasets],
+        "can sparsifying pay?": [partial(_link, options)],
+    }
 
 
 def _link(options: argparse.Namespace) -> Iterator[Finding]:
-    """What two ranks measured, what follows for their link and for those that were given, and what is first there."""
-    from experiments.checkup import advice, break_even, pair
+    from experiments.checkup.link import link  # torch, which --help need not wait for
 
-    measured = pair.measured_pair()
-    here = break_even.measured_link(measured)
-    links = {"this machine": here, **break_even.given_links(options.link_mbit, options.latency_us, here)}
-    yield from break_even.findings(links, measured, options.nproc)
-    yield from advice.findings(links, options.nproc, options.trace)
+    yield from link(options.link_mbit, options.latency_us, options.nproc, options.trace)
 
 
 def _parser() -> Parser:

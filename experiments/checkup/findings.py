@@ -1,16 +1,18 @@
 """The findings of checks: lines with a state, in sections; a failed check is a line too."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from experiments.config.errors import one_line_with_type
+from experiments.runs import atomic_files
 
+FORMAT = "micro-doctor-1"
 State = Literal["here", "absent", "failed"]
-Check = Callable[[], Iterable["Finding"]]
+MARKS: Mapping[State, str] = {"here": "+", "absent": "-", "failed": "!"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One line of a report.
 
@@ -29,22 +31,31 @@ class Finding:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """Lines under one title."""
-
-    title: str
-    findings: tuple[Finding, ...]
+def either(name: str, found: bool, value: str, note: str = "", **data: Any) -> Finding:
+    """Return a line that is here or absent."""
+    return Finding(name, value, note, "here" if found else "absent", data)
 
 
-def section(title: str, *checks: Check) -> Section:
-    """Carry out each check; an error in one becomes a line under its name and does not stop the others."""
-    return Section(title=title, findings=tuple(line for check in checks for line in _carry_out(check)))
+def carry_out(*checks: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+    """Yield what each check finds; an error in one becomes a line under its name and does not stop the others."""
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as error:  # the report must show any error
+            name = getattr(check, "func", check).__name__.strip("_")
+            yield Finding(name, "failed", one_line_with_type(error), "failed")
 
 
-def _carry_out(check: Check) -> Iterator[Finding]:
-    try:
-        yield from check()
-    except Exception as error:  # the report must show any error
-        name = getattr(check, "func", check).__name__.strip("_")
-        yield Finding(name=name, value="failed", note=one_line_with_type(error), state="failed")
+def show(title: str, findings: Sequence[Finding]) -> None:
+    """Print a section, a line for each finding."""
+    names, values = (max((len(getattr(line, key)) for line in findings), default=0) for key in ("name", "value"))
+    print(title)
+    for line in findings:
+        print(f"  {MARKS[line.state]} {line.name:<{names}}  {line.value:<{values}}  {line.note}".rstrip())
+    print(flush=True)
+
+
+def to_json(sections: Mapping[str, Sequence[Finding]]) -> str:
+    """Return the report as one JSON document; NaN and infinity become null."""
+    found = {title: [asdict(line) for line in findings] for title, findings in sections.items()}
+    return atomic_files.to_json({"format": FORMAT, "sections": found}, indent=1)

@@ -8,7 +8,6 @@ import pytest
 from experiments.bench import main
 from experiments.benchmarks import loop
 from experiments.benchmarks.gpu import steps
-from experiments.ranks.hosts import unavailable
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
@@ -50,17 +49,3 @@ def test_rules(tmp_path: Path) -> None:
     assert set(table["rule"]) == {"agreed", "repaired", "published"}
     assert len(table) == 3 * 4 * 6  # rules, gradients, steps
     assert (tmp_path / "new" / "out" / "rules.pdf").exists()
-
-
-@pytest.mark.net
-@pytest.mark.xdist_group("hosts")
-def test_network(tmp_path: Path) -> None:
-    if reason := unavailable():
-        pytest.skip(reason)
-    words = ["--rates", "1gbit", "--hosts", "2", "--steps", "1", "--link-seconds", "1"]
-    table = bench(tmp_path, "network", *words, "--methods", "ddp,dense:mgwfbp,micro", *MLP)
-    assert table["method"].tolist() == ["ddp", "dense:mgwfbp", "micro"]
-    # A sparse step of so small a model sends fewer bytes than the barriers do.
-    assert table["link_share"][:2].between(0.95, 1.2).all(), table["link_share"].tolist()
-    assert (table[["step_s", "compute_s", "predicted_s"]].dropna() > 0).all(axis=None)
-    assert (tmp_path / "new" / "out" / "network.pdf").exists()

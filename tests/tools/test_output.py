@@ -18,7 +18,7 @@ from experiments.runs import disks
 from tests.dist.rank_functions import Ended, called
 from tests.small_disks import BreakingDisk, MemoryDisk, mounted
 
-BENCHMARKS = ("step", "loop", "rules", "network", "network_rounds")
+BENCHMARKS = ("step", "loop", "rules", "network")
 COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "advise": (advise.main, ["--link-mbit", "1"]),
     "simulate": (simulate.main, []),

@@ -1,4 +1,4 @@
-"""``bench network`` and ``bench network_rounds``: training on hosts that are joined by links of a known rate.
+"""``bench network``: training on hosts that are joined by links of a known rate.
 
-Begin reading at links.py and command.py, then training.py and prediction.py; local steps are in rounds.py.
+Begin reading at command.py, then ways.py, training.py and prediction.py.
 """

@@ -1,141 +1,66 @@
-"""Training over links of a known rate: hosts on this machine, methods and schedules in turn, measured and predicted.
+"""Training over links of a known rate: hosts on this machine, one way to train after the other, measured and predicted.
 
-Reports a step's time beside what no step can be faster than (the larger of its computation, measured without
-communication on the same hosts, and of its bytes at the rate of the link), what the kernel counted on the links beside
-what each method counts itself, and the time that is predicted from profiles taken on the same hosts in the same run.
-Needs root on Linux.
+A way is a method of conf/sparsifier, whose gradients are exchanged after each batch; METHOD:SCHEDULE, with buckets by a
+schedule; METHOD:H, local steps that exchange differences of weights after H of them, METHOD:H:nesterov with such an
+outer optimizer; METHOD+N, gradients that are added up over N batches; or torch's own, ddp and torch_fp16.
 
-Each rate takes --link-seconds, and each method there at most about --seconds and two steps; profiles of the model and
-of the methods take about a minute before. With the defaults a run ends within twelve minutes on two idle cores, one for
-each host. A line tells each method as it is done. A run that is stopped writes what it has.
+Reports a batch's time beside what none can be faster than (the larger of its computation, measured on the same hosts,
+and of its bytes at the rate of the link), what the kernel counted on the links beside what each method counts itself,
+and the time that is predicted from profiles taken on the same hosts in the same run. Needs root on Linux.
+
+Each rate takes --link-seconds, and each way there about --seconds, but at least three exchanges; profiles of the model
+and of the methods take about a minute before. With the defaults a run ends within twelve minutes on two idle cores, one
+for each host. A run that is stopped writes what it has.
 """
 
 import argparse
-import math
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 from rich.console import Console
 
-import micro
+from experiments.benchmarks import tables
 from experiments.benchmarks.network import training
-from experiments.benchmarks.network.links import (
-    WARMUP,
-    Links,
-    add_link_options,
-    check_words,
-    linked_hosts,
-    report,
-)
-from experiments.benchmarks.network.page import blocks, compared
-from experiments.benchmarks.network.prediction import (
-    Prediction,
-    measure_link,
-    profile_methods,
-    profile_model,
-)
-from experiments.benchmarks.network.training import DDP, FP16, config_of
-from experiments.config.builders import build_reducer
-from experiments.config.errors import UserError, suggestion
+from experiments.benchmarks.network.page import blocks, compared, draw
+from experiments.benchmarks.network.prediction import Prediction, measure_link, profile_methods, profile_model
+from experiments.benchmarks.network.ways import FP16, OF_TORCH, Way, ways_of
+from experiments.config.command_line import add_settings
+from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
-from experiments.config.schema import TrainConfig
-from experiments.ranks.hosts import bits_per_s, burst_s
+from experiments.ranks.group import RankGroup
+from experiments.ranks.hosts import Hosts, bits_per_s, burst_s
 from experiments.ranks.measures import Row
-from experiments.reports.names import label
-from experiments.reports.times import FRAME
-from micro.planning.schedules.base import Schedule
+from experiments.reports.names import human
+from experiments.reports.times import FRAME, LATENCY_S
 
 NAME = "network"
-FEWEST_STEPS = 3
+WARM_UP_BATCHES = 4  # DDP settles its buckets after the first step
+FEWEST = 3  # exchanges that count
 CHOICES = "ddp,dense:mgwfbp,micro,micro:sparse_exact,cltk,topk,oktopk,gaussiank,powersgd,torch_fp16"
-OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook"}
 DEFAULTS = [
     "model=resnet18",
     "dataset=synthetic",
     "dataset.settings={num_samples: 512, image_size: 32, channels: 3, num_classes: 10}",
     "batch_size=16",
+    "optimizer.momentum=0",
 ]
-SETTLED = ("sparsifier", "schedule", "cluster", "output", "density")
+SETTLED = ("sparsifier", "schedule", "cluster", "output", "density", "rounds", "accumulate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    settings = "model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images when none is given"
-    add_link_options(parser, hosts=2, settings=settings)
-    add = parser.add_argument
-    add("--steps", type=whole_number(), default=12, help="that count, after a warm-up (%(default)s)")
-    add(
-        "--seconds",
-        type=to_positive,
-        default=20.0,
-        help=f"time of each method at each rate, kept to by fewer steps, at least {FEWEST_STEPS} (%(default)s)",
-    )
+    add, names = parser.add_argument, comma_list(str)
+    add("--rates", type=names, default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)")
+    add("--hosts", type=whole_number(2), default=2, help="with one rank each (%(default)s)")
+    add("--steps", type=whole_number(), default=12, help="batches that count, after a warm-up (%(default)s)")
+    help = f"time of each way at each rate, kept to by fewer exchanges, at least {FEWEST} (%(default)s)"
+    add("--seconds", type=to_positive, default=20.0, help=help)
     add("--density", type=to_density, default=0.01, help="target of the sparse methods (%(default)s)")
-    add(
-        "--methods",
-        type=comma_list(str),
-        default=CHOICES,
-        metavar="A,B",
-        help=f"names of conf/sparsifier, with :SCHEDULE where DDP shall make its buckets by one, and {DDP}, {FP16}: "
-        "torch's own (%(default)s)",
-    )
+    add("--methods", type=names, default=CHOICES, metavar="A,B", help="ways to train, see above (%(default)s)")
     add("--link-seconds", type=to_positive, default=8.0, help="to measure each rate for (%(default)s)")
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """One way to train.
-
-    Attributes:
-        method: one of torch's own, or a name of conf/sparsifier.
-        schedule: that makes its buckets; None where the method brings its own.
-        config, overrides: of the training, as the ranks have it.
-    """
-
-    name: str
-    method: str
-    schedule: Schedule | None
-    config: TrainConfig
-    overrides: list[str]
-
-    @property
-    def title(self) -> str:
-        """How it is called in tables and figures."""
-        base = OF_TORCH.get(self.method) or label(self.method)
-        return f"{base}, {self.schedule.name}" if self.schedule else base
-
-    @property
-    def reducer(self) -> micro.Reducer:
-        """What reduces the gradients; dense stands for torch's own."""
-        return build_reducer(self.config)
-
-
-def setups_of(arguments: argparse.Namespace) -> list[Setup]:
-    """Return the ways to train. Raises: UserError: a mistake."""
-    check_words(arguments, SETTLED, "--methods and --density")
-    if arguments.link_seconds < 1:
-        raise UserError(f"--link-seconds must be at least 1, got {arguments.link_seconds:g}")
-    words = [*(arguments.overrides or DEFAULTS), f"density={arguments.density!r}"]
-    return [_setup(word, words, arguments.hosts) for word in dict.fromkeys(arguments.methods)]
-
-
-def _setup(word: str, overrides: list[str], num_hosts: int) -> Setup:
-    method, _, wanted = word.partition(":")
-    if wanted and method in OF_TORCH:
-        raise UserError(f"{method} makes its own buckets, got '{word}': leave :{wanted} out")
-    schedule = _schedule(wanted) if wanted else None
-    words = [*overrides, f"schedule={wanted}"] if schedule and not schedule.is_planned else overrides
-    return Setup(word, method, schedule, config_of(method, words, num_hosts), words)
-
-
-def _schedule(name: str) -> Schedule:
-    runnable = [name for name in micro.known(Schedule) if micro.build(Schedule, name).runs]
-    if name not in runnable:
-        raise UserError(f"a schedule must be one of {', '.join(runnable)}, got '{name}'{suggestion(name, runnable)}")
-    return micro.build(Schedule, name)
+    add_settings(parser, help="model, dataset and so on, as for train; ResNet-18 on drawn 32 x 32 images by default")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -145,72 +70,92 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         UserError: a mistake, or a machine that can have no hosts; nothing is started then.
         RankFailure: a rank failed.
     """
-    setups = setups_of(arguments)
-    config = setups[0].config
-    where = f"batch {config.batch_size} on each of {arguments.hosts} hosts"
-    title = f"{config.model.name} on {config.dataset.name}, {where}, density {arguments.density:g}"
-    rows = _measured(arguments, setups, console)
-    report(rows, "Training over links of a known rate", title, _page, arguments, console)
+    for rate in arguments.rates:
+        bits_per_s(rate)
+    for word in arguments.overrides:
+        if word.split("=")[0].split(".")[0] in SETTLED:
+            raise UserError(f"'{word}': this benchmark sets it itself; see --methods, --density and --hosts")
+    if arguments.link_seconds < 1:
+        raise UserError(f"--link-seconds must be at least 1, got {arguments.link_seconds:g}")
+    overrides = [*(arguments.overrides or DEFAULTS), f"density={arguments.density!r}"]
+    ways = ways_of(arguments.methods, overrides, arguments.hosts)
+    config = ways[0].config
+    where = f"batch {config.batch_size} on each of {arguments.hosts} hosts, density {arguments.density:g}"
+    title = f"{human(config.model.name)} on {human(config.dataset.name)}, {where}"
+
+    def report(rows: pd.DataFrame) -> None:
+        frame = compared(rows)
+        heading = "Training over links of a known rate"
+        tables.write(frame, heading, blocks(frame, title), arguments, console, draw(frame, title))
+
+    tables.report_rows(_measured(arguments, ways, console), report)
 
 
-def _page(rows: pd.DataFrame, title: str) -> tuple[pd.DataFrame, Iterable[str]]:
-    frame = compared(rows, DDP)
-    return frame, blocks(frame, title)
-
-
-def _measured(arguments: argparse.Namespace, setups: Sequence[Setup], console: Console) -> Iterator[Row]:
-    """Yield the row of each method at each rate, and print a line for it."""
-    sparse = [s.method for s in setups if s.method not in OF_TORCH and not s.config.sparsifier.is_dense]
-    with linked_hosts(arguments.hosts, console) as links:
-        links.say("profiling the model and the methods")
-        trace = profile_model(links.ranks, arguments.overrides or DEFAULTS)
-        select = profile_methods(links.ranks, list(dict.fromkeys(sparse)), trace.numel, arguments.density)
+def _measured(arguments: argparse.Namespace, ways: Sequence[Way], console: Console) -> Iterator[Row]:
+    """Yield the row of each way at each rate, and print a line for it."""
+    plain = [way for way in ways if way.is_plain and way.method not in OF_TORCH]
+    sparse = dict.fromkeys(way.method for way in plain if not way.config.sparsifier.is_dense)
+    with Hosts(arguments.hosts) as hosts, RankGroup(arguments.hosts, prefixes=hosts.prefixes()) as ranks:
+        console.print("profiling the model and the methods")
+        trace = profile_model(ranks, arguments.overrides or DEFAULTS)
+        select = profile_methods(ranks, list(sparse), trace.numel, arguments.density)
         for rate in arguments.rates:
-            links.hosts.shape(rate)
-            links.say(f"{rate}: measuring the link")
-            link = measure_link(links.ranks, rate, arguments.link_seconds)
+            hosts.shape(rate)
+            link = measure_link(ranks, rate, arguments.link_seconds)
             prediction = Prediction(trace, select, link, ahead_s=burst_s(rate))
-            for setup in setups:
-                row = _measure(setup, prediction, links, rate, arguments)
+            for way in ways:
+                row = _measure(way, prediction, hosts, ranks, rate, arguments)
                 yield row
-                seconds = f"{row['step_s']:.4g} s a step, {row['predicted_s']:.4g} s predicted"
-                links.say(f"{rate}: {setup.title}: {seconds}")
+                console.print(f"{rate}: {way.title}: {row['step_s']:.4g} s, {row['predicted_s']:.4g} s predicted")
 
 
-def _measure(setup: Setup, prediction: Prediction, links: Links, rate: str, arguments: argparse.Namespace) -> Row:
-    """Train some steps over the links as they are shaped now, and return what was seen."""
-    schedule, plan = setup.schedule, None
-    if schedule and schedule.is_planned:
-        plan = prediction.plan(setup.method, setup.reducer, schedule)
-    started = time.monotonic()
-    links.ranks.call(training.begin, setup.method, setup.overrides, plan)
-    warm = links.ranks.call(training.take, WARMUP)
-    pair_s = sum(max(answer[kind][-1] for answer in warm) for kind in ("steps", "compute"))
-    affordable = int((arguments.seconds - (time.monotonic() - started)) / pair_s)
-    num_steps = max(FEWEST_STEPS, min(arguments.steps, affordable))
-    answers, sent = links.counted(training.take, num_steps)
-    link_bytes = sent / num_steps
-    step_s, compute_s = (_slowest([answer[kind] for answer in answers]) for kind in ("steps", "compute"))
-    alone_s = statistics.median(compute_s)
-    is_hook = setup.method == FP16
-    predicted_s = math.nan if is_hook else prediction.step_s(setup.method, setup.reducer, schedule, alone_s)
+def _measure(
+    way: Way, prediction: Prediction, hosts: Hosts, ranks: RankGroup, rate: str, arguments: argparse.Namespace
+) -> Row:
+    """Train one way over the links as they are shaped now; return what was seen, for each batch of a worker."""
+    plan = None
+    if way.schedule and way.schedule.is_planned:
+        plan = prediction.plan(way.method, way.reducer, way.schedule)
+    started, interval = time.monotonic(), way.interval
+    ranks.call(training.begin, way.method, way.words, plan, way.is_plain)
+    warm = _slowest(ranks.call(training.take, -(-WARM_UP_BATCHES // interval)))
+    left_s = arguments.seconds - (time.monotonic() - started)
+    affordable = int(left_s / (warm[-1]["seconds"] + way.is_plain * warm[-1]["compute_s"]))
+    number = max(FEWEST, min(-(-arguments.steps // interval), affordable))
+    before = hosts.counters()
+    answers = ranks.call(training.take, number)
+    on_link = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
+    link_bytes = statistics.fmean(one.payload_bytes for one in on_link) / (number * interval)
+    rounds = _slowest(answers)
+    seconds = [each["seconds"] / interval for each in rounds]
+    compute_s = statistics.median(each["compute_s"] for each in rounds)
+    sent, calls = [_mean(answers, key) / interval for key in ("sent", "calls")]
+    if way.is_plain and way.method != FP16:
+        predicted_s = prediction.step_s(way.method, way.reducer, way.schedule, compute_s)
+    else:  # nothing is hidden, and each collective is a ring
+        messages_s = LATENCY_S * 2 * (arguments.hosts - 1) * calls
+        predicted_s = float("nan") if way.is_plain else compute_s + messages_s + FRAME * 8 * sent / bits_per_s(rate)
     return {
         "rate": rate,
-        "method": setup.name,
-        "title": setup.title,
-        "num_steps": num_steps,
-        "step_s": statistics.median(step_s),
-        "least_s": min(step_s),
-        "most_s": max(step_s),
-        "samples_per_s": arguments.hosts * setup.config.batch_size / statistics.median(step_s),
+        "method": way.name,
+        "title": way.title,
+        "num_steps": number * interval,
+        "step_s": statistics.median(seconds),
+        "least_s": min(seconds),
+        "most_s": max(seconds),
+        "samples_per_s": arguments.hosts * way.config.batch_size / statistics.median(seconds),
         "link_bytes": link_bytes,
-        "counted_bytes": statistics.fmean(statistics.fmean(answer["bytes"]) for answer in answers),
+        "counted_bytes": sent,
         "predicted_s": predicted_s,
-        "compute_s": alone_s,
+        "compute_s": compute_s,
         "wire_s": FRAME * 8 * link_bytes / bits_per_s(rate),
     }
 
 
-def _slowest(ranks: Sequence[Sequence[float]]) -> list[float]:
-    """Return the seconds of each step on its slowest rank."""
-    return [max(together) for together in zip(*ranks, strict=True)]
+def _slowest(ranks: Sequence[Sequence[Row]]) -> list[Row]:
+    """Return for each exchange the largest of all ranks, key by key."""
+    return [{key: max(row[key] for row in together) for key in together[0]} for together in zip(*ranks, strict=True)]
+
+
+def _mean(ranks: Iterable[Sequence[Row]], key: str) -> float:
+    return statistics.fmean(row[key] for rows in ranks for row in rows)

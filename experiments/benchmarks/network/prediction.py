@@ -55,7 +55,7 @@ class Prediction:
     trace: Trace
     select: SelectTable | None
     network: LinkTable
-    ahead_s: float = 0.0
+    ahead_s: float
 
     def plan(self, method: str, reducer: micro.Reducer, schedule: Schedule) -> Plan:
         """Return the buckets that a schedule makes for a method."""
@@ -76,5 +76,4 @@ class Prediction:
         return found.step_s - min(self.ahead_s, found.exposed_s)
 
     def _problem(self, method: str, reducer: micro.Reducer, trace: Trace) -> Problem:
-        n = self.network.world_size
-        return problem_of(trace, self.network, reducer, n, select=self.select, method=method)
+        return problem_of(trace, self.network, reducer, self.network.world_size, select=self.select, method=method)

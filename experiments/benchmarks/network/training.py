@@ -1,4 +1,4 @@
-"""Training by one method after another on a rank of ``bench network``, beside the same step without communication."""
+"""Training one way after another on a rank of ``bench network``."""
 
 import time
 from collections.abc import Callable
@@ -6,65 +6,66 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
+from experiments.benchmarks.network.ways import DDP, FP16, config_of
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.profiles.backward import endless_batches
+from experiments.ranks.measures import Row
 from experiments.training.bucketing import bucket_caps
+from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.optimizers import zero_gradients_
-from experiments.training.preflight import prepare_runs
+from experiments.training.round_workers import RealRoundWorkers
 from experiments.training.tasks import load_task
+from experiments.training.workers import Reduced, Workers
 from micro import kernels
 from micro.planning.schedules.base import Plan
 
-DDP, FP16 = "ddp", "torch_fp16"  # torch's own; everything else is ours
 CPU = torch.device("cpu")
-Wrapped = tuple[DistributedDataParallel, Callable[[], float], micro.Attachment | None]
 
 
-def config_of(method: str, overrides: list[str], world_size: int) -> TrainConfig:
-    """Return the configuration of a training by a method: torch's own take dense's.
+class PlainTraining:
+    """A model in DDP whose gradients are exchanged after each batch, beside the same step without communication."""
 
-    Raises:
-        UserError: words that describe no training.
-    """
-    sparsifier = "dense" if method in (DDP, FP16) else method
-    settled = ["cluster=local", f"cluster.nproc_per_node={world_size}", "output=unused", "optimizer.momentum=0"]
-    (config,) = prepare_runs([[*overrides, f"sparsifier={sparsifier}", *settled]], joined_world_size=world_size)
-    return config
-
-
-class Training:
-    """A model in training with one way to reduce its gradients."""
-
-    def __init__(self, method: str, overrides: list[str], plan: Plan | None) -> None:
-        config = config_of(method, overrides, dist.get_world_size())
+    def __init__(self, method: str, config: TrainConfig, plan: Plan | None) -> None:
         self._task = load_task(config, CPU)
         self._batches = endless_batches(self._task)
         model = self._task.model
         self._optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
-        self._ddp, self._bytes_sent, self._attachment = _wrapped(method, config, model, plan)
+        self._attachment: micro.Attachment | None = None
+        # Without the broadcast of batch norm's buffers, the same for every method: the link carries gradients alone.
+        wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        if method in (DDP, FP16):
+            self._ddp = wrap()
+            if method == FP16:
+                self._ddp.register_comm_hook(None, fp16_compress_hook)
+            ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+            numel = sum(parameter.numel() for parameter in model.parameters())
+            sent = ring * numel * (2 if method == FP16 else 4)
+            self._bytes_sent: Callable[[], float] = lambda: sent
+        else:
+            kernels.prepare()
+            self._ddp = wrap(**bucket_caps(config, model, plan))
+            attachment = self._attachment = micro.attach(self._ddp, build_reducer(config), timed=config.timed)
+            self._bytes_sent = lambda: sum(stats.bytes_sent for stats in attachment.stats)
 
-    def step(self) -> tuple[float, float]:
-        """Train one step; return its seconds and the bytes that this rank sent, as its method counts them."""
-        return self._step(), self._bytes_sent()
-
-    def compute(self) -> float:
-        """Take a step that sends nothing and leaves the weights as they are; return its seconds."""
+    def take(self) -> Row:
+        """Train until an exchange has ended; return its seconds, what this rank sent, and a batch's computation."""
+        seconds, sent = self._step(), self._bytes_sent()
+        dist.barrier()
         (group,) = self._optimizer.param_groups
         lr, group["lr"] = group["lr"], 0.0
         with self._ddp.no_sync():
-            seconds = self._step()
+            compute_s = self._step()
         group["lr"] = lr
-        return seconds
+        return {"seconds": seconds, "sent": sent, "calls": 0, "compute_s": compute_s}
 
     def close(self) -> None:
-        """Give back the thread and the process group of the method, if it has some."""
-        if self._attachment is not None:
+        """Let go of what it holds."""
+        if self._attachment:
             self._attachment.close()
 
     def _step(self) -> float:
@@ -75,46 +76,58 @@ class Training:
         return time.perf_counter() - started
 
 
-def _wrapped(method: str, config: TrainConfig, model: nn.Module, plan: Plan | None) -> Wrapped:
-    """Return the model in DDP with a method, what counts the bytes of a step, and what is attached."""
-    # Without the broadcast of batch norm's buffers, the same for every method: the link carries gradients alone.
-    wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
-    if method in (DDP, FP16):
-        ddp, element_bytes = wrap(), 4
-        if method == FP16:
-            ddp.register_comm_hook(None, fp16_compress_hook)
-            element_bytes = 2
-        ring = 2 * (dist.get_world_size() - 1) / dist.get_world_size()
-        numel = sum(parameter.numel() for parameter in model.parameters())
-        return ddp, lambda: ring * element_bytes * numel, None
-    kernels.prepare()
-    ddp = wrap(**bucket_caps(config, model, plan))
-    attachment = micro.attach(ddp, build_reducer(config), timed=config.timed)
-    return ddp, lambda: sum(stats.bytes_sent for stats in attachment.stats), attachment
+class HarnessTraining:
+    """A training of the harness whose exchanges are several batches apart, without records on the disk."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        task = load_task(config, CPU)
+        self._config, self._step = config, 0
+        self._workers: Workers = RealRoundWorkers(config, task) if config.rounds.every else DdpWorkers(config, task)
+
+    def take(self) -> Row:
+        """Train until an exchange has ended; return its seconds, what this rank sent, and a batch's computation."""
+        started = time.perf_counter()
+        steps = [self._take_step() for _ in range(self._config.rounds.every or 1)]
+        seconds = time.perf_counter() - started
+        stats = [each for step in steps for each in step.stats]
+        return {
+            "seconds": seconds,
+            "sent": sum(each.bytes_sent for each in stats),
+            "calls": sum(each.num_collectives for each in stats),
+            "compute_s": sum(step.compute_s for step in steps) / (len(steps) * self._config.accumulate),
+        }
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+        self._workers.close()
+
+    def _take_step(self) -> Reduced:
+        epoch, index = divmod(self._step, self._workers.num_steps)
+        if index == 0:
+            self._workers.start_epoch(epoch)
+        self._step += 1
+        return self._workers.take_step(self._step - 1, self._config.lr)
 
 
-_training: Training | None = None  # of this rank: it lasts from one call to the next
+_training: PlainTraining | HarnessTraining | None = None  # of this rank: it lasts from one call to the next
 
 
-def begin(method: str, overrides: list[str], plan: Plan | None) -> None:
-    """Begin to train by a method on this rank, instead of the one before."""
+def begin(method: str, words: list[str], plan: Plan | None, is_plain: bool) -> None:
+    """Begin to train one way on this rank, instead of the one before."""
     global _training
     if _training:
         _training.close()
     _training = None  # frees its memory first
-    _training = Training(method, overrides, plan)
+    config = config_of(words, dist.get_world_size())
+    _training = PlainTraining(method, config, plan) if is_plain else HarnessTraining(config)
 
 
-def take(number: int) -> dict[str, list[float]]:
-    """Train some steps, beside each one without communication; return the seconds of both, and the bytes sent."""
+def take(number: int) -> list[Row]:
+    """Train until so many exchanges have ended; return what each took."""
     assert _training
-    steps, sent, compute = [], [], []
+    rows = []
     for _ in range(number):
         dist.barrier()
-        seconds, num_bytes = _training.step()
-        dist.barrier()
-        steps.append(seconds)
-        sent.append(num_bytes)
-        compute.append(_training.compute())
+        rows.append(_training.take())
     dist.barrier()
-    return {"steps": steps, "bytes": sent, "compute": compute}
+    return rows

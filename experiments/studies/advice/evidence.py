@@ -1,6 +1,5 @@
 """What finished trainings show: after how many epochs each method came to a share of dense's end, at which density."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,45 +8,30 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.reports.forms import forms
 from experiments.reports.measures import metric_of
+from experiments.reports.names import human
 from experiments.reports.pages import load_page
+from experiments.reports.table import TRAINING
 from experiments.reports.table import read as read_runs
 
 LEVELS = (90, 95, 99)  # percent of dense's end
-TASK = ["model", "dataset", "world_size", "epochs"]
-NEEDED = [*TASK, "density", "sparsifier", "form", "num_seeds", "metric", "to_dense"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """How long a method trained until all its seeds had come to a share of dense's end.
-
-    Attributes:
-        density: that was asked for.
-        epochs: mean over seeds; None where not every seed came there.
-        num_there, num_seeds: seeds that did, and all.
-        to_dense: distance of the method's own end to dense's, positive where better, in words with its unit.
-    """
-
-    method: str
-    variant: str
-    density: float
-    epochs: float | None
-    num_there: int
-    num_seeds: int
-    to_dense: str
+NEEDED = [*TRAINING, "density", "sparsifier", "form", "num_seeds", "metric", "to_dense"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The runs of one task, as long as the longest that are known: dense and the other methods."""
+    """The runs of one task, as long as the longest that are known.
 
-    model: str
-    dataset: str
-    world_size: int
-    epochs: int
+    Attributes:
+        words: which training they are of.
+        level: percent of dense's end.
+        runs: a row for dense, which is the first, and for each method at each density: method, variant, density,
+            num_seeds, num_there (seeds that came to the level), epochs_there (a mean over them, NaN where not every
+            one did) and gap (the distance of its own end to dense's, positive where better, in words).
+    """
+
+    words: str
     level: int
-    dense: Reached
-    methods: Sequence[Reached]
+    runs: pd.DataFrame
 
 
 def load_evidence(path: Path | None, level: int, task: str | None = None) -> Evidence:
@@ -63,8 +47,7 @@ def load_evidence(path: Path | None, level: int, task: str | None = None) -> Evi
     """
     frame = _read(path, level) if path else forms(load_page("long").runs(read_runs()))
     names = frame["model"].astype(str) + "-" + frame["dataset"].astype(str)
-    if task is None:
-        task = str(names.value_counts().index[0])
+    task = str(names.value_counts().index[0]) if task is None else task
     if task not in set(names):
         known = sorted(set(names))
         raise UserError(f"--task must be one of {', '.join(known)}, got '{task}'{suggestion(task, known)}")
@@ -76,19 +59,32 @@ def load_evidence(path: Path | None, level: int, task: str | None = None) -> Evi
 
 def _evidence(rows: pd.DataFrame, level: int) -> Evidence:
     own = rows[rows["epochs"] == rows["epochs"].max()]
-    dense = own[own["sparsifier"] == "dense"]
-    if dense.empty:
+    is_dense = own["sparsifier"] == "dense"
+    if not is_dense.any():
         raise ValueError("no dense runs to compare with")
     first = own.iloc[0]
-    return Evidence(
-        model=str(first["model"]),
-        dataset=str(first["dataset"]),
-        world_size=int(first["world_size"]),
-        epochs=int(first["epochs"]),
-        level=level,
-        dense=_reached(dense.iloc[0], level),
-        methods=[_reached(row, level) for _, row in own[own["sparsifier"] != "dense"].iterrows()],
+    named = pd.concat([own[is_dense][:1], own[~is_dense]]).rename(
+        columns={
+            "sparsifier": "method",
+            "form": "variant",
+            f"num_{level}": "num_there",
+            f"epochs_{level}": "epochs_there",
+        }
     )
+    numbers = {"num_seeds": int, "num_there": int, "density": float, "epochs_there": float, "to_dense": float}
+    named = named.astype(numbers).astype({"method": str, "variant": str})
+    named["epochs_there"] = named["epochs_there"].where(named["num_there"] == named["num_seeds"])
+    named["gap"] = [_gap(row) for _, row in named.iterrows()]
+    task = f"{human(str(first['model']))} on {human(str(first['dataset']))}"
+    words = f"{task}, {int(first['world_size'])} workers, {int(first['epochs'])} epochs"
+    columns = ["method", "variant", "density", "num_seeds", "num_there", "epochs_there", "gap"]
+    return Evidence(words=words, level=level, runs=named[columns].reset_index(drop=True))
+
+
+def _gap(row: pd.Series) -> str:
+    metric = metric_of([str(row["metric"])])
+    gap = metric.format(row["to_dense"])
+    return f"{gap if gap.startswith('-') else f'+{gap}'} {metric.column}"
 
 
 def _read(path: Path, level: int) -> pd.DataFrame:
@@ -105,18 +101,3 @@ def _read(path: Path, level: int) -> pd.DataFrame:
     if beside_dense.empty:
         raise UserError(f"{path} has no row beside dense runs of the same training")
     return beside_dense.assign(form=beside_dense["form"].astype(object).fillna(""))
-
-
-def _reached(row: pd.Series, level: int) -> Reached:
-    there, seeds = int(row[f"num_{level}"]), int(row["num_seeds"])
-    metric = metric_of([str(row["metric"])])
-    gap = metric.format(float(row["to_dense"]))
-    return Reached(
-        method=str(row["sparsifier"]),
-        variant=str(row["form"]),
-        density=float(row["density"]),
-        epochs=float(row[f"epochs_{level}"]) if there == seeds else None,
-        num_there=there,
-        num_seeds=seeds,
-        to_dense=f"{gap if gap.startswith('-') else f'+{gap}'} {metric.column}",
-    )

@@ -32,16 +32,10 @@ An epoch has as many steps for each method. Where the evidence is of another mod
 training than yours, a method may need another density: train a short run of your own."""
 
 
-def describe(evidence: Evidence) -> str:
-    """Return in words which runs the evidence is of."""
-    task = f"{human(evidence.model)} on {human(evidence.dataset)}"
-    return f"{task}, {evidence.world_size} workers, {evidence.epochs} epochs"
-
-
 def report(evidence: Evidence, answers: Sequence[Answer], opening: str) -> str:
     """Return the advice in Markdown, a table for each link."""
     first, rows = answers[0]
-    words = HOW_TO_READ.format(level=evidence.level, evidence=describe(evidence), workers=first.world_size)
+    words = HOW_TO_READ.format(level=evidence.level, evidence=evidence.words, workers=first.world_size)
     blocks = [opening.strip(), textwrap.fill(words, 120), *(_section(*answer) for answer in answers)]
     others = [f"- {_name(row)}: {row['why']}." for _, row in rows[rows["why"] != ""].iterrows()]
     if others:
@@ -60,7 +54,7 @@ def write(evidence: Evidence, answers: Sequence[Answer], out: Path, opening: str
         return paths
     heading = (
         f"Time to {evidence.level} % of dense's end: {human(setting.trace.model)}, {setting.world_size} workers, "
-        f"{1e6 * setting.latency_s:g} us a message; epochs of {describe(evidence)}"
+        f"{1e6 * setting.latency_s:g} us a message; epochs of {evidence.words}"
     )
     return [*paths, *save(draw(lines, heading), lines, out / "advice-rates")]
 

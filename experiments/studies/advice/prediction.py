@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from experiments.config.errors import UserError, one_line
-from experiments.studies.advice.evidence import Evidence, Reached
+from experiments.studies.advice.evidence import Evidence
 from experiments.studies.simulated_steps.borders import crossing
 from experiments.studies.simulated_steps.method_choices import DENSE, methods_of
 from experiments.studies.simulated_steps.step import simulate_step
@@ -16,23 +17,7 @@ from micro.planning.costs import Link
 from micro.planning.traces import Trace
 
 RATES = (1e7, 1e12)  # bits per second among which a border is looked for
-SCHEDULES = {DENSE: "ddp"}  # dense in DDP's buckets, a sparse method in one: what a training does unless set otherwise
-ONE_BUCKET = "single"
-
-StepOf = Callable[[float], float]  # seconds of a step at a rate in bits per second
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """A method at one density: the epochs that it took to the level, and its predicted step."""
-
-    runs: Reached
-    epochs: float
-    step_s: StepOf
-
-    def time(self, rate: float) -> float:
-        """Return epochs times seconds of a step, at a rate in bits per second."""
-        return self.epochs * self.step_s(rate)
+COLUMNS = ["method", "variant", "density", "num_seeds", "epochs", "step_s", "time", "border", "why"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +38,17 @@ class Setting:
     memory_gb_s: float
 
 
+class Course(NamedTuple):
+    """A method at one density: its row of the evidence, and the predicted seconds of its step at a rate."""
+
+    row: pd.Series
+    step_s: Callable[[float], float]
+
+    def time(self, rate: float) -> float:
+        """Return the seconds to the level, in units of the steps of an epoch."""
+        return float(self.row["epochs_there"]) * self.step_s(rate)
+
+
 def predict(evidence: Evidence, setting: Setting) -> pd.DataFrame:
     """Return a row per method: the fastest of the densities at which it came to the level, dense first.
 
@@ -60,38 +56,53 @@ def predict(evidence: Evidence, setting: Setting) -> pd.DataFrame:
     border (bits per second below which it takes less time than dense, at the density that is best there; 0 never,
     infinite always), why (no prediction: the reason, else empty).
     """
-    dense = _dense(evidence, setting)
-    rows = [_row(dense, setting.rate) | {"time": 1.0, "why": ""}]
-    for runs in _by_method(evidence):
-        courses, why = _courses(runs, setting)
-        names = {"method": runs[0].method, "variant": runs[0].variant, "density": runs[0].density}
-        rows.append(_best(courses, dense, setting.rate) if courses else names | {"why": why})
-    columns = ["method", "variant", "density", "num_seeds", "epochs", "step_s", "time", "border", "why"]
-    return pd.DataFrame(rows, columns=columns)
+    rows, dense = [], _dense(evidence, setting)
+    for own, courses, why in _courses(evidence, setting):
+        if why:
+            rows.append({**own.iloc[0][COLUMNS[:3]], "why": why})
+            continue
+        best = min(courses, key=lambda course: course.time(setting.rate))
+        time = best.time(setting.rate) / dense.time(setting.rate)
+        row = {
+            **best.row,
+            "epochs": best.row["epochs_there"],
+            "step_s": best.step_s(setting.rate),
+            "time": time,
+            "why": "",
+        }
+        if best.row["method"] != DENSE:
+            row["border"] = crossing(lambda rate, own=courses: 1 / _of_dense(own, dense, rate), *RATES, halvings=8)  # type: ignore[misc]
+        rows.append(row)
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def over_rates(evidence: Evidence, setting: Setting, rates: Sequence[float]) -> pd.DataFrame:
     """Return the time to the level, of dense's, of each method at its best density: method, variant, rate, time."""
-    dense, rows = _dense(evidence, setting), []
-    for runs in _by_method(evidence):
-        courses, _ = _courses(runs, setting)
-        names = {"method": runs[0].method, "variant": runs[0].variant}
-        rows += [names | {"rate": rate, "time": 1 / _gain(courses, dense, rate)} for rate in rates if courses]
+    dense = _dense(evidence, setting)
+    rows = [
+        {"method": own["method"].iloc[0], "variant": own["variant"].iloc[0], "rate": rate}
+        | {"time": _of_dense(courses, dense, rate)}
+        for own, courses, _ in _courses(evidence, setting)
+        for rate in rates
+        if courses and own["method"].iloc[0] != DENSE
+    ]
     return pd.DataFrame(rows)
 
 
-def step_of(runs: Reached, setting: Setting) -> StepOf:
-    """Return the predicted seconds of a step over the rate of the link.
+def step_of(method: str, density: float, setting: Setting) -> Callable[[float], float]:
+    """Return the predicted seconds of a step over the rate of the link, in bits per second.
+
+    Dense is in DDP's buckets, a sparse method in one: what a training does unless set otherwise.
 
     Raises:
         UserError: no formula for a method, or a trace without the shapes that it needs.
     """
-    methods, _ = methods_of([runs.method], runs.density, table=setting.select, memory_gb_s=setting.memory_gb_s)
-    schedule = SCHEDULES.get(runs.method, ONE_BUCKET)
+    methods, _ = methods_of([method], float(density), table=setting.select, memory_gb_s=setting.memory_gb_s)
+    schedule = "ddp" if method == DENSE else "single"
 
     def seconds(rate: float) -> float:
         network = costs.Flat(Link(setting.latency_s, 8 / rate), setting.world_size)
-        problem = methods.problem(setting.trace, network, runs.method, setting.world_size)
+        problem = methods.problem(setting.trace, network, method, setting.world_size)
         return float(simulate_step(problem, schedule, setting.world_size)["step_s"])
 
     try:
@@ -101,44 +112,27 @@ def step_of(runs: Reached, setting: Setting) -> StepOf:
     return seconds
 
 
-def _by_method(evidence: Evidence) -> Iterator[list[Reached]]:
-    keys = dict.fromkeys((runs.method, runs.variant) for runs in evidence.methods)
-    for key in keys:
-        yield [runs for runs in evidence.methods if (runs.method, runs.variant) == key]
-
-
 def _dense(evidence: Evidence, setting: Setting) -> Course:
-    if evidence.dense.epochs is None:
+    row = evidence.runs.iloc[0]
+    if pd.isna(row["epochs_there"]):
         raise UserError(f"not all dense runs came to {evidence.level} % of their own mean end: choose a lower level")
-    return Course(evidence.dense, evidence.dense.epochs, step_of(evidence.dense, setting))
+    return Course(row, step_of(DENSE, row["density"], setting))
 
 
-def _courses(runs: Sequence[Reached], setting: Setting) -> tuple[list[Course], str]:
-    """Return a method's densities at which all seeds came to the level; where there are none, why."""
-    there = [(each, each.epochs) for each in runs if each.epochs is not None]
-    if not there:
+def _courses(evidence: Evidence, setting: Setting) -> Iterator[tuple[pd.DataFrame, list[Course], str]]:
+    """Yield each method's rows, its courses to the level, and where there are none, why."""
+    for (method, _), own in evidence.runs.groupby(["method", "variant"], sort=False):
         tried = "; ".join(
-            f"at {each.density:g} {each.num_there} of {each.num_seeds} seeds came there, the end is {each.to_dense}"
-            for each in runs
+            f"at {row['density']:g} {row['num_there']} of {row['num_seeds']} seeds came there, the end is {row['gap']}"
+            for _, row in own.iterrows()
         )
-        return [], f"no evidence: {tried}"
-    try:
-        return [Course(each, epochs, step_of(each, setting)) for each, epochs in there], ""
-    except UserError as error:
-        return [], f"no prediction: {error}"
+        there = own[own["epochs_there"].notna()]
+        try:
+            courses = [Course(row, step_of(str(method), row["density"], setting)) for _, row in there.iterrows()]
+            yield own, courses, "" if courses else f"no evidence: {tried}"
+        except UserError as error:
+            yield own, [], f"no prediction: {error}"
 
 
-def _best(courses: Sequence[Course], dense: Course, rate: float) -> dict[str, object]:
-    best = min(courses, key=lambda course: course.time(rate))
-    border = crossing(lambda at: _gain(courses, dense, at), *RATES, halvings=8)
-    return _row(best, rate) | {"time": best.time(rate) / dense.time(rate), "border": border, "why": ""}
-
-
-def _gain(courses: Sequence[Course], dense: Course, rate: float) -> float:
-    return dense.time(rate) / min(course.time(rate) for course in courses)
-
-
-def _row(course: Course, rate: float) -> dict[str, object]:
-    runs = course.runs
-    names = {"method": runs.method, "variant": runs.variant, "density": runs.density, "num_seeds": runs.num_seeds}
-    return names | {"epochs": course.epochs, "step_s": course.step_s(rate)}
+def _of_dense(courses: Sequence[Course], dense: Course, rate: float) -> float:
+    return min(course.time(rate) for course in courses) / dense.time(rate)

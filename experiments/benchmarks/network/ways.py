@@ -1,0 +1,91 @@
+"""The ways to train that ``bench network`` compares: torch's own, a method with its buckets, or local steps."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import micro
+from experiments.config.builders import build_reducer
+from experiments.config.errors import UserError, suggestion
+from experiments.config.schema import TrainConfig, flat
+from experiments.reports.names import label
+from experiments.reports.rounds_in_words import exchanged, interval, short
+from experiments.training.preflight import prepare_runs
+from micro.planning.schedules.base import Schedule
+
+DDP, FP16 = "ddp", "torch_fp16"
+OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook"}
+WAY = re.compile(r"(?P<method>\w+)(?:\+(?P<added>\d+)|:(?P<every>\d+)(?P<nesterov>:nesterov)?|:(?P<schedule>\w+))?")
+FORMS = "METHOD, METHOD:SCHEDULE, METHOD:H, METHOD:H:nesterov or METHOD+N"
+NESTEROV = ["rounds.lr=0.7", "rounds.momentum=0.9", "rounds.nesterov=true"]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to train.
+
+    Attributes:
+        method: one of torch's own, or a name of conf/sparsifier.
+        schedule: that makes its buckets; None where the method brings its own.
+        config, words: of the training, as the ranks have it.
+    """
+
+    name: str
+    method: str
+    schedule: Schedule | None
+    config: TrainConfig
+    words: list[str]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether gradients are exchanged after each batch."""
+        return self.interval == 1 and not self.config.rounds.every
+
+    @property
+    def interval(self) -> int:
+        """Batches of a worker between two exchanges."""
+        return interval(flat(asdict(self.config)))
+
+    @property
+    def title(self) -> str:
+        """How it is called in tables and figures."""
+        base, settings = OF_TORCH.get(self.method) or label(self.method), flat(asdict(self.config))
+        own = self.schedule.name if self.schedule else "" if self.is_plain else short(settings) or exchanged(settings)
+        return f"{base}, {own}" if own else base
+
+    @property
+    def reducer(self) -> micro.Reducer:
+        """What reduces the gradients; dense stands for torch's own."""
+        return build_reducer(self.config)
+
+
+def ways_of(names: Sequence[str], overrides: Sequence[str], num_hosts: int) -> list[Way]:
+    """Return the ways of these names. Raises: UserError: a mistake."""
+    return [_way(name, overrides, num_hosts) for name in dict.fromkeys(names)]
+
+
+def _way(name: str, overrides: Sequence[str], num_hosts: int) -> Way:
+    form = WAY.fullmatch(name)
+    if form is None or (form["method"] in OF_TORCH and form["method"] != name):
+        raise UserError(f"--methods must be {', '.join(OF_TORCH)}, {FORMS}, got '{name}'")
+    method, schedule = form["method"], _schedule(form["schedule"]) if form["schedule"] else None
+    words = [f"sparsifier={'dense' if method in OF_TORCH else method}", *overrides, "cluster=local", "output=unused"]
+    words += [f"cluster.nproc_per_node={num_hosts}"]
+    words += [f"accumulate={form['added']}"] if form["added"] else []
+    words += [f"rounds.every={form['every']}"] if form["every"] else []
+    words += NESTEROV if form["nesterov"] else []
+    words += [f"schedule={schedule.name}"] if schedule and not schedule.is_planned else []
+    return Way(name, method, schedule, config_of(words, num_hosts), words)
+
+
+def config_of(words: list[str], world_size: int) -> TrainConfig:
+    """Return the configuration of a training. Raises: UserError: words that describe none."""
+    (config,) = prepare_runs([words], joined_world_size=world_size)
+    return config
+
+
+def _schedule(name: str) -> Schedule:
+    runnable = [name for name in micro.known(Schedule) if micro.build(Schedule, name).runs]
+    if name not in runnable:
+        raise UserError(f"a schedule must be one of {', '.join(runnable)}, got '{name}'{suggestion(name, runnable)}")
+    return micro.build(Schedule, name)
