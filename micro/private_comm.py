@@ -1,10 +1,11 @@
 """A process group of its own for an attachment: made like DDP's, and given up when the attachment is."""
 
+import threading
 import traceback
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 from micro.group_comm import GroupComm
 from micro.peer_failures import PeerFailures
 
+ABORT_S = 5.0  # in which the abort of a group ends, if it does not wait for other ranks
 NAMES_ARE_COUNTED = "2.14"  # the torch in which the name of a group follows from the number of those made so far
 
 
@@ -62,8 +64,8 @@ class PrivateComm(GroupComm):
         """Close after an error on this rank, so that the other ranks fail too and do not wait for it."""
         if self._group is not None:
             self.report(error)  # before the others' collectives end
-            with suppress(RuntimeError):  # a backend that has none
-                self._group.abort()  # NCCL's kernels end; gloo's sockets are closed when nothing refers to the group
+            if not _has_aborted(self._group):
+                self._group = None  # to destroy it would wait for the same ranks
         _clear_frames(error)
         with suppress(RuntimeError):  # the error that this follows is the one to be raised
             super().abort(error)
@@ -87,6 +89,22 @@ def _destroy_abandoned() -> None:
         _destroy(group)
 
 
+def _has_aborted(group: dist.ProcessGroup) -> bool:
+    """Abort a group; return whether that has ended within a few seconds: NCCL may wait for the other ranks in it.
+
+    NCCL's kernels end by it. Gloo's sockets are closed when nothing refers to the group.
+    """
+
+    def abort() -> None:
+        with suppress(RuntimeError):  # a backend that has none
+            group.abort()
+
+    thread = threading.Thread(target=abort, daemon=True, name="micro aborts a group")
+    thread.start()
+    thread.join(ABORT_S)
+    return not thread.is_alive()
+
+
 def _destroy(group: dist.ProcessGroup) -> None:
     with suppress(ValueError):  # destroyed already, with the default group
         dist.destroy_process_group(group)
@@ -96,13 +114,15 @@ def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[
     names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     backend = group._get_backend(device)
     options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
-    with _new_name():
+    is_part = len(ranks) < dist.get_world_size()
+    with _new_name(), _without_split() if is_part else nullcontext():
         created = dist.new_group(
             ranks,
             timeout=getattr(options, "_timeout", None),
             backend=names[device.type],
             pg_options=_copied(options) if names[device.type] == "nccl" else None,
-            use_local_synchronization=len(ranks) < dist.get_world_size(),  # of some ranks alone
+            use_local_synchronization=is_part,
+            device_id=device if is_part and device.type == "cuda" else None,
         )
     assert isinstance(created, dist.ProcessGroup)
     return created
@@ -132,6 +152,22 @@ def _new_name() -> Iterator[None]:
         yield
     finally:
         c10d._hash_ranks_to_str = before
+
+
+@contextmanager
+def _without_split() -> Iterator[None]:
+    """Let NCCL make a group of some ranks from nothing: these alone call it.
+
+    Where the default group is bound to a device, torch would split its communicator, for which NCCL waits until all
+    ranks of the world have called.
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 def _copied(options: object) -> object:

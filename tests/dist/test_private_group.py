@@ -1,0 +1,51 @@
+"""What a process group on NCCL does beside one on gloo, on stand-ins: it is split, and its abort waits for others."""
+
+import threading
+from contextlib import closing
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from micro import private_comm
+from micro.private_comm import PrivateComm
+from tests.dist.processes import ranks
+
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+DEVICE = torch.device("cpu", 0)
+
+
+def made_by_rank_0_alone() -> tuple[int, bool]:
+    """Return how often torch looked for a communicator to split, and whether the default group is bound still."""
+    looked: list[object] = []
+    find = c10d._get_split_source
+    c10d._get_split_source = lambda *given: looked.append(given)  # returns None: nothing to split
+    world = dist.group.WORLD
+    assert world is not None
+    world.bound_device_id = DEVICE
+    try:
+        if dist.get_rank() == 0:
+            with closing(PrivateComm(None, torch.device("cpu"), ranks=range(1))):
+                pass
+        return len(looked), world.bound_device_id == DEVICE
+    finally:
+        world.bound_device_id = None
+        c10d._get_split_source = find
+
+
+def test_no_communicator_is_split_which_would_wait_for_the_whole_world() -> None:
+    assert ranks(2).run(made_by_rank_0_alone) == [(0, True)] * 2
+
+
+def test_an_abort_that_waits_for_others_holds_up_nobody(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    comm, others_abort = PrivateComm(None, torch.device("cpu")), threading.Event()
+    group = comm.group
+    monkeypatch.setattr(private_comm, "ABORT_S", 0.05)
+    monkeypatch.setattr(type(group), "abort", lambda _: others_abort.wait(60))
+    try:
+        comm.abort(LookupError("of this rank"))
+        with pytest.raises(RuntimeError, match="given up"):
+            _ = comm.group
+    finally:
+        others_abort.set()
