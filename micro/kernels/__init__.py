@@ -62,8 +62,7 @@ def absorb_(residual: Tensor, grad: Tensor) -> FirstBad:
         ValueError: the vectors differ in length; numba's loops themselves do not look.
     """
     _check_length(residual, grad)
-    first_bad: FirstBad = forms(residual, grad).absorb_(residual, grad)
-    return first_bad
+    return forms(residual, grad).absorb_(residual, grad)
 
 
 def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, Sums]:
@@ -83,14 +82,12 @@ def above(x: Tensor, threshold: float) -> Tensor:
 
     The threshold is rounded to the dtype of ``x`` first, as torch does when it compares a tensor with a number.
     """
-    indices: Tensor = forms(x).above(x, threshold)[0]
-    return indices
+    return forms(x).above(x, threshold)[0]
 
 
 def above_with_magnitudes(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return what `above` returns, and the magnitudes (k,) of those elements, in one scan."""
-    found: tuple[Tensor, Tensor] = forms(x).above(x, threshold)
-    return found
+    return forms(x).above(x, threshold)
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,8 +97,7 @@ def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tenso
         pieces: (S, 2) int64 starts and stops, ascending, not overlapping.
         thresholds: (S,) rounded to the dtype of ``x`` first.
     """
-    found: tuple[Tensor, Tensor] = forms(x).above_by_piece(x, pieces, thresholds)
-    return found
+    return forms(x).above_by_piece(x, pieces, thresholds)
 
 
 def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
@@ -111,8 +107,7 @@ def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
         lengths: (S,) int64, m in sum.
         ranks: (S,) int64 from 1; infinity is returned for ranks below, 0 for ranks beyond a run's length.
     """
-    found: Tensor = forms(magnitudes).kth_by_run(magnitudes, lengths, ranks)
-    return found
+    return forms(magnitudes).kth_by_run(magnitudes, lengths, ranks)
 
 
 def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
@@ -121,8 +116,7 @@ def magnitude_counts(x: Tensor, *, first_bit_pattern: int, shift: int, num_bins:
     Bin b counts patterns from ``first_bit_pattern + (b << shift)`` on, ``1 << shift`` of them; what lies outside of all
     bins, zeros, NaN and infinity are not counted.
     """
-    counts: Tensor = forms(x).magnitude_counts(x, first_bit_pattern, shift, num_bins)
-    return counts
+    return forms(x).magnitude_counts(x, first_bit_pattern, shift, num_bins)
 
 
 def largest(x: Tensor, k: int) -> Tensor:
@@ -131,8 +125,7 @@ def largest(x: Tensor, k: int) -> Tensor:
     Exact. Of long vectors a sample estimates the k-th magnitude, one scan collects what is above the estimate, and
     top-k runs on those few.
     """
-    indices: Tensor = forms(x).largest(x, k) if 0 < k < x.numel() else reference.largest(x, k)
-    return indices
+    return forms(x).largest(x, k) if 0 < k < x.numel() else reference.largest(x, k)
 
 
 def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
@@ -150,8 +143,7 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Ten
     Returns:
         ascending indices in the vector (m,) int32, magnitudes (m,) float32, counts by bin (NUM_BINS,) int32.
     """
-    found: tuple[Tensor, Tensor, Tensor] = forms(x).collect(x, start, lowest, shift)
-    return found
+    return forms(x).collect(x, start, lowest, shift)
 
 
 def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int, share: int) -> Tensor:
@@ -164,8 +156,7 @@ def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int,
         count: how many are kept in all.
         bottom, top: bits of the magnitudes between which only ``share`` of the candidates are kept.
     """
-    kept: Tensor = forms(magnitudes).keep(indices, magnitudes, count, bottom, top, share)
-    return kept
+    return forms(magnitudes).keep(indices, magnitudes, count, bottom, top, share)
 
 
 def distinct(indices: Tensor, numel: int) -> Tensor:
@@ -180,14 +171,12 @@ def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
     """
     is_dense = indices.numel() * SPARSEST > numel and indices.is_contiguous()
     loops = module("choosing") if is_dense and indices.is_cpu and has_numba() else reference
-    found: Tensor = loops.first_distinct(indices, numel, k)
-    return found
+    return loops.first_distinct(indices, numel, k)
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """Return ``x`` (numel,) at ``indices`` (m,) int32."""
-    found: Tensor = forms(x).gather(x, indices)
-    return found
+    return forms(x).gather(x, indices)
 
 
 def add_at_(x: Tensor, indices: Tensor, values: Tensor, *, alpha: float = 1.0) -> None:
@@ -200,8 +189,7 @@ def add_at_(x: Tensor, indices: Tensor, values: Tensor, *, alpha: float = 1.0) -
 
 def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
     """Subtract ``values`` (m,) from ``x`` (numel,) at unique ``indices`` (m,) int32; return what was there."""
-    before: Tensor = forms(x, values).take_(x, indices, values)
-    return before
+    return forms(x, values).take_(x, indices, values)
 
 
 def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -210,14 +198,12 @@ def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tenso
     Args:
         indices, values: (sum(counts),) the entries of one list after the other; a list has an index only once.
     """
-    merged: tuple[Tensor, Tensor] = forms(values).added(indices, values, counts)
-    return merged
+    return forms(values).added(indices, values, counts)
 
 
 def common(indices: Tensor, values: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
     """Return the entries (indices and values) whose indices are in ``among`` (K,) too, which ascend."""
-    found: tuple[Tensor, Tensor] = forms(values).common(indices, values, among)
-    return found
+    return forms(values).common(indices, values, among)
 
 
 def sums_of(x: Tensor) -> Sums:

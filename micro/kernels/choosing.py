@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels import reference
 from micro.kernels.jit import MAGNITUDE_BITS, array_of, bits_of, jitted, lowest_bit
-from micro.kernels.reference import is_sampled, sampled_rank
+from micro.kernels.reference import sampled_largest
 from micro.kernels.scanning import above
 
 DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of a magnitude's bits, highest first: 31 in all
@@ -54,26 +53,12 @@ def _largest(bits: Any, k: Any) -> Any:
 
 
 def largest(x: Tensor, k: int) -> Tensor:
-    """Return the ascending (k,) int32 indices of the k largest magnitudes of contiguous float32 ``x`` (numel,).
-
-    Ties go to the lowest index; 1 <= k < numel, no NaN. Where too few are above the estimate of a sample, the scan is
-    repeated with a lower one.
-    """
-    numel = x.numel()
-    if not is_sampled(numel, k):
-        return _of_few(x, k)
-    sample = x[:: numel // reference.SAMPLE].abs()
-    rank = sampled_rank(sample.numel(), numel, k)
-    while rank < sample.numel():
-        candidates, magnitudes = above(x, float(torch.topk(sample, rank, sorted=False).values.min()))
-        if candidates.numel() >= k:
-            return candidates.index_select(0, _of_few(magnitudes, k))
-        rank *= 2
-    return _of_few(x, k)
+    """Return the ascending (k,) int32 indices of the k largest of contiguous float32 ``x``; see micro.kernels."""
+    return sampled_largest(x, k, above, _of_few)
 
 
 def _of_few(x: Tensor, k: int) -> Tensor:
-    """Do the same; it costs about six reads of ``x``."""
+    """Do the same in about six reads of ``x``."""
     return torch.from_numpy(_largest(bits_of(x), k))
 
 

@@ -6,6 +6,7 @@ the last bin has no end.
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -105,7 +106,7 @@ def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int,
     return indices.index_select(0, kept)
 
 
-def surely_kept(last: list[int], scale: float, share: float, roots: float) -> Tensor:
+def surely_kept(last: Sequence[int], scale: float, share: float, roots: float) -> Tensor:
     """Return (world_size,) float64 how many of its largest candidates each rank keeps in any case.
 
     Args:

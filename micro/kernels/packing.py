@@ -14,20 +14,6 @@ TILE = 1 << 11  # codes that stay in the nearest cache; they fill whole bytes, w
 @jitted
 def pack_codes(codes: Any, width: Any, packed: Any) -> Any:
     """Fill ``packed`` (ceil(numel * width / 8),) uint8 with int32 codes of ``width`` bits, up to 32."""
-    if width == 8:
-        for i in range(codes.size):
-            packed[i] = codes[i]
-    elif width == 4:
-        whole = codes.size // 2
-        for i in range(whole):
-            packed[i] = codes[2 * i] | (codes[2 * i + 1] << np.int32(4))
-        _pack_any(codes[2 * whole :], width, packed[whole:])
-    else:
-        _pack_any(codes, width, packed)
-
-
-@jitted
-def _pack_any(codes: Any, width: Any, packed: Any) -> Any:
     word, filled, place = np.uint64(0), 0, 0
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     for i in range(codes.size):
@@ -49,20 +35,6 @@ def _pack_any(codes: Any, width: Any, packed: Any) -> Any:
 @jitted
 def unpack_codes(packed: Any, width: Any, codes: Any) -> Any:
     """Fill ``codes`` (numel,), int32 or int64, with what ``pack_codes`` packed."""
-    if width == 8:
-        for i in range(codes.size):
-            codes[i] = packed[i]
-    elif width == 4:
-        whole = codes.size // 2
-        for i in range(whole):
-            codes[2 * i], codes[2 * i + 1] = packed[i] & 15, packed[i] >> 4
-        _unpack_any(packed[whole:], width, codes[2 * whole :])
-    else:
-        _unpack_any(packed, width, codes)
-
-
-@jitted
-def _unpack_any(packed: Any, width: Any, codes: Any) -> Any:
     word, filled, place = np.uint64(0), 0, 0
     mask = (np.uint64(1) << np.uint64(width)) - np.uint64(1)
     for i in range(codes.size):

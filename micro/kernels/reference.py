@@ -1,13 +1,15 @@
 """What the kernels compute, in plain torch: the oracle of their tests and the fallback where they cannot run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from micro.health import FirstBad
 
+Scan = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # as `above`
+Choice = Callable[[Tensor, int], Tensor]  # as `largest`
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 CHUNK = 1 << 18  # elements that are added up at a time on a CPU: they stay in the cache
 INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
@@ -121,15 +123,25 @@ def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: in
     return torch.bincount(bins[bins < num_bins], minlength=num_bins).to(torch.int32)
 
 
-def is_sampled(numel: int, k: int) -> bool:
-    """Tell whether a sample of ``numel`` elements tells fast forms of `largest` where the k-th magnitude is."""
-    return numel > 2 * SAMPLE and 4 * k <= numel
+def sampled_largest(x: Tensor, k: int, scan: Scan, of_few: Choice) -> Tensor:
+    """Do what `largest` does, 1 <= k < numel, by a scan of long vectors; exact.
 
-
-def sampled_rank(sampled: int, numel: int, k: int) -> int:
-    """Return the rank among ``sampled`` of ``numel`` elements that the k-th of all hardly ever exceeds."""
-    expected = sampled * k / numel
-    return math.ceil(expected + 3 * math.sqrt(expected) + 1)
+    A sample says which magnitude a few more than k elements should reach. Where too few do, the scan is repeated with
+    a lower one.
+    """
+    numel = x.numel()
+    if numel <= 2 * SAMPLE or 4 * k > numel:
+        return of_few(x, k)
+    sample = x[:: numel // SAMPLE].abs()
+    expected = sample.numel() * k / numel
+    rank = math.ceil(expected + 3 * math.sqrt(expected) + 1)
+    while rank < sample.numel():
+        guess = float(torch.topk(sample, rank, sorted=False).values.min())  # host sync: the scan's threshold
+        candidates, magnitudes = scan(x, guess)
+        if candidates.numel() >= k:
+            return candidates.index_select(0, of_few(magnitudes, k))
+        rank *= 2
+    return of_few(x, k)
 
 
 def largest(x: Tensor, k: int) -> Tensor:

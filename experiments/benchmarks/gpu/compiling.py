@@ -60,14 +60,18 @@ def compiled(variants: Iterable[Variant]) -> Iterator[Row]:
 
 
 def compile_for(variant: Variant, architecture: int) -> Row:
-    """Compile a variant for GPUs of an architecture, as if addresses were multiples of 16 and lengths were not."""
+    """Compile a variant for GPUs of an architecture, as if addresses and lengths were multiples of 16."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     names, given = variant.function.arg_names, dict(word.split(":") for word in variant.types.split())
     types = {name: given.get(name, "constexpr") for name in names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, name in enumerate(names)
+        if types[name].startswith("*") or name == "numel"
+    }
     source = ASTSource(variant.function, types, variant.constants, aligned)
     options = {"num_warps": 4, "enable_fp_fusion": False}
     binary = triton.compile(source, target=GPUTarget("cuda", architecture, WARP), options=options)

@@ -19,12 +19,12 @@ def variants() -> list[Variant]:
 
 def _of_methods() -> list[Variant]:
     from micro.kernels.triton import absorbing, scanning, summing
-    from micro.kernels.triton.launching import ALIGNED, BLOCK
+    from micro.kernels.triton.launching import BLOCK
 
-    blocks = {"ALIGNED": ALIGNED, "BLOCK": BLOCK}
+    blocks = {"BLOCK": BLOCK}
     limited = {**blocks, "LIMIT": 2.0**100}
     narrow = ADDED.replace("grad:*fp32", "grad:*bf16")
-    put = f"{SCANNED} ends:*i32 room:i32 indices:*i32 magnitudes:*fp32"
+    put = f"{SCANNED} ends:*i32 indices:*i32 magnitudes:*fp32"
     binned = "x:*fp32 bins:*i32 first:i32 shift:i32 num_bins:i32 numel:i32"
     summed = "partials:*fp64 numel:i32"
     two_kinds = "bfloat16 into float32"
@@ -43,14 +43,14 @@ def _of_methods() -> list[Variant]:
 
 def _encoding() -> list[Variant]:
     from micro.kernels.triton import encoding
-    from micro.kernels.triton.launching import ALIGNED, BLOCK
+    from micro.kernels.triton.launching import BLOCK
 
     def rows(block: int, **constants: Any) -> dict[str, Any]:
         return {"ROWS": encoding.TILE // block, "BLOCK": block, **constants}
 
     signs = "values:*fp32 numel:i32 means:*fp32 packed:*u8"
     cast = "values:*fp32 numel:i32 codes:*i16"
-    bfloat16 = {"ALIGNED": ALIGNED, "BLOCK": BLOCK, "IS_HALF": False}
+    bfloat16 = {"BLOCK": BLOCK, "IS_HALF": False}
     return [
         Variant("int8", encoding.int8_kernel, INT8, rows(256), "5", 5),
         Variant("sign", encoding.signs_kernel, signs, rows(1024, HALVINGS=10), "4.1", 4.125),
@@ -67,14 +67,14 @@ def _decoding() -> list[Variant]:
 def _decoder(kind: int, shared: int, num_bytes: float) -> Variant:
     from micro.kernels.code import Kind
     from micro.kernels.triton import decoding
-    from micro.kernels.triton.launching import ALIGNED, BLOCK
+    from micro.kernels.triton.launching import BLOCK
 
     types = DECODED.replace("packed:*u8", "packed:*i16") if kind == Kind.BFLOAT16 else DECODED
     return Variant(
         f"{Kind(kind).name.lower()}, mean",
         decoding.decode_kernel,
         types,
-        {"KIND": int(kind), "SHARED": shared, "IS_MEAN": True, "ALIGNED": ALIGNED, "BLOCK": BLOCK},
+        {"KIND": int(kind), "SHARED": shared, "IS_MEAN": True, "BLOCK": BLOCK},
         f"4, and {num_bytes:g} for each message",
         4 + num_bytes,
         loads=False,

@@ -5,7 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from micro.kernels.reference import limit
-from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
+from micro.kernels.triton.launching import BLOCK, kernel, launch, num_programs, places
 
 
 @kernel
@@ -27,36 +27,23 @@ def absorbed(
 
 
 @kernel
-def _absorb(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
-    residual, grad, first_bad = arguments
-    absorbed(residual, grad, first_bad, offsets, mask, CONSTANTS[0])
-
-
-@kernel
 def absorb_kernel(
     residual: tl.tensor,
     grad: tl.tensor,
     first_bad: tl.tensor,
     numel: tl.tensor,
     LIMIT: tl.constexpr,
-    ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Add ``grad`` to ``residual`` and clear it; ``first_bad`` (1,) becomes the lowest index of a sum too large."""
-    each_block(numel, _absorb, (residual, grad, first_bad), (LIMIT,), ALIGNED, BLOCK)
+    offsets, mask = places(numel, BLOCK)
+    absorbed(residual, grad, first_bad, offsets, mask, LIMIT)
 
 
 def absorb_(residual: Tensor, grad: Tensor) -> Tensor:
     """Add ``grad`` (numel,) to ``residual`` and set it to zero; see micro.kernels. The host reads nothing."""
     numel = grad.numel()
     first_bad = torch.full((1,), numel, dtype=torch.int32, device=grad.device)
-    launch(
-        absorb_kernel,
-        num_programs(numel, BLOCK),
-        grad,
-        *(residual, grad, first_bad, numel),
-        LIMIT=limit(residual.dtype),
-        ALIGNED=ALIGNED,
-        BLOCK=BLOCK,
-    )
+    arguments = residual, grad, first_bad, numel
+    launch(absorb_kernel, num_programs(numel), grad, *arguments, LIMIT=limit(residual.dtype), BLOCK=BLOCK)
     return first_bad

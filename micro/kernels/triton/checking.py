@@ -1,16 +1,15 @@
 """Whether a GPU runs the kernels, and computes with them what torch does."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from micro.health import index_of
 from micro.kernels import reference
-from micro.kernels.triton import summing
-from micro.kernels.triton.absorbing import absorb_
-from micro.kernels.triton.scanning import above, largest, magnitude_counts
+from micro.kernels.triton import absorbing, scanning, summing
 
 OLDEST = (8, 0)  # compute capability for which the kernels are compiled in the tests
 NUMEL = 300_001  # more programs of a kernel than run at once
@@ -28,36 +27,37 @@ def check(device: torch.device) -> None:
     if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < OLDEST:
         raise RuntimeError(f"compute capability must be at least {OLDEST}, got {capability}")
     x = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)).to(device)
-    pairs: dict[str, Callable[[], bool]] = {
-        "adding a gradient": lambda: _absorbs(x, 1.0),
-        "adding a gradient with NaN": lambda: _absorbs(x, math.nan),
-        "the scan": lambda: _equal(above(x, 2.0), reference.above(x, 2.0)),
-        "counting": lambda: _equal(
-            [magnitude_counts(x, ONE_BITS, BIN_SHIFT, 16)], [reference.magnitude_counts(x, ONE_BITS, BIN_SHIFT, 16)]
-        ),
-        "top-k": lambda: _equal([largest(x, 999)], [reference.largest(x, 999)]),
-        "summing up": lambda: are_near(summing.sums(x, 1.0), reference.sums(x, 1.0)),
-        "adding a gradient and summing up": lambda: _absorbs_and_sums(x),
-    }
-    for name, is_right in pairs.items():
-        if not is_right():
+    grad = x.flip(0)
+    grad[NUMEL // 2] = math.nan
+    for module, name, *given in (
+        (absorbing, "absorb_", x, x.flip(0)),
+        (absorbing, "absorb_", x, grad),
+        (scanning, "above", x, 2.0),
+        (scanning, "magnitude_counts", x, ONE_BITS, BIN_SHIFT, 16),
+        (scanning, "largest", x, 999),
+        (summing, "sums", x, 1.0),
+        (summing, "absorb_and_sum_", x, grad),
+    ):
+        ours, theirs = (_outcome(getattr(each, name), given) for each in (module, reference))
+        if not all(_agree(*pair) for pair in zip(ours, theirs, strict=True)):
             raise RuntimeError(f"{name} gives another result than torch")
 
 
-def _absorbs(x: Tensor, number: float) -> bool:
-    """Whether a gradient that holds a given number is added, and searched for what is not finite, as torch does."""
-    ours, theirs = [(x.clone(), x.flip(0)) for _ in range(2)]
-    for _, grad in (ours, theirs):
-        grad[NUMEL // 2] = number
-    return index_of(absorb_(*ours), NUMEL) == index_of(reference.absorb_(*theirs), NUMEL) and _equal(ours, theirs)
+def _outcome(function: Any, given: Sequence[Any]) -> list[Any]:
+    """Return what a function returns, its parts one after the other, then its vectors as it leaves them."""
+    vectors = [value.clone() if isinstance(value, Tensor) else value for value in given]
+    result = function(*vectors)
+    parts: Iterable[Any] = result if isinstance(result, tuple) else [result]
+    if function.__name__.startswith("absorb"):
+        first_bad, *sums = parts
+        parts = [index_of(first_bad, NUMEL), *sums]
+    return [*parts, *(value for value in vectors if isinstance(value, Tensor))]
 
 
-def _absorbs_and_sums(x: Tensor) -> bool:
-    """Whether a gradient is added as torch does, and the sums are near its sums."""
-    ours, theirs = [(x.clone(), x.flip(0)) for _ in range(2)]
-    first_bad, found = summing.absorb_and_sum_(*ours)
-    is_added = index_of(first_bad, NUMEL) == index_of(reference.absorb_(*theirs), NUMEL) and _equal(ours, theirs)
-    return is_added and are_near(found, reference.sums(theirs[0], -1.0))
+def _agree(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    return are_near(one, other) if isinstance(one, list) else bool(one == other)
 
 
 def are_near(found: Sequence[float], expected: Sequence[float]) -> bool:
@@ -66,7 +66,3 @@ def are_near(found: Sequence[float], expected: Sequence[float]) -> bool:
     rounding = (0.0, magnitudes, squares, magnitudes, 0.0, 0.0)
     pairs = zip(found, expected, rounding, strict=True)
     return all(one == other or abs(one - other) <= 1e-6 * scale for one, other, scale in pairs)
-
-
-def _equal(ours: tuple[Tensor, ...] | list[Tensor], theirs: tuple[Tensor, ...] | list[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))

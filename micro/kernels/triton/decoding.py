@@ -9,7 +9,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
+from micro.kernels.triton.launching import BLOCK, kernel, launch, num_programs, places
 
 
 @kernel
@@ -33,23 +33,6 @@ def _read(
 
 
 @kernel
-def _decoded(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
-    scales, packed, out, is_finite, rows, row_scales, row_codes, divisor = arguments
-    KIND: tl.constexpr = CONSTANTS[0]
-    SHARED: tl.constexpr = CONSTANTS[1]
-    total = _read(scales, packed, offsets, mask, KIND, SHARED)
-    if CONSTANTS[2]:
-        for row in range(1, rows):
-            far = tl.cast(row, tl.int64)
-            total += _read(scales + far * row_scales, packed + far * row_codes, offsets, mask, KIND, SHARED)
-        total = tl.div_rn(total, tl.full(total.shape, divisor, tl.float32))
-    tl.store(out + offsets, total, mask=mask)
-    bad = mask & ((tl.abs(total) < float("inf")) == 0)
-    if tl.sum(bad.to(tl.int32)) > 0:
-        tl.store(is_finite, 0)
-
-
-@kernel
 def decode_kernel(
     scales: tl.tensor,
     packed: tl.tensor,
@@ -63,15 +46,23 @@ def decode_kernel(
     KIND: tl.constexpr,
     SHARED: tl.constexpr,
     IS_MEAN: tl.constexpr,
-    ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Write to ``out`` (numel,) what a message holds, or a mean of ``rows``.
 
     ``is_finite`` (1,) int32 becomes 0 where what is written is not finite.
     """
-    arguments = (scales, packed, out, is_finite, rows, row_scales, row_codes, divisor)
-    each_block(numel, _decoded, arguments, (KIND, SHARED, IS_MEAN), ALIGNED, BLOCK)
+    offsets, mask = places(numel, BLOCK)
+    total = _read(scales, packed, offsets, mask, KIND, SHARED)
+    if IS_MEAN:
+        for row in range(1, rows):
+            far = tl.cast(row, tl.int64)
+            total += _read(scales + far * row_scales, packed + far * row_codes, offsets, mask, KIND, SHARED)
+        total = tl.div_rn(total, tl.full(total.shape, divisor, tl.float32))
+    tl.store(out + offsets, total, mask=mask)
+    bad = mask & ((tl.abs(total) < float("inf")) == 0)
+    if tl.sum(bad.to(tl.int32)) > 0:
+        tl.store(is_finite, 0)
 
 
 def decode(kind: int, scales: Tensor, codes: Tensor, out: Tensor, *, shared: int = 1, divisor: float = 1.0) -> Tensor:
@@ -89,6 +80,6 @@ def decode(kind: int, scales: Tensor, codes: Tensor, out: Tensor, *, shared: int
     rows = codes.shape[0]
     strides = (scales.stride(0), codes.stride(0)) if rows > 1 else (0, 0)
     constants: dict[str, Any] = {"KIND": kind, "SHARED": shared, "IS_MEAN": rows > 1 or divisor != 1}
-    places = (scales, codes, out, is_finite, rows, *strides, divisor, out.numel())
-    launch(decode_kernel, num_programs(out.numel(), BLOCK), out, *places, **constants, ALIGNED=ALIGNED, BLOCK=BLOCK)
+    arguments = (scales, codes, out, is_finite, rows, *strides, divisor, out.numel())
+    launch(decode_kernel, num_programs(out.numel()), out, *arguments, **constants, BLOCK=BLOCK)
     return is_finite.view(()) > 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from micro.kernels.reference import limit
 from micro.kernels.triton.absorbing import absorbed
-from micro.kernels.triton.launching import ALIGNED, BLOCK, each_block, kernel, launch, num_programs
+from micro.kernels.triton.launching import BLOCK, kernel, launch, num_programs, places
 
 ROWS = 6  # count, total, squares, magnitudes, largest, smallest
 
@@ -30,6 +30,7 @@ def _write_sums(
     largest = tl.max(kept)
     shares = kept / tl.where(largest > 0, largest, 1)  # of 1 at most: their squares are in range
     scale = largest.to(tl.float64)
+    partials += tl.program_id(0)
     rows = tl.num_programs(0)
     tl.store(partials, tl.sum(counted.to(tl.int32)))
     tl.store(partials + rows, tl.sum(tl.where(counted, values, 0)))
@@ -40,33 +41,12 @@ def _write_sums(
 
 
 @kernel
-def _sum(arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor) -> None:
-    x, floor, partials = arguments
+def sum_kernel(x: tl.tensor, floor: tl.tensor, partials: tl.tensor, numel: tl.tensor, BLOCK: tl.constexpr) -> None:
+    """Write the sums of each block of ``x`` (numel,) above ``floor`` (1,) to ``partials`` (6, programs) float64."""
+    offsets, mask = places(numel, BLOCK)
     loaded = tl.load(x + offsets, mask=mask, other=0)
     values = loaded if loaded.dtype == tl.float64 else loaded.to(tl.float32)
-    _write_sums(values, mask, tl.load(floor).to(values.dtype), partials + block)
-
-
-@kernel
-def sum_kernel(
-    x: tl.tensor,
-    floor: tl.tensor,
-    partials: tl.tensor,
-    numel: tl.tensor,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Write the sums of each block of ``x`` (numel,) above ``floor`` (1,) to ``partials`` (6, programs) float64."""
-    each_block(numel, _sum, (x, floor, partials), (), ALIGNED, BLOCK)
-
-
-@kernel
-def _absorb_and_sum(
-    arguments: tl.tuple, CONSTANTS: tl.tuple, block: tl.tensor, offsets: tl.tensor, mask: tl.tensor
-) -> None:
-    residual, grad, first_bad, partials = arguments
-    acc = absorbed(residual, grad, first_bad, offsets, mask, CONSTANTS[0])
-    _write_sums(acc, mask, tl.full((), -1.0, acc.dtype), partials + block)
+    _write_sums(values, mask, tl.load(floor).to(values.dtype), partials)
 
 
 @kernel
@@ -77,18 +57,19 @@ def absorb_and_sum_kernel(
     partials: tl.tensor,
     numel: tl.tensor,
     LIMIT: tl.constexpr,
-    ALIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     """Do what ``absorb_kernel`` does, and write the sums of each block to ``partials`` (6, programs) float64."""
-    each_block(numel, _absorb_and_sum, (residual, grad, first_bad, partials), (LIMIT,), ALIGNED, BLOCK)
+    offsets, mask = places(numel, BLOCK)
+    acc = absorbed(residual, grad, first_bad, offsets, mask, LIMIT)
+    _write_sums(acc, mask, tl.full((), -1.0, acc.dtype), partials)
 
 
 def sums(x: Tensor, floor: float) -> list[float]:
     """Return the sums of those of contiguous ``x`` (numel,) whose magnitude is larger than ``floor``."""
     programs, partials = _partials(x)
     rounded = torch.full((1,), floor, dtype=x.dtype, device=x.device)
-    launch(sum_kernel, programs, x, x, rounded, partials, x.numel(), ALIGNED=ALIGNED, BLOCK=BLOCK)
+    launch(sum_kernel, programs, x, x, rounded, partials, x.numel(), BLOCK=BLOCK)
     return _together(partials)
 
 
@@ -96,13 +77,13 @@ def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[Tensor, list[float]
     """Do what `absorb_` does; return what it does, and the residual's sums."""
     programs, partials = _partials(grad)
     first_bad = torch.full((1,), grad.numel(), dtype=torch.int32, device=grad.device)
-    constants: dict[str, Any] = {"LIMIT": limit(residual.dtype), "ALIGNED": ALIGNED, "BLOCK": BLOCK}
+    constants: dict[str, Any] = {"LIMIT": limit(residual.dtype), "BLOCK": BLOCK}
     launch(absorb_and_sum_kernel, programs, grad, residual, grad, first_bad, partials, grad.numel(), **constants)
     return first_bad, _together(partials)
 
 
 def _partials(x: Tensor) -> tuple[int, Tensor]:
-    programs = num_programs(x.numel(), BLOCK)
+    programs = num_programs(x.numel())
     return programs, torch.empty(ROWS, programs, dtype=torch.float64, device=x.device)
 
 
