@@ -66,11 +66,14 @@ P = TypeVar("P", bound=Part)
 
 
 class StatefulPart(Part, Generic[S]):
-    """A part that may remember something from step to step: a dataclass of plain values, one per bucket."""
+    """A part that may remember something from step to step: an object of ``state``, of plain values, per bucket."""
+
+    state: ClassVar[type[Any]] = NoState
 
     def start(self) -> S:
         """Return the state before the first step."""
-        return NoState()  # type: ignore[return-value]
+        new: S = self.state()
+        return new
 
     def save(self, state: S) -> dict[str, Any]:
         """Return the state as a plain dictionary."""

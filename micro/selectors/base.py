@@ -38,7 +38,8 @@ class Selector(StatefulPart[S], ABC):
     """A way to choose indices: a frozen dataclass of its settings. What changes from step to step is in its state.
 
     A subclass sets ``name`` (its word in yaml), ``overlap`` where it is not `Overlap.ANY`, and ``traits`` where it has
-    any; it implements `select`. It is found by its name as soon as its file lies in this folder, in the table of
+    any; it implements `select`, and says what that sends: in ``sends`` where that is always the same, else by `volume`.
+    It is found by its name as soon as its file lies in this folder, in the table of
     `micro.zoo`, or in an installed package with an entry point.
     """
 
@@ -47,6 +48,7 @@ class Selector(StatefulPart[S], ABC):
     group: ClassVar[str] = "micro.selectors"
     overlap: ClassVar[Overlap] = Overlap.ANY
     traits: ClassVar[Traits] = Traits.NONE
+    sends: ClassVar[Choosing | None] = None
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what this selector aims at where the policy sets ``target``; statistics judge by it.
@@ -87,4 +89,6 @@ class Selector(StatefulPart[S], ABC):
         Raises:
             ValueError: the selector does not say.
         """
-        raise ValueError(f"what selector {self.name} sends is not known: give it a method volume")
+        if self.sends is None:
+            raise ValueError(f"what selector {self.name} sends is not known: give it a method volume")
+        return self.sends

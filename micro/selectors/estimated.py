@@ -1,18 +1,17 @@
 """Estimated: every rank's own k largest magnitudes, or about so many, by a threshold that a fit estimates."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.flat import Layout
 from micro.parts import Rule, StatefulPart, as_part
 from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
-from micro.selectors.fits.correction import Correction, select_near
+from micro.selectors.fits.correction import select_near
+from micro.selectors.steering import Tracked
 from micro.sparse import Selection, Step
 from micro.traffic import Choosing
 
@@ -23,36 +22,30 @@ class Fit(StatefulPart[S], ABC):
     """A way to estimate the k-th magnitude of a vector, and to select by the estimate. It sends nothing.
 
     A fit is a frozen dataclass in `micro.selectors.fits`, known by its ``name``. ``rule`` is 'published' where it
-    follows the public code of its paper step for step, defects included.
+    follows the public code of its paper step for step, defects included; ``traits`` may ask for sums of the vector.
     """
 
     kind: ClassVar[str] = "fit"
     home: ClassVar[str] = "micro.selectors.fits"
     group: ClassVar[str] = "micro.fits"
     rule: ClassVar[Rule] = "repaired"
-
-    @property
-    def traits(self) -> Traits:
-        """What the fit wants of the pipeline: sums of the accumulator, or nothing."""
-        return Traits.NONE
+    traits: ClassVar[Traits] = Traits.NONE
 
     @abstractmethod
     def select(self, state: S, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return about the k largest magnitudes of ``acc`` (numel,), 1 <= k <= numel, on this rank alone."""
 
 
-class CorrectedFit(Fit[Correction]):
+class CorrectedFit(Fit[Tracked]):
     """A fit whose estimate is multiplied by a factor learned from earlier steps: see `select_near`."""
 
-    def start(self) -> Correction:
-        """Return a correction that has learned nothing yet."""
-        return Correction()
+    state: ClassVar[type[Tracked]] = Tracked
 
     @abstractmethod
     def estimate(self, acc: Tensor, k: int, step: Step, rank: int) -> float:
         """Return the estimated k-th magnitude of ``acc`` (numel,), without correction; any number, NaN included."""
 
-    def select(self, state: Correction, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
+    def select(self, state: Tracked, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return what is at or above the corrected estimate: between k / 2 and 4 k / 3 indices."""
         return select_near(state, acc, self.estimate(acc, k, step, rank), k)
 
@@ -64,56 +57,47 @@ class Estimated(Selector[Any]):
     Each rank selects on its own, with a threshold of its own, so the union grows with the number of ranks (build-up).
 
     Args:
-        fit: how the k-th magnitude is estimated: a part, its name, or a mapping. 'gaussiank', 'sidco', 'dgc', 'sage',
+        fit: how the k-th magnitude is estimated: a `Fit`, its name, or a mapping. 'gaussiank', 'sidco', 'dgc', 'sage',
             'redsync' and 'reused' (Ok-Topk's); each followed by '_published' is the public code of its paper.
 
     Source: that of the fit.
     """
 
-    fit: Fit[Any] | str | Mapping[str, Any]
+    fit: Any
     name: ClassVar[str] = "estimated"
+    sends: ClassVar[Choosing] = Choosing()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fit", as_part(Fit, self.fit))
 
     @property
-    def own_fit(self) -> Fit[Any]:
-        """The fit as a part."""
-        assert isinstance(self.fit, Fit)
-        return self.fit
-
-    @property
     def traits(self) -> Traits:  # type: ignore[override]  # depends on the fit
         """What the fit wants."""
-        return self.own_fit.traits
+        traits: Traits = self.fit.traits
+        return traits
 
     @property
     def rule_name(self) -> str | None:
         """Whether the fit is repaired or as published."""
-        return self.own_fit.rule_name
+        rule: str = self.fit.rule
+        return rule
 
     @property
     def full_name(self) -> str:
         """The name of the fit, by which the method is known."""
-        return self.own_fit.name
+        name: str = self.fit.name
+        return name
 
     def start(self) -> Any:
         """Return the fit's state before the first step."""
-        return self.own_fit.start()
-
-    def save(self, state: Any) -> dict[str, Any]:
-        """Return the fit's state as a plain dictionary."""
-        return self.own_fit.save(state)
+        return self.fit.start()
 
     def load(self, saved: dict[str, Any]) -> Any:
         """Return the state that ``save`` described."""
-        return self.own_fit.load(saved)
+        return self.fit.load(saved)
 
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the fit selects."""
         yield from ()
-        return self.own_fit.select(state, acc, min(step.target_count, acc.numel()), step, comm.rank)
-
-    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return that choosing sends nothing; see Selector."""
-        return Choosing()
+        selection: Selection = self.fit.select(state, acc, min(step.target_count, acc.numel()), step, comm.rank)
+        return selection

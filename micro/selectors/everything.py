@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.flat import Layout
 from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.sparse import Overlap, Selection, Step
@@ -29,12 +28,10 @@ class Everything(Selector[EverythingState]):
     """
 
     name: ClassVar[str] = "everything"
+    state: ClassVar[type[EverythingState]] = EverythingState
+    sends: ClassVar[Choosing] = Choosing(knows_counts=True)
     overlap: ClassVar[Overlap] = Overlap.SAME
     traits: ClassVar[Traits] = Traits.ALL_PARAMETERS
-
-    def start(self) -> EverythingState:
-        """Return a state that knows no indices yet."""
-        return EverythingState()
 
     def save(self, state: EverythingState) -> dict[str, Any]:
         """Return nothing: the indices follow from the length of the vector."""
@@ -46,7 +43,3 @@ class Everything(Selector[EverythingState]):
         if state.indices is None or state.indices.numel() != acc.numel() or state.indices.device != acc.device:
             state.indices = torch.arange(acc.numel(), dtype=torch.int32, device=acc.device)
         return Selection(state.indices, counts=(acc.numel(),) * comm.world_size)
-
-    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return that choosing sends nothing, and that all ranks know how many each has chosen; see Selector."""
-        return Choosing(knows_counts=True)

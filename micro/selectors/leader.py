@@ -7,7 +7,6 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.flat import Layout
 from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector
 from micro.sparse import Overlap, Selection, Step
@@ -26,6 +25,7 @@ class Leader(Selector[NoState]):
     """
 
     name: ClassVar[str] = "leader"
+    sends: ClassVar[Choosing] = Choosing(knows_counts=True)
     overlap: ClassVar[Overlap] = Overlap.LEADER
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
@@ -35,7 +35,3 @@ class Leader(Selector[NoState]):
         k = min(step.target_count, acc.numel())
         indices = kernels.largest(acc, k if comm.rank == leader else 0)
         return Selection(indices, counts=tuple(k if rank == leader else 0 for rank in range(comm.world_size)))
-
-    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return that choosing sends nothing, and that all ranks know how many each has chosen; see Selector."""
-        return Choosing(knows_counts=True)

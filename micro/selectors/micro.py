@@ -1,6 +1,6 @@
 """MiCRO: one threshold, and an exclusive slice of the vector for each rank."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
@@ -41,8 +41,8 @@ class Micro(Selector[Any]):
             much, its step takes the collective that was to be saved. None: indices travel by themselves, exactly as
             many as there are. For rule 'agreed' alone.
         block: slices are interleaved: a slice has every world_size-th block of so many elements, and so a share of
-            every layer of some length. Without numba, and on an accelerator, it is copied, and packed indices are as
-            long as those of the whole vector. None: a slice is one range. For rule 'agreed' alone.
+            every layer of some length. It is copied, and packed indices are as long as those of the whole vector. None:
+            a slice is one range. For rule 'agreed' alone.
 
     Source: Yoon and Oh, MiCRO, HiPC 2023, arXiv 2310.00967. Differences: int32 indices; k is at least 1; but for rule
     'published', the threshold (the code steers it, from 1 / (2 sqrt k) on), and an empty slice sends nothing (the code
@@ -82,44 +82,28 @@ class Micro(Selector[Any]):
             return Agreed(self.slack)
         return Repaired() if self.rule == "repaired" else Published()
 
-    def start(self) -> Any:
-        """Return the rule's state before the first step."""
-        return self.threshold_rule.start()
-
-    def load(self, saved: dict[str, Any]) -> Any:
-        """Return the state that ``save`` described."""
-        return self.threshold_rule.load(saved)
+    @property
+    def state(self) -> type[Any]:  # type: ignore[override]  # depends on the rule
+        """What the rule remembers."""
+        return self.threshold_rule.state
 
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the indices of this rank's range, or of its blocks, that pass the step's threshold."""
-        if self.block is not None:
-            return (yield from self._select_in_blocks(state, acc, step, comm, self.block))
-        spans = cyclic_slices(acc.numel(), step.index, comm.world_size)
-        start, stop = spans[comm.rank]
-        scales = None if step.scales is None else step.scales.part(start, stop)
-        search = Search(acc[start:stop], acc.numel(), spans, step, comm, scales)
-        found = yield from self.threshold_rule.search(state, search)
-        return Selection(
-            found.indices,
-            counts=found.counts,
-            spans=spans,
-            threshold=found.threshold,
-            all_indices=found.all_indices,
-            overfull=found.overfull,
-        )
-
-    def _select_in_blocks(self, state: Any, acc: Tensor, step: Step, comm: Comm, block: int) -> Reduction[Selection]:
-        dealt = DealtBlocks(acc.numel(), comm.world_size, block)
-        search = Search(acc, acc.numel(), dealt.spans(step.index), step, comm, dealt=dealt)
-        found = yield from self.threshold_rule.search(state, search)
-        all_indices = found.all_indices
-        return Selection(
-            dealt.places(found.indices, step.index, comm.rank),
-            counts=found.counts,
-            threshold=found.threshold,
-            all_indices=None if all_indices is None else dealt.places_of_all(all_indices, found.counts, step.index),
-            overfull=found.overfull,
-        )
+        numel, n, index, rank = acc.numel(), comm.world_size, step.index, comm.rank
+        dealt = None if self.block is None else DealtBlocks(numel, n, self.block)
+        if dealt is not None:
+            spans, mine = dealt.spans(index), dealt.slice(acc, index, rank)
+        else:
+            spans = cyclic_slices(numel, index, n)
+            start, stop = spans[rank]
+            mine = acc[start:stop] if step.scales is None else step.scales.part(start, stop).scaled(acc[start:stop])
+        found = yield from self.threshold_rule.search(state, Search(mine, numel, spans, step, comm))
+        if dealt is None:
+            return replace(found, spans=spans)
+        everywhere = found.all_indices
+        if everywhere is not None:
+            everywhere = dealt.places_of_all(everywhere, found.counts or (), index)
+        return replace(found, indices=dealt.places(found.indices, index, rank), all_indices=everywhere)
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return what the rule sends: counts, and with a slack the indices; see Selector."""

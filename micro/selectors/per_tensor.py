@@ -48,6 +48,7 @@ class PerTensor(WrappingSelector[PerTensorState]):
     """
 
     name: ClassVar[str] = "per_tensor"
+    state: ClassVar[type[PerTensorState]] = PerTensorState
     own_traits: ClassVar[Traits] = Traits.BY_PARAMETER | Traits.ALL_PARAMETERS
 
     @staticmethod
@@ -62,10 +63,6 @@ class PerTensor(WrappingSelector[PerTensorState]):
         if type(selector).observe is not Selector.observe:
             return "learns from the update of the whole vector"
         return next((why for trait, why in reasons.items() if trait in selector.traits), None)
-
-    def start(self) -> PerTensorState:
-        """Return a state that knows no parameter yet."""
-        return PerTensorState()
 
     def save(self, state: PerTensorState) -> dict[str, Any]:
         """Return the selector's states by parameter name."""
@@ -105,9 +102,13 @@ class PerTensor(WrappingSelector[PerTensorState]):
             inner = Step(step.index, target_count(density, own.numel), seed_for(step.seed, name), own)
             starts.append(place.start)
             choices.append(self.selector.select(state.by_name[name], acc[place], inner, comm))
-        chosen = yield from together(choices)
-        found = [_shifted(selection, start) for selection, start in zip(chosen, starts, strict=True)]
-        return found[0] if len(found) == 1 else _joined(found)
+        found = yield from together(choices)
+        counts = [selection.counts for selection in found if selection.counts is not None]
+        return Selection(
+            torch.cat([selection.indices + start for selection, start in zip(found, starts, strict=True)]),
+            counts=tuple(map(sum, zip(*counts, strict=True))) if len(counts) == len(found) else None,
+            threshold=found[0].threshold if len(found) == 1 else None,
+        )
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return what the selector sends for all parameters, in one message; see Selector."""
@@ -123,25 +124,3 @@ def _layouts(layout: Layout) -> tuple[Layout | None, ...]:
     """Return each parameter's own layout; None for one without elements."""
     parameters = zip(layout.names, layout.shapes, layout.numels, strict=True)
     return tuple(Layout((name,), (shape,)) if numel else None for name, shape, numel in parameters)
-
-
-def _shifted(selection: Selection, offset: int) -> Selection:
-    """Return a choice within a parameter as a choice within the vector in which it begins at ``offset``."""
-    return Selection(
-        selection.indices + offset if offset else selection.indices,
-        counts=selection.counts,
-        threshold=selection.threshold,
-        scale=selection.scale,
-    )
-
-
-def _joined(found: Sequence[Selection]) -> Selection:
-    """Return the choices of several parameters, in flat order, as one."""
-    counts = [selection.counts for selection in found if selection.counts is not None]
-    known = len(counts) == len(found)
-    assert len({selection.scale for selection in found}) == 1, "no selector that scales is taken"
-    return Selection(
-        torch.cat([selection.indices for selection in found]),
-        counts=tuple(map(sum, zip(*counts, strict=True))) if known else None,
-        scale=found[0].scale,
-    )

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.flat import Layout
 from micro.randomness import generator
 from micro.requests import Once, Reduction
 from micro.selectors.base import NoState, Selector, Traits
@@ -30,6 +29,7 @@ class RandomK(Selector[NoState]):
 
     unbiased: bool = False
     name: ClassVar[str] = "randomk"
+    sends: ClassVar[Choosing] = Choosing(knows_counts=True)
     overlap: ClassVar[Overlap] = Overlap.SAME
 
     @property
@@ -44,10 +44,6 @@ class RandomK(Selector[NoState]):
         indices = drawn.to(acc.device)
         counts = (k,) * comm.world_size
         return Selection(indices, counts=counts, scale=numel / k if self.unbiased else 1.0)
-
-    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return that choosing sends nothing, and that all ranks know how many each has chosen; see Selector."""
-        return Choosing(knows_counts=True)
 
 
 def draw(numel: int, k: int, randomness: torch.Generator) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -12,26 +12,23 @@ from micro.comm import Comm
 from micro.flat import Layout
 from micro.requests import Reduction
 from micro.scales import ElementScales
-from micro.selectors.base import Traits
-from micro.selectors.scaling import ScalingSelector
-from micro.sparse import Selection, SparseValues, Step
+from micro.selectors.scaling import ScalingSelector, ScalingState
+from micro.sparse import SparseValues, Step
 
 SMALLEST_FACTOR = 2.0**-10  # of roots: below it they take it in, long before what is added to them would overflow
 
 
 @dataclass(slots=True)
-class ScaledElementsState:
+class ScaledElementsState(ScalingState):
     """What `ScaledElements` keeps from step to step: square roots of v, all fading by one factor.
 
     Attributes:
-        inner: the selector's state.
         by_name: the roots (numel of the parameter,) of its elements, by parameter; views of ``roots`` where there are
             these.
         factor: by which all of them are to be multiplied, in (SMALLEST_FACTOR, 1].
         roots: (numel,) all of them in the order of the bucket; None after a change of buckets or of the process.
     """
 
-    inner: Any
     by_name: dict[str, Tensor] = field(default_factory=dict)
     factor: float = 1.0
     roots: Tensor | None = None
@@ -93,15 +90,12 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
     memory: float = 0.999
     eps: float = 1e-8
     name: ClassVar[str] = "scaled_elements"
+    state: ClassVar[type[ScaledElementsState]] = ScaledElementsState
 
     def __post_init__(self) -> None:
         if not 0 < self.eps < math.inf:
             raise ValueError(f"eps of {self.name} must be positive, got {self.eps}")
         ScalingSelector.__post_init__(self)
-
-    def start(self) -> ScaledElementsState:
-        """Return a state that knows no scale yet."""
-        return ScaledElementsState(self.selector.start())
 
     def save(self, state: ScaledElementsState) -> dict[str, Any]:
         """Return the selector's state, and the roots of the elements by parameter."""
@@ -116,10 +110,10 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
         self, state: ScaledElementsState, old: Sequence[tuple[Layout, ScaledElementsState]], layout: Layout
     ) -> ScaledElementsState:
         """Return the state of the new bucket: the roots of its elements, wherever these were before."""
-        inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
+        inner = self._regrouped(state, old, layout)
         known = [kept for _, kept in old if any(name in layout.names for name in kept.by_name)]
         factor = max((kept.factor for kept in known), default=1.0)
-        roots = {name: _times(root, kept.factor / factor) for kept in known for name, root in kept.by_name.items()}
+        roots = {name: root * (kept.factor / factor) for kept in known for name, root in kept.by_name.items()}
         return ScaledElementsState(inner, {name: roots[name] for name in layout.names if name in roots}, factor)
 
     def rescale_(self, state: ScaledElementsState, factor: float) -> None:
@@ -128,15 +122,18 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
         for roots in state.by_name.values():
             roots.mul_(factor)
 
-    def choose(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
-        """Return what the selector chooses of the accumulator in units of each element's scale."""
+    def scales(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Reduction[ElementScales]:
+        """Return the roots of v, where all elements have one; else give the others that of their parameter first."""
         roots = state.of(step.layout, acc.device)
         if roots is None:
-            roots = yield from self._begin(state, acc, step, comm)
-        scales = ElementScales(roots, state.factor, self.eps)
-        if Traits.TAKES_SCALES in self.selector.traits:
-            return (yield from self.selector.select(state.inner, acc, replace(step, scales=scales), comm))
-        return (yield from self.selector.select(state.inner, scales.scaled(acc), step, comm))
+            layout, dtype = step.layout, torch.promote_types(acc.dtype, torch.float32)
+            squares = yield from self.mean_squares(acc, step, comm)
+            means = squares.sqrt().div_(state.factor).clamp_(max=torch.finfo(dtype).max).to(dtype)
+            first = zip(layout.names, means, layout.numels, strict=True)
+            known = state.by_name
+            pieces = [known[name].to(means) if name in known else mean.expand(numel) for name, mean, numel in first]
+            roots = state.fill(layout, pieces)
+        return ElementScales(roots, state.factor, self.eps)
 
     def observe(
         self, state: ScaledElementsState, update: Tensor, step: Step, parts: Sequence[SparseValues] | None
@@ -155,26 +152,8 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
             grown = _grown(roots.index_select(0, places), update.index_select(0, places), weight)
             roots.index_copy_(0, places, grown)  # alike where twice
 
-    def _begin(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
-        """Give elements without a root that of their parameter's accumulator; return all of them (numel,)."""
-        layout = step.layout
-        dtype = torch.promote_types(acc.dtype, torch.float32)
-        squares = yield from self.mean_squares(acc, step, comm)
-        means = squares.sqrt().div_(state.factor)
-        means = means.clamp_(max=torch.finfo(dtype).max).to(dtype)
-        first = dict(zip(layout.names, zip(means, layout.numels, strict=True), strict=True))
-        known = state.by_name
-        pieces = [
-            known[name].to(means) if name in known else mean.expand(numel) for name, (mean, numel) in first.items()
-        ]
-        return state.fill(layout, pieces)
-
 
 def _grown(roots: Tensor, update: Tensor, weight: float) -> Tensor:
     """Return roots (m,) to whose squares those of an update (m,), times the square of ``weight``, were added."""
     added = update.to(roots.dtype) * weight
     return torch.hypot(roots, added).clamp_(max=torch.finfo(roots.dtype).max)
-
-
-def _times(roots: Tensor, factor: float) -> Tensor:
-    return roots if factor == 1 else roots * factor

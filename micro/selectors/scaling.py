@@ -2,8 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,13 +14,15 @@ from micro.flat import Layout
 from micro.norms import norms_of
 from micro.on_device import on_device
 from micro.requests import AllReduce, Reduction
+from micro.scales import AnyScales
 from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Overlap, Selection, SparseValues, Step
 from micro.traffic import Choosing
 
 
-class ScalingState(Protocol):
+@dataclass(slots=True)
+class ScalingState:
     """What every such selector keeps: the state of the selector inside."""
 
     inner: Any
@@ -59,45 +61,40 @@ class ScalingSelector(WrappingSelector[S]):
             return "weighs each parameter itself already"
         if selector.overlap is Overlap.SAME:
             return "does not look at magnitudes"
-        if Traits.WANTS_SUMS in selector.traits:
-            return "fits a law to the accumulator as it is"
-        return None
+        return "fits a law to the accumulator as it is" if Traits.WANTS_SUMS in selector.traits else None
 
-    @property
-    def shares_scale(self) -> bool:
-        """Whether ranks select by one scale: those that share a threshold."""
-        return self.overlap is Overlap.DISJOINT
+    def start(self) -> S:
+        """Return a state that knows no scale yet."""
+        new: S = self.state(self.selector.start())
+        return new
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what the selector aims at."""
         return self.selector.effective_target(target, layout)
 
     @abstractmethod
-    def choose(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
-        """Return what the selector inside chooses of the accumulator in units of its scale, which are finite."""
+    def scales(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[AnyScales]:
+        """Return the scales of the accumulator, which are finite; what they follow is in the state."""
 
     def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of the accumulator in units of its scale."""
-        chosen = yield from self.choose(state, acc, step, comm)
-        return Selection(
-            chosen.indices,
-            counts=chosen.counts,
-            spans=chosen.spans,
-            scale=chosen.scale,
-            all_indices=chosen.all_indices,
-            overfull=chosen.overfull,
-        )
+        scales = yield from self.scales(state, acc, step, comm)
+        if Traits.TAKES_SCALES in self.selector.traits:
+            step = replace(step, scales=scales)
+        else:
+            acc = scales.scaled(acc)
+        chosen = yield from self.selector.select(state.inner, acc, step, comm)
+        return replace(chosen, threshold=None)
 
     def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> None:
         """Let the selector inside learn of the update, too."""
         self.selector.observe(state.inner, update, step, parts)
 
     def mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
-        """Return the mean squares (L,) float64 of each parameter's accumulator, over all ranks where they share."""
-        layout = step.layout
-        numels = on_device([max(numel, 1) for numel in layout.numels], torch.float64, acc.device)
-        squares = norms_of(acc, layout.numels).to(torch.float64).square_() / numels
-        if not self.shares_scale:
+        """Return the mean squares (L,) float64 of each parameter, over all ranks where these share a threshold."""
+        numels = on_device([max(numel, 1) for numel in step.layout.numels], torch.float64, acc.device)
+        squares = norms_of(acc, step.layout.numels).to(torch.float64).square_() / numels
+        if self.overlap is not Overlap.DISJOINT:
             return squares
         total: Tensor = yield AllReduce(mine=squares, kind="counts")
         return total / comm.world_size
@@ -105,3 +102,7 @@ class ScalingSelector(WrappingSelector[S]):
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return what the selector sends; see Selector. What else a scale needs is not sent in every step."""
         return self.selector.volume(layout, density, world_size)
+
+    def _regrouped(self, state: S, old: Sequence[tuple[Layout, S]], layout: Layout) -> Any:
+        """Return the state of the selector inside for a new bucket; see StatefulPart.regroup."""
+        return self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)

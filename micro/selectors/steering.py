@@ -7,13 +7,12 @@ have been right lay near ``log(threshold) + tail * (count / k - 1)``, to a stand
 The linear form, not the log, keeps the mean of ``count`` at k.
 
 A `Track` says when its forecast is not good enough: the step then searches its threshold (`micro_rules.quantile`).
-
 Everything is relative: scaling the input by c scales every threshold by c. Functions are pure, and a track holds plain
 numbers, equal on all ranks when what they are made from is.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 TOLERANCE = 0.1  # wanted: abs(count / k - 1) <= TOLERANCE + SIGMAS / sqrt(k); alarms and memory follow from these two
 SIGMAS = 3.0  # standard errors that are still called chance
@@ -26,7 +25,7 @@ _LOG_RANGE = math.log(2.0**-126), math.log(2.0**127)  # normal float32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Track:
-    """What all ranks know about the next step's threshold. ``asdict`` saves it, ``Track(**saved)`` restores it.
+    """What all ranks know about the next step's threshold.
 
     Attributes:
         log_threshold: forecast for the next step; means nothing while age is 0.
@@ -61,23 +60,33 @@ class Track:
         return math.exp(self.log_threshold)
 
 
-def observe(
-    track: Track, *, threshold: float | None, count: int, tail: float, k: int, next_k: int | None = None
-) -> Track:
+@dataclass(slots=True)
+class Tracked:
+    """The state of a method that keeps a track, and the k that it is aimed at where that changes with time."""
+
+    track: Track = field(default_factory=Track)
+    k: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.track, dict):  # as saved
+            self.track = Track(**self.track)
+
+
+def observe(track: Track, *, threshold: float, count: int, tail: float, k: int) -> Track:
     """Return the track after a step.
 
     Args:
         track: as it stood before that step.
-        threshold: what the step used, searched or steered; None where there was nothing to select.
+        threshold: what the step used, searched or steered.
         count: entries that all ranks together selected.
         tail: their mean log(abs(acc) / threshold); not used where count is 0 or the mean is not finite.
         k: entries wanted in that step, >= 1.
-        next_k: entries wanted in the next one, k by default. A change beyond TOLERANCE makes it search.
     """
     steered = track.threshold is not None
-    if threshold is None or (steered and _is_beyond(count, k, LOST)):
+    if steered and _is_beyond(count, k, LOST):
         return Track()
-    memory = _memory(k)
+    # as few steps as keep the filter's own noise, 2 / N of SIGMAS / sqrt(k) for N points, within the tolerance
+    memory = max(SHORTEST_MEMORY, 2 * SIGMAS / math.sqrt(k) / TOLERANCE)
     track = _learn_tail(track, count, tail, memory * k)
     ideal = math.log(threshold) + track.gain * track.tail * (count / k - 1)
     surprise = ideal - track.log_threshold
@@ -87,15 +96,18 @@ def observe(
     if steered:
         track = _whiten(track, forecast_count / k - 1, 1 / k, memory)
     track = replace(_smooth(track, ideal, surprise, memory), error=forecast_count / k - 1)
-    return aim(track, k, next_k or k)
+    return aim(track, k, k)
 
 
-def _memory(k: int) -> float:
-    """Return how many steps to remember: as few as keep the filter's own noise within the tolerance.
+def aim(track: Track, k: int, next_k: int) -> Track:
+    """Carry the forecast from k to next_k along the tail, and keep it a normal float32.
 
-    A line through N points adds a share 4 / N to the variance of a count, so 2 / N to its SIGMAS / sqrt(k).
+    A change beyond TOLERANCE makes the next step search.
     """
-    return max(SHORTEST_MEMORY, 2 * SIGMAS / math.sqrt(k) / TOLERANCE)
+    low, high = _LOG_RANGE
+    log_threshold = max(low, min(high, track.log_threshold + track.tail * math.log(k / next_k)))
+    streak = 0 if abs(math.log(next_k / k)) > math.log1p(TOLERANCE) else track.streak
+    return replace(track, log_threshold=log_threshold, streak=streak)
 
 
 def _is_beyond(count: float, k: int, band: float) -> bool:
@@ -148,11 +160,3 @@ def _smooth(track: Track, ideal: float, surprise: float, memory: float) -> Track
     trend = track.trend + 6 / (n * (n + 1)) * surprise
     trend *= math.log1p(1 / age) / math.log1p(1 / (age - 1))
     return replace(track, age=age, log_threshold=level + trend, trend=trend)
-
-
-def aim(track: Track, k: int, next_k: int) -> Track:
-    """Carry the forecast from k to next_k along the tail, and keep it a normal float32."""
-    low, high = _LOG_RANGE
-    log_threshold = max(low, min(high, track.log_threshold + track.tail * math.log(k / next_k)))
-    streak = 0 if abs(math.log(next_k / k)) > math.log1p(TOLERANCE) else track.streak
-    return replace(track, log_threshold=log_threshold, streak=streak)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
-from micro.flat import Layout
 from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector, Traits
 from micro.sparse import Selection, Step
@@ -32,6 +31,7 @@ class Threshold(Selector[NoState]):
 
     value: float | None = None
     name: ClassVar[str] = "threshold"
+    sends: ClassVar[Choosing] = Choosing()
     traits: ClassVar[Traits] = Traits.OWN_DENSITY
 
     def __post_init__(self) -> None:
@@ -43,10 +43,6 @@ class Threshold(Selector[NoState]):
         yield from ()
         threshold = self.value if self.value is not None else hard_threshold(step.target_count)
         return Selection(kernels.above(acc, threshold), threshold=threshold)
-
-    def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return that choosing sends nothing; see Selector."""
-        return Choosing()
 
 
 def hard_threshold(k: int) -> float:

@@ -10,14 +10,6 @@ PARTS: dict[str, dict[str, str]] = {
         "deft": "deft:Deft",
         "exdyna": "exdyna:ExDyna",
     },
-    "micro.fits": {
-        "dgc_published": "dgc_published:PublishedDGC",
-        "gaussiank_published": "gaussiank_published:PublishedGaussianK",
-        "redsync_published": "redsync_published:PublishedRedSync",
-        "reused_published": "reused_published:PublishedReused",
-        "sage_published": "sage_published:PublishedSage",
-        "sidco_published": "sidco_published:PublishedSidco",
-    },
     "micro.exchanges": {
         "gtopk": "gtopk:GTopK",
     },

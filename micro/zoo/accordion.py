@@ -52,6 +52,7 @@ class Accordion(Density[AccordionState]):
     decays: tuple[int, ...] = ()
     rule: Rule = "repaired"
     name: ClassVar[str] = "accordion"
+    state: ClassVar[type[AccordionState]] = AccordionState
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -64,10 +65,6 @@ class Accordion(Density[AccordionState]):
             raise ValueError(f"interval of accordion must be at least 1 step, got {self.interval}")
         if not self.change > 0:
             raise ValueError(f"change of accordion must be above 0, got {self.change}")
-
-    def start(self) -> AccordionState:
-        """Return a state before the first check."""
-        return AccordionState()
 
     def target(self, state: AccordionState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
         """Return the density of each parameter, and of the whole."""

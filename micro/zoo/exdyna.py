@@ -1,7 +1,7 @@
 """ExDyna: one threshold, and exclusive partitions whose borders move until all ranks find equally much."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from micro.parts import Rule, check_rule
 from micro.requests import Reduction
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import Agreed
-from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
+from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.sparse import Overlap, Selection, Step
 from micro.traffic import Choosing
@@ -42,6 +42,14 @@ class ExDynaState:
     counts: list[int] = field(default_factory=list)
     num_steps: int = 0
 
+    def add(self, counts: list[int], num_steps: int) -> None:
+        """Add what was found in each partition, and set the loads once that many steps are counted."""
+        self.counts = [before + count for before, count in zip(self.counts, counts, strict=True)]
+        self.num_steps += 1
+        if self.num_steps == num_steps:
+            self.loads = [count / num_steps for count in self.counts]
+            self.counts, self.num_steps = [0] * len(counts), 0
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -50,6 +58,67 @@ class Grid:
     numel: int
     num_blocks: int
     block_size: int
+
+
+class Repaired:
+    """Blocks move between any two neighbours by their loads over a turn, below an agreed threshold."""
+
+    threshold: ClassVar[ThresholdRule[Any]] = Agreed()
+
+    def grid(self, numel: int, num_blocks: int, alignment: int) -> Grid:
+        """Return blocks that are rounded up to the alignment; the last one may be shorter."""
+        size = -(-numel // num_blocks)
+        if size >= alignment:
+            size = -(-size // alignment) * alignment
+        return Grid(numel, -(-numel // size), size)
+
+    def moves(self, loads: list[float], blocks: list[int], grid: Grid, tolerance: float) -> Iterator[Move]:
+        """Yield moves from the busier of two neighbours, each made before the next; a block carries its density."""
+        for part in range(len(blocks) - 1):
+            giver, taker = (part, part + 1) if loads[part] > loads[part + 1] else (part + 1, part)
+            if loads[giver] > tolerance * loads[taker]:
+                yield giver, taker, loads[giver] / max(blocks[giver], 1)
+
+    def steps_per_load(self, world_size: int) -> int:
+        """Return over how many steps a load is averaged: those of a whole turn."""
+        return world_size
+
+    def search(self, state: Any, search: Search) -> Reduction[Selection]:
+        """Return what passes the step's threshold in this rank's partition."""
+        return self.threshold.search(state, search)
+
+
+class AsPublished(Repaired):
+    """The public code: blocks move across the mean of the last counts, below MiCRO's published threshold."""
+
+    threshold = Published()
+
+    def grid(self, numel: int, num_blocks: int, alignment: int) -> Grid:
+        """Return blocks that are rounded down to the alignment; what is left over belongs to the last partition."""
+        size = numel // num_blocks
+        return Grid(numel, num_blocks, size - size % alignment)
+
+    def moves(self, loads: list[float], blocks: list[int], grid: Grid, tolerance: float) -> Iterator[Move]:
+        """Yield moves between neighbours on either side of the mean; a block carries the mean density."""
+        n, found = len(blocks), sum(loads)
+        mean, moved = found // n, int(grid.block_size * (found / grid.numel))
+        upper, lower = tolerance, round(1 / tolerance, 5)  # the code writes 1.05 and 0.95238
+        for part in range(n - 1 if mean else 0):
+            left, right = loads[part] / mean, loads[part + 1] / mean
+            if left > upper and right < lower:
+                yield part, part + 1, moved
+            elif left < lower and right > upper:
+                yield part + 1, part, moved
+
+    def steps_per_load(self, world_size: int) -> int:
+        """Return 1: only the last step counts."""
+        return 1
+
+    def search(self, state: Any, search: Search) -> Reduction[Selection]:
+        """Return what passes the threshold; a single rank counts too, where MiCRO's code counts nothing."""
+        found = yield from self.threshold.search(state, search)
+        state.last_count = sum(found.counts or ())
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +174,17 @@ class ExDyna(Selector[ExDynaState]):
             raise ValueError(f"smallest_share of {self.name} must be in [0, 1], got {self.smallest_share}")
 
     @property
-    def balance(self) -> "Repaired | AsPublished":
-        """The rule as an object: when blocks move, and the threshold."""
+    def balance(self) -> Repaired:
+        """The rule as an object."""
         return Repaired() if self.rule == "repaired" else AsPublished()
 
     def start(self) -> ExDynaState:
         """Return the state before the first step."""
-        return ExDynaState(self.balance.threshold.start())
+        return ExDynaState(self.balance.threshold.state())
 
     def load(self, saved: dict[str, Any]) -> ExDynaState:
         """Return the state that ``save`` described."""
-        return ExDynaState(**saved | {"threshold": self.balance.threshold.load(saved["threshold"])})
+        return ExDynaState(**saved | {"threshold": self.balance.threshold.state(**saved["threshold"])})
 
     def select(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the indices of this rank's partition that pass the step's threshold."""
@@ -123,25 +192,18 @@ class ExDyna(Selector[ExDynaState]):
         grid = balance.grid(numel, self.num_blocks, self.alignment)
         if len(state.blocks) != n:
             state.blocks, state.loads, state.counts, state.num_steps = equal_sizes(grid.num_blocks, n), [], [0] * n, 0
-        if state.loads:
-            for giver, taker, load in balance.moves(state.loads, state.blocks, grid, self.tolerance):
-                self._move_block(state, grid, giver, taker, load)
-        partitions = block_spans(state.blocks, grid.block_size, numel)
-        spans = cyclic(partitions, step.index)
+        for giver, taker, load in balance.moves(state.loads, state.blocks, grid, self.tolerance) if state.loads else ():
+            if state.blocks[giver] - 1 >= self.smallest_share * grid.num_blocks / n:
+                state.blocks[giver] -= 1
+                state.blocks[taker] += 1
+                state.loads[giver] -= load
+                state.loads[taker] += load
+        spans = cyclic(block_spans(state.blocks, grid.block_size, numel), step.index)
         start, stop = spans[comm.rank]
         found = yield from balance.search(state.threshold, Search(acc[start:stop], numel, spans, step, comm))
-        counts = [found.counts[(part - step.index) % n] for part in range(n)]
-        _update_loads(state, counts, balance.steps_per_load(n))
-        return Selection(found.indices, counts=found.counts, spans=spans, threshold=found.threshold)
-
-    def _move_block(self, state: ExDynaState, grid: Grid, giver: int, taker: int, load: float) -> None:
-        """Move one block, and the load that is thought to lie in it, unless the giver would become too small."""
-        if state.blocks[giver] - 1 < self.smallest_share * grid.num_blocks / len(state.blocks):
-            return
-        state.blocks[giver] -= 1
-        state.blocks[taker] += 1
-        state.loads[giver] -= load
-        state.loads[taker] += load
+        assert found.counts is not None, "the rule's promise"
+        state.add([found.counts[(part - step.index) % n] for part in range(n)], balance.steps_per_load(n))
+        return replace(found, spans=spans)
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return what the threshold's rule sends; see Selector."""
@@ -149,67 +211,6 @@ class ExDyna(Selector[ExDynaState]):
         count, longest = target_count(density, numel), -(-numel // world_size)
         calls = self.balance.threshold.calls(count, longest, numel, world_size)
         return Choosing(calls=calls, knows_counts=True, searches="range")
-
-
-class Repaired:
-    """Blocks move between any two neighbours by their loads over a turn, below an agreed threshold."""
-
-    threshold: ClassVar[ThresholdRule[Any]] = Agreed()
-
-    def grid(self, numel: int, num_blocks: int, alignment: int) -> Grid:
-        """Return blocks that are rounded up to the alignment; the last one may be shorter."""
-        size = _ceil_div(numel, num_blocks)
-        if size >= alignment:
-            size = _ceil_div(size, alignment) * alignment
-        return Grid(numel, _ceil_div(numel, size), size)
-
-    def moves(self, loads: list[float], blocks: list[int], grid: Grid, tolerance: float) -> Iterator[Move]:
-        """Yield moves from the busier of two neighbours; a block carries that one's density."""
-        for part in range(len(blocks) - 1):
-            giver, taker = (part, part + 1) if loads[part] > loads[part + 1] else (part + 1, part)
-            if loads[giver] > tolerance * loads[taker]:
-                yield giver, taker, loads[giver] / max(blocks[giver], 1)
-
-    def steps_per_load(self, world_size: int) -> int:
-        """Return over how many steps a load is averaged: those of a whole turn."""
-        return world_size
-
-    def search(self, state: Any, search: Search) -> Reduction[Found]:
-        """Return what passes the step's threshold in this rank's partition."""
-        return self.threshold.search(state, search)
-
-
-class AsPublished:
-    """The public code: blocks move across the mean of the last counts, below MiCRO's published threshold."""
-
-    threshold: ClassVar[ThresholdRule[Any]] = Published()
-
-    def grid(self, numel: int, num_blocks: int, alignment: int) -> Grid:
-        """Return blocks that are rounded down to the alignment; what is left over belongs to the last partition."""
-        size = numel // num_blocks
-        return Grid(numel, num_blocks, size - size % alignment)
-
-    def moves(self, loads: list[float], blocks: list[int], grid: Grid, tolerance: float) -> Iterator[Move]:
-        """Yield moves between neighbours on either side of the mean; a block carries the mean density."""
-        n, found = len(blocks), sum(loads)
-        mean, moved = found // n, int(grid.block_size * (found / grid.numel))
-        upper, lower = tolerance, round(1 / tolerance, 5)  # the code writes 1.05 and 0.95238
-        for part in range(n - 1 if mean else 0):
-            left, right = loads[part] / mean, loads[part + 1] / mean
-            if left > upper and right < lower:
-                yield part, part + 1, moved
-            elif left < lower and right > upper:
-                yield part + 1, part, moved
-
-    def steps_per_load(self, world_size: int) -> int:
-        """Return 1: only the last step counts."""
-        return 1
-
-    def search(self, state: Any, search: Search) -> Reduction[Found]:
-        """Return what passes the threshold; a single rank counts too, where MiCRO's code counts nothing."""
-        found = yield from self.threshold.search(state, search)
-        state.last_count = sum(found.counts)
-        return found
 
 
 def block_spans(blocks: Sequence[int], block_size: int, numel: int) -> tuple[tuple[int, int], ...]:
@@ -220,16 +221,3 @@ def block_spans(blocks: Sequence[int], block_size: int, numel: int) -> tuple[tup
     edges = [min(block_size * place, numel) for place in accumulate(blocks, initial=0)]
     edges[-1] = numel
     return tuple(pairwise(edges))
-
-
-def _update_loads(state: ExDynaState, counts: list[int], num_steps: int) -> None:
-    """Add what was found in each partition, and set the loads once that many steps are counted."""
-    state.counts = [before + count for before, count in zip(state.counts, counts, strict=True)]
-    state.num_steps += 1
-    if state.num_steps == num_steps:
-        state.loads = [count / num_steps for count in state.counts]
-        state.counts, state.num_steps = [0] * len(counts), 0
-
-
-def _ceil_div(a: int, b: int) -> int:
-    return -(-a // b)

@@ -1,7 +1,6 @@
 """Tiles and their transform, against brute force."""
 
 import math
-from contextlib import closing
 
 import pytest
 import torch
@@ -60,8 +59,8 @@ def test_a_smooth_gradient_needs_one_coefficient_of_each_tile() -> None:
     grads = torch.full((2, 64), 3.0, dtype=torch.float64)
     for transform, error in (("dct", 0.0), ("none", math.sqrt(15 / 16))):
         reducer = DCTReducer(density=1 / 16, size=4, transform=transform)
-        with closing(micro.Simulation(reducer, layout, 2, dtype=torch.float64)) as simulation:
-            step = simulation.step(grads)
+        simulation = micro.Simulation(reducer, layout, 2, dtype=torch.float64)
+        step = simulation.step(grads)
         assert step.stats[0].relative_error == pytest.approx(error, abs=1e-12)
         assert torch.allclose(step.update, grads[0]) == (transform == "dct")
 
@@ -69,8 +68,8 @@ def test_a_smooth_gradient_needs_one_coefficient_of_each_tile() -> None:
 def test_the_error_of_large_numbers_is_a_number() -> None:
     layout = micro.Layout(("a",), ((8, 8),))
     grads = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
-    with closing(micro.Simulation(DCTReducer(density=1 / 8, size=4), layout, 2)) as simulation:
-        ordinary = simulation.step(grads).stats[0].relative_error
-    with closing(micro.Simulation(DCTReducer(density=1 / 8, size=4), layout, 2)) as simulation:
-        large = simulation.step(grads * 2.0**90).stats[0].relative_error  # squares are beyond single precision
+    simulation = micro.Simulation(DCTReducer(density=1 / 8, size=4), layout, 2)
+    ordinary = simulation.step(grads).stats[0].relative_error
+    simulation = micro.Simulation(DCTReducer(density=1 / 8, size=4), layout, 2)
+    large = simulation.step(grads * 2.0**90).stats[0].relative_error  # squares are beyond single precision
     assert large == pytest.approx(ordinary)

@@ -125,4 +125,4 @@ def test_every_selector_and_every_fit_has_a_row() -> None:
     reducers = [row.make(DENSITY, 0) for row in TABLE]
     selectors = [reducer.selector for reducer in reducers if isinstance(reducer, micro.SparseReducer)]
     assert {selector.name for selector in selectors} == set(micro.known(micro.Selector))
-    assert {selector.own_fit.name for selector in selectors if isinstance(selector, Estimated)} == set(micro.known(Fit))
+    assert {selector.fit.name for selector in selectors if isinstance(selector, Estimated)} == set(micro.known(Fit))

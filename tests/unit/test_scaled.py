@@ -1,7 +1,7 @@
-"""Magnitudes in units of each parameter's scale: what is selected, and what is refused."""
+"""Magnitudes in units of a scale, by parameter or by element: the scale, where it begins, what it follows."""
 
-from contextlib import closing
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,51 +10,55 @@ from torch import Tensor
 
 import micro
 from micro.comm import Comm
-from micro.requests import Reduction
+from micro.requests import Reduction, carried_out
 from micro.selectors.base import Selector, Traits
 from micro.selectors.scaled import Scaled, ScaledState
+from micro.selectors.scaled_elements import ScaledElements, ScaledElementsState
 from micro.sparse import Overlap, Selection, Step
 from micro.zoo.deft import Deft
 from tests.products import grid
+from tests.saving import through_a_file
 
 LAYOUT = micro.Layout(("large", "small"), ((100,), (100,)))
-DENSITY, STEPS = 0.1, 8
+DENSITY, CPU = 0.1, torch.device("cpu")
+STEP = Step(0, 20, 0, LAYOUT)
+SCALINGS = pytest.mark.parametrize("scaling", [Scaled, ScaledElements])
 
 
 def gradients(world_size: int, step: int) -> Tensor:
-    drawn = torch.randn(world_size, LAYOUT.numel, generator=torch.Generator().manual_seed(step))
+    drawn = torch.randn(world_size, LAYOUT.numel, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
     drawn[:, 100:] *= 1e-4
     return drawn
 
 
-def updated(reducer: micro.SparseReducer) -> dict[str, int]:
-    """Return how many elements of each parameter any of a few steps updated."""
-    seen = torch.zeros(LAYOUT.numel, dtype=torch.bool)
-    with closing(micro.Simulation(reducer, LAYOUT, 3)) as simulation:
-        for step in range(STEPS):
+def simulated(
+    selector: Selector[Any], world_size: int = 3, dtype: Any = torch.float64, **parts: Any
+) -> micro.Simulation:
+    return micro.Simulation(micro.SparseReducer(selector, DENSITY, **parts), LAYOUT, world_size, dtype=dtype)
+
+
+def squares_of(simulation: micro.Simulation) -> list[Tensor]:
+    """Return the mean squares (numel,) by element of each rank."""
+    saved = [rank["selector"] for rank in simulation.state_dict()["ranks"]]
+    return [(LAYOUT.flatten(selector["roots"]) * selector["factor"]).square() for selector in saved]
+
+
+def by_parameter(squares: Tensor) -> Tensor:
+    """Return the mean (numel,) over each element's parameter."""
+    return torch.cat([squares[place].mean().expand(place.stop - place.start) for _, place in LAYOUT.slices()])
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+@grid(scaling=[Scaled, ScaledElements], selector=[micro.Micro(), micro.TopK(), micro.Leader()])
+def test_a_parameter_of_small_gradients_is_served_like_one_of_large(scaling: Any, selector: Selector[Any]) -> None:
+    for wrapped in (selector, scaling(selector=selector)):
+        seen, simulation = torch.zeros(LAYOUT.numel, dtype=torch.bool), simulated(wrapped)
+        for step in range(8):
             seen |= simulation.step(gradients(3, step)).update != 0
-    return {name: int(seen[place].sum()) for name, place in LAYOUT.slices()}
-
-
-@pytest.mark.parametrize("selector", [micro.Micro(), micro.TopK(), micro.Leader()], ids=lambda each: each.name)
-def test_a_parameter_of_small_gradients_is_served_like_one_of_large(selector: micro.Selector) -> None:
-    assert updated(micro.SparseReducer(selector, DENSITY))["small"] == 0
-    served = updated(micro.SparseReducer(Scaled(selector=selector), DENSITY))
-    assert served["small"] == pytest.approx(served["large"], rel=0.3)
-
-
-def test_ranks_that_share_a_threshold_share_the_scale() -> None:
-    reducer = micro.SparseReducer(Scaled(selector=micro.Micro(), memory=0.5), DENSITY)
-    first, second = gradients(3, 0), torch.zeros(3, LAYOUT.numel)
-    with closing(micro.Simulation(reducer, LAYOUT, 3)) as simulation:
-        simulation.step(first)
-        saved = [rank["selector"]["squares"] for rank in simulation.state_dict()["ranks"]]
-        assert saved[0] == saved[1] == saved[2]
-        assert saved[0]["large"] == pytest.approx(float(first[:, :100].double().square().mean()))
-        left = torch.stack(simulation.residuals())[:, :100].double().square().mean()
-        simulation.step(second)
-        now = simulation.state_dict()["ranks"][0]["selector"]["squares"]["large"]
-    assert now == pytest.approx(0.5 * saved[0]["large"] + 0.5 * float(left))
+        large, small = int(seen[:100].sum()), int(seen[100:].sum())
+        assert small == (0 if wrapped is selector else pytest.approx(large, rel=0.3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,45 +77,202 @@ class _OfACopy(Selector[Any]):
 
 
 @grid(
+    scaling=[Scaled, ScaledElements],
     selector=[micro.Micro(), micro.Micro(slack=0.5), micro.Micro(rule="repaired"), micro.Micro(rule="published")],
     dtype=[torch.float32, torch.float64, torch.bfloat16],
 )
-def test_thresholds_by_parameter_select_what_a_scaled_copy_does(selector: Selector[Any], dtype: torch.dtype) -> None:
+def test_what_is_compared_by_scale_is_what_a_scaled_copy_holds(
+    scaling: Any, selector: Selector[Any], dtype: torch.dtype
+) -> None:
     assert Traits.TAKES_SCALES in selector.traits
-    simulations = [
-        micro.Simulation(micro.SparseReducer(Scaled(selector=each), DENSITY), LAYOUT, 3, dtype=dtype)
-        for each in (selector, _OfACopy(inner=selector))
-    ]
-    with closing(simulations[0]), closing(simulations[1]):
-        for step in range(STEPS):
-            grads = gradients(3, step).to(dtype) * (1e-3 if step == STEPS - 2 else 1.0)
-            found, expected = (simulation.step(grads).update for simulation in simulations)
-            assert torch.equal(found, expected)
+    simulations = [simulated(scaling(selector=each), dtype=dtype) for each in (selector, _OfACopy(inner=selector))]
+    for step in range(8):
+        grads = gradients(3, step).to(dtype) * (1e-3 if step == 6 else 1.0)
+        found, expected = (simulation.step(grads).update for simulation in simulations)
+        assert torch.equal(found, expected)
 
 
-def test_scales_follow_their_parameters_into_other_buckets() -> None:
-    reducer = micro.SparseReducer(Scaled(selector=micro.Micro()), DENSITY)
-    old = reducer.start(LAYOUT, torch.float32, torch.device("cpu"))
-    old.selector = ScaledState(old.selector.inner, LAYOUT.names, torch.tensor([4.0, 9.0], dtype=torch.float64))
-    for name, square in (("large", 4.0), ("small", 9.0)):
-        alone = reducer.rebuild(micro.Layout((name,), ((100,),)), [old], torch.float32, torch.device("cpu"))
-        assert alone.selector.by_name == {name: square}
-
-
+@SCALINGS
 @pytest.mark.parametrize(
     ("selector", "why"),
     [
         (micro.TopK(scope="layer"), "selector topk weighs each parameter itself already: use it without scaled"),
         (Deft(), "selector deft weighs each parameter itself already"),
+        (micro.Scaled(selector=micro.Micro()), "scaled micro weighs each parameter itself already"),
         (micro.RandomK(), "selector randomk does not look at magnitudes"),
         (micro.Estimated(fit="gaussiank"), "selector gaussiank fits a law to the accumulator as it is"),
     ],
 )
-def test_selectors_to_which_a_scale_says_nothing_are_refused(selector: micro.Selector, why: str) -> None:
+def test_selectors_to_which_a_scale_says_nothing_are_refused(scaling: Any, selector: Selector[Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Scaled(selector=selector)
+        scaling(selector=selector)
 
 
-def test_a_memory_that_never_learns_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"memory of scaled must be in \[0, 1\), got 1"):
-        Scaled(selector=micro.Micro(), memory=1.0)
+@SCALINGS
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"memory": 1.0}, r"memory of scaled.* must be in \[0, 1\), got 1"),
+        ({"memory": -0.1}, r"memory of scaled.* must be in \[0, 1\), got -0.1"),
+        ({"eps": 0.0}, "eps of scaled_elements must be positive, got 0"),
+        ({"eps": math.inf}, "eps of scaled_elements must be positive, got inf"),
+    ],
+)
+def test_settings_out_of_range_are_refused(scaling: Any, settings: dict[str, float], why: str) -> None:
+    if "eps" in settings and scaling is Scaled:
+        return
+    with pytest.raises(ValueError, match=why):
+        scaling(selector=micro.Micro(), **settings)
+
+
+def test_within_tensors_a_selector_that_learns_from_updates_is_refused() -> None:
+    class Learning(micro.TopK):
+        def observe(self, state: object, update: Tensor, step: Step, parts: object) -> None:
+            """Learn nothing."""
+
+    with pytest.raises(ValueError, match="learns from the update of the whole vector"):
+        micro.PerTensor(selector=Learning())
+
+
+# --- by parameter -----------------------------------------------------------------------------------------------------
+
+
+def test_the_scale_is_a_running_mean_over_all_ranks_that_share_a_threshold() -> None:
+    simulation, first = simulated(Scaled(selector=micro.Micro(), memory=0.5)), gradients(3, 0)
+    simulation.step(first)
+    saved = [rank["selector"]["squares"] for rank in simulation.state_dict()["ranks"]]
+    assert saved[0] == saved[1] == saved[2]
+    assert saved[0]["large"] == pytest.approx(float(first[:, :100].square().mean()))
+    left = torch.stack(simulation.residuals())[:, :100].square().mean()
+    simulation.step(torch.zeros(3, LAYOUT.numel, dtype=torch.float64))
+    now = simulation.state_dict()["ranks"][0]["selector"]["squares"]["large"]
+    assert now == pytest.approx(0.5 * saved[0]["large"] + 0.5 * float(left))
+
+
+def test_scales_follow_their_parameters_into_other_buckets() -> None:
+    reducer = micro.SparseReducer(Scaled(selector=micro.Micro()), DENSITY)
+    old = reducer.start(LAYOUT, torch.float32, CPU)
+    old.selector = ScaledState(old.selector.inner, LAYOUT.names, torch.tensor([4.0, 9.0], dtype=torch.float64))
+    for name, square in (("large", 4.0), ("small", 9.0)):
+        alone = reducer.rebuild(micro.Layout((name,), ((100,),)), [old], torch.float32, CPU)
+        assert alone.selector.by_name == {name: square}
+
+
+# --- by element -------------------------------------------------------------------------------------------------------
+
+
+@grid(
+    selector=[micro.Micro(), micro.Micro(block=16), micro.TopK(), micro.Leader()],
+    world_size=[1, 3],
+    memory=[0.9, 0.2, 0.0],  # the second makes the roots take in their factor
+    settings=[{}, {"exchange": micro.Gather()}, {"feedback": micro.EF21()}],
+)
+def test_mean_squares_are_those_that_adam_makes_of_the_updates(
+    selector: Selector[Any], world_size: int, memory: float, settings: dict[str, Any]
+) -> None:
+    if "exchange" in settings and selector.overlap is Overlap.LEADER:
+        return  # its indices are not gathered
+    first, shared = gradients(world_size, 0), selector.overlap is Overlap.DISJOINT
+    simulation = simulated(ScaledElements(selector=selector, memory=memory), world_size, **settings)
+    expected = [
+        by_parameter((first if shared else first[rank : rank + 1]).square().mean(0)) for rank in range(world_size)
+    ]
+    for step in range(8):
+        update = simulation.step(gradients(world_size, step)).update
+        expected = [memory * before + (1 - memory) * update.square() for before in expected]
+        torch.testing.assert_close(squares_of(simulation), expected)
+        assert not shared or all(torch.equal(one, squares_of(simulation)[0]) for one in squares_of(simulation))
+
+
+def test_what_is_selected_is_largest_in_units_of_the_scale() -> None:
+    simulation = simulated(ScaledElements(selector=micro.TopK(), memory=0.9), 1)
+    simulation.step(gradients(1, 0))
+    for step in range(1, 6):
+        grads = gradients(1, step)
+        acc = simulation.residuals()[0] + grads[0]
+        expected = (acc.abs() / (squares_of(simulation)[0].sqrt() + 1e-8)).topk(20).indices
+        assert simulation.step(grads).update.nonzero().view(-1).tolist() == expected.sort().values.tolist()
+
+
+def test_a_message_for_the_scale_is_sent_in_the_first_step_alone() -> None:
+    scaled, plain = simulated(ScaledElements(selector=micro.Micro())), simulated(micro.Micro())
+    calls = [[each.step(gradients(3, step)).stats[0].num_collectives for step in range(3)] for each in (scaled, plain)]
+    assert calls[0] == [calls[1][0] + 1, 3, 3]
+
+
+def test_steps_that_send_all_count_too() -> None:
+    """A state that was saved in such a step goes on as one that was not: what is loaded has no vector yet."""
+    selector = ScaledElements(selector=micro.Micro(), memory=0.5)
+    state = selector.start()
+    selector.observe(state, torch.ones(LAYOUT.numel), STEP, None)
+    assert state.by_name == {}, "nothing was selected yet"
+    carried_out(selector.select(state, gradients(1, 0)[0], STEP, Comm()), Comm())
+    loaded = selector.load(through_a_file(selector.save(state)))
+    for each in (state, loaded):
+        selector.observe(each, torch.full((LAYOUT.numel,), 2.0), STEP, None)
+    assert torch.equal(state.roots, loaded.roots)  # type: ignore[arg-type]
+    assert state.factor == loaded.factor
+
+
+def test_a_saved_state_is_not_changed_by_later_steps() -> None:
+    simulation = simulated(ScaledElements(selector=micro.Micro()))
+    simulation.step(gradients(3, 0))
+    saved = simulation.state_dict()
+    before = saved["ranks"][0]["selector"]["roots"]["large"].clone()
+    simulation.load_state_dict(saved)
+    simulation.step(gradients(3, 1))
+    assert torch.equal(saved["ranks"][0]["selector"]["roots"]["large"], before)
+
+
+def test_roots_follow_their_parameters_and_one_that_joins_begins_with_its_own_scale() -> None:
+    reducer, pieces = micro.SparseReducer(ScaledElements(selector=micro.Micro()), DENSITY), {}
+    old = reducer.start(LAYOUT, torch.float32, CPU)
+    pieces = {name: torch.rand(100, dtype=torch.float64) for name in LAYOUT.names}
+    old.selector = ScaledElementsState(old.selector.inner, dict(pieces))
+    for names in (("small", "large"), ("large",), ("small",)):
+        layout = micro.Layout(names, ((100,),) * len(names))
+        roots = reducer.rebuild(layout, [old], torch.float32, CPU).selector.of(layout, CPU)
+        assert torch.equal(roots, torch.cat([pieces[name] for name in names]))
+    state = ScaledElementsState(micro.Micro().start(), {"small": pieces["small"]})
+    acc = gradients(1, 0)[0]
+    carried_out(ScaledElements(selector=micro.Micro()).select(state, acc, STEP, Comm()), Comm())
+    assert torch.equal(state.by_name["small"], pieces["small"])
+    torch.testing.assert_close(state.by_name["large"], acc[:100].square().mean().sqrt().expand(100))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_step_that_does_not_count_is_an_update_of_zeros(bad: float) -> None:
+    simulation = simulated(ScaledElements(selector=micro.Micro(), memory=0.5), nonfinite="skip")
+    simulation.step(gradients(3, 0))
+    before, grads = squares_of(simulation)[0], gradients(3, 1)
+    grads[1, 7] = bad
+    assert simulation.step(grads).stats[0].skipped
+    torch.testing.assert_close(squares_of(simulation)[0], 0.5 * before)
+
+
+@pytest.mark.parametrize("density", [DENSITY, 1.0])
+def test_an_update_that_another_bucket_makes_void_counts_as_zeros(density: float) -> None:
+    reducer, comm = micro.SparseReducer(ScaledElements(selector=micro.Micro(), memory=0.5), DENSITY), Comm()
+    state = reducer.start(LAYOUT, torch.float64, CPU)
+    carried_out(reducer.reduction(state, gradients(1, 0)[0], comm), comm).deliver()
+    roots, factor = state.selector.roots.clone(), state.selector.factor
+    carried_out(replace(reducer, density=density).reduction(state, gradients(1, 1)[0], comm), comm).drop()
+    assert torch.equal(state.selector.roots, roots)
+    assert state.selector.factor == pytest.approx(factor * 0.5**0.5)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_squares_outside_the_range_of_numbers_leave_a_selection_of_k(scale: float) -> None:
+    simulation = simulated(ScaledElements(selector=micro.Micro()), dtype=torch.float32)
+    for step in range(4):
+        assert simulation.step((gradients(3, step) * scale).float()).stats[0].global_count == 20
+        assert all(
+            squares.isfinite().all() for squares in simulation.state_dict()["ranks"][0]["selector"]["roots"].values()
+        )
+
+
+def test_a_parameter_without_a_gradient_at_first_is_preferred_when_it_has_one() -> None:
+    simulation, first = simulated(ScaledElements(selector=micro.Micro())), gradients(3, 0)
+    first[:, 100:] = 0
+    simulation.step(first)
+    assert int((simulation.step(gradients(3, 1)).update[100:] != 0).sum()) == 20

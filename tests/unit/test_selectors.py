@@ -1,6 +1,6 @@
 """Selectors choose what they say, each against a few lines of brute force."""
 
-from contextlib import closing
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -21,44 +21,48 @@ def gradients(step: int = 0) -> Tensor:
     return torch.randn(WORLD_SIZE, NUMEL, generator=randomness, dtype=torch.float64)
 
 
-def simulate(selector: micro.Selector, density: float = K / NUMEL) -> micro.Simulation:
-    reducer = micro.SparseReducer(selector, density)
-    return micro.Simulation(reducer, micro.Layout.flat(NUMEL), WORLD_SIZE, dtype=torch.float64)
+def select(selector: micro.Selector, acc: Tensor, k: int = K) -> Selection:
+    step = Step(0, k, 0, micro.Layout.flat(acc.numel()))
+    return carried_out(selector.select(selector.start(), acc, step, Comm()), Comm())
 
 
-def chosen(update: Tensor) -> list[int]:
-    indices: list[int] = update.nonzero().view(-1).tolist()
-    return indices
+def top(row: Tensor) -> set[int]:
+    return set(row.abs().topk(K).indices.tolist())
 
 
-def test_topk_takes_every_ranks_largest_accumulators() -> None:
-    with closing(simulate(micro.TopK())) as simulation:
-        for step in range(3):
-            acc = torch.stack(simulation.residuals()) + gradients(step)
-            result = simulation.step(gradients(step))
-            assert chosen(result.update) == sorted(set(acc.abs().topk(K).indices.view(-1).tolist()))
-            assert result.stats[0].counts == (K,) * WORLD_SIZE
+CHOICES: list[tuple[micro.Selector, Callable[[Tensor, int], list[set[int]]]]] = [  # of all ranks, from acc and the step
+    (micro.TopK(), lambda acc, _: [top(row) for row in acc]),
+    (micro.Leader(), lambda acc, step: [top(row) if rank == step % 3 else set() for rank, row in enumerate(acc)]),
+    (micro.Threshold(), lambda acc, _: [set(torch.nonzero(row.abs() >= 0.25).view(-1).tolist()) for row in acc]),
+    (
+        micro.Threshold(value=1.3),
+        lambda acc, _: [set(torch.nonzero(row.abs() >= 1.3).view(-1).tolist()) for row in acc],
+    ),
+]
 
 
-def test_leaders_take_turns_and_choose_by_their_own_accumulator() -> None:
-    with closing(simulate(micro.Leader())) as simulation:
-        for step in range(2 * WORLD_SIZE):
-            leader = step % WORLD_SIZE
-            acc = torch.stack(simulation.residuals()) + gradients(step)
-            result = simulation.step(gradients(step))
-            assert chosen(result.update) == sorted(acc[leader].abs().topk(K).indices.tolist())
-            assert result.stats[0].counts == tuple(K if rank == leader else 0 for rank in range(WORLD_SIZE))
+@pytest.mark.parametrize(("selector", "choose"), CHOICES)
+def test_each_rank_chooses_by_its_own_accumulator(
+    selector: micro.Selector, choose: Callable[[Tensor, int], list[set[int]]]
+) -> None:
+    reducer = micro.SparseReducer(selector, K / NUMEL)
+    simulation = micro.Simulation(reducer, micro.Layout.flat(NUMEL), WORLD_SIZE, dtype=torch.float64)
+    for step in range(2 * WORLD_SIZE):
+        chosen = choose(torch.stack(simulation.residuals()) + gradients(step), step)
+        result = simulation.step(gradients(step))
+        assert set(result.update.nonzero().view(-1).tolist()) == set().union(*chosen)
+        assert result.stats[0].counts == tuple(map(len, chosen))
 
 
-@pytest.mark.parametrize(("selector", "cut"), [(micro.Threshold(), 0.25), (micro.Threshold(value=1.3), 1.3)])
-def test_threshold_cuts_at_the_same_magnitude_at_every_step(selector: micro.Threshold, cut: float) -> None:
-    with closing(simulate(selector)) as simulation:
-        for step in range(3):
-            acc = torch.stack(simulation.residuals()) + gradients(step)
-            result = simulation.step(gradients(step))
-            assert chosen(result.update) == chosen((acc.abs() >= cut).any(0))
-            assert result.stats[0].counts == tuple((acc.abs() >= cut).sum(1).tolist())
-            assert result.stats[0].threshold == cut  # 1 / (2 sqrt 4) by the rule
+@pytest.mark.parametrize(("numel", "size", "count"), [(1, 8, 1), (7, 3, 2), (64, 16, 8), (65, 16, 9), (200, 64, 11)])
+def test_chunks_give_the_largest_of_each(numel: int, size: int, count: int) -> None:
+    acc, expected = gradients()[0].repeat(7)[:numel] * torch.linspace(1, 2, numel), list[int]()
+    for start in range(0, numel, size):
+        stop = min(start + size, numel)
+        share = stop * count // numel - start * count // numel
+        expected += sorted(sorted(range(start, stop), key=lambda place: -abs(float(acc[place])))[:share])
+    assert select(micro.TopK(scope="chunk", size=size), acc, count).indices.tolist() == expected
+    assert len(expected) == count
 
 
 @pytest.mark.parametrize(
@@ -74,10 +78,9 @@ def test_draws_are_distinct_sorted_and_in_range(numel: int, k: int) -> None:
 
 @pytest.mark.parametrize(("numel", "k"), [(20, 2), (20, 10)])
 def test_draws_are_uniform(numel: int, k: int) -> None:
-    draws = 4000
-    hits = sum(torch.bincount(draw(numel, k, generator(7, step)), minlength=numel) for step in range(draws))
-    share = k / numel
-    assert isinstance(hits, Tensor)
+    draws, share, hits = 4000, k / numel, torch.zeros(numel)
+    for step in range(draws):
+        hits += torch.bincount(draw(numel, k, generator(7, step)), minlength=numel)
     assert ((hits / draws - share).abs() <= 4 * (share * (1 - share) / draws) ** 0.5).all()
 
 
@@ -87,13 +90,8 @@ def test_generators_differ_by_every_part() -> None:
 
 
 def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
-    step, acc = Step(index=0, target_count=K, seed=0, layout=micro.Layout.flat(NUMEL)), torch.zeros(NUMEL)
-
-    def select(selector: micro.RandomK) -> Selection:
-        return carried_out(selector.select(selector.start(), acc, step, Comm()), Comm())
-
-    assert select(micro.RandomK()).scale == 1.0
-    assert select(micro.RandomK(unbiased=True)).scale == NUMEL / K
+    assert select(micro.RandomK(), torch.zeros(NUMEL)).scale == 1.0
+    assert select(micro.RandomK(unbiased=True), torch.zeros(NUMEL)).scale == NUMEL / K
 
 
 @pytest.mark.parametrize(
@@ -101,15 +99,12 @@ def test_random_k_multiplies_only_where_it_is_unbiased() -> None:
     [
         ("topk2", {}, "selector must be one of .*topk.*, got 'topk2'; did you mean 'topk'"),
         ("micro", {"rul": "agreed"}, "selector micro has rule, slack, block, got 'rul'; did you mean 'rule'"),
-        ("topk", {"k": 3}, "selector topk has scope, size, got 'k'"),
         ("micro", {"rule": "best"}, "rule of micro must be one of agreed, repaired, published, got 'best'"),
+        ("micro", {"slack": 1.0}, r"slack of micro must be in \[0, 1\), got 1.0"),
+        ("topk", {"scope": "tensor"}, "scope of topk must be one of model, layer, chunk, got 'tensor'"),
         ("threshold", {"value": 0.0}, "value of the threshold must be positive, got 0.0"),
     ],
 )
 def test_a_selector_that_cannot_be_is_refused(name: str, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         micro.build(micro.Selector, {"name": name, **settings})
-
-
-def test_a_selector_is_built_by_name() -> None:
-    assert micro.build(micro.Selector, {"name": "micro", "rule": "repaired"}) == micro.Micro(rule="repaired")

@@ -1,7 +1,5 @@
 """SparseLoCo's parts against brute force: chunks, two bits a value, the mean over senders, a residual that decays."""
 
-from contextlib import closing
-
 import pytest
 import torch
 from torch import Tensor
@@ -83,8 +81,8 @@ def test_the_published_levels_are_those_of_the_public_code() -> None:
 def test_the_mean_is_over_those_who_sent() -> None:
     reducer = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather(rule="senders"))
     grads = drawn(4, 30)
-    with closing(micro.Simulation(reducer, micro.Layout.flat(30), 4, dtype=torch.float64)) as simulation:
-        update = simulation.step(grads).update
+    simulation = micro.Simulation(reducer, micro.Layout.flat(30), 4, dtype=torch.float64)
+    update = simulation.step(grads).update
     places = [set(micro.kernels.largest(row, 6).tolist()) for row in grads]
     for place in range(30):
         senders = [rank for rank in range(4) if place in places[rank]]
@@ -107,19 +105,19 @@ def test_decay_is_a_share(decay: float) -> None:
     ids=["sparse", "fft"],
 )
 def test_what_decays_is_recorded(reducer: micro.Reducer) -> None:
-    with closing(micro.Simulation(reducer, micro.Layout.flat(40), 2, dtype=torch.float64)) as simulation:
-        for index in range(3):
-            before = [residual.clone() for residual in simulation.residuals()]
-            grads = drawn(2, 40, seed=index)
-            stats = simulation.step_(updates := grads.clone())
-            for rank in range(2):
-                assert stats[rank].forgotten == pytest.approx(0.25 * float(before[rank].norm()))
-            kept = 0.75 * sum(before) + grads.sum(0) - sum(simulation.residuals())
-            torch.testing.assert_close(kept, 2 * updates[0])
+    simulation = micro.Simulation(reducer, micro.Layout.flat(40), 2, dtype=torch.float64)
+    for index in range(3):
+        before = [residual.clone() for residual in simulation.residuals()]
+        grads = drawn(2, 40, seed=index)
+        stats = simulation.step_(updates := grads.clone())
+        for rank in range(2):
+            assert stats[rank].forgotten == pytest.approx(0.25 * float(before[rank].norm()))
+        kept = 0.75 * sum(before) + grads.sum(0) - sum(simulation.residuals())
+        torch.testing.assert_close(kept, 2 * updates[0])
     assert stats[0].forgotten
 
 
 def test_without_decay_nothing_is_forgotten() -> None:
     reducer = micro.SparseReducer(micro.TopK(), 0.1)
-    with closing(micro.Simulation(reducer, micro.Layout.flat(40), 2)) as simulation:
-        assert all(stats.forgotten is None for stats in simulation.step_(drawn(2, 40).float()))
+    simulation = micro.Simulation(reducer, micro.Layout.flat(40), 2)
+    assert all(stats.forgotten is None for stats in simulation.step_(drawn(2, 40).float()))

@@ -5,12 +5,19 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from micro.kernels import sums_of
+from micro.parts import NoState, Rule
 from micro.selectors.base import Traits
-from micro.selectors.estimated import CorrectedFit
-from micro.sparse import Step
+from micro.selectors.estimated import CorrectedFit, Fit
+from micro.selectors.fits.correction import strictly_above
+from micro.sparse import Selection, Step
+
+MAX_SCANS = 3
+NARROWER, WIDER = 1.5, 0.5  # as published: factors on a threshold that selects too much, too little
+FEWEST, MOST = 2 / 3, 4 / 3  # the scans stop at a count in this band around k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +33,41 @@ class GaussianK(CorrectedFit):
     """
 
     name: ClassVar[str] = "gaussiank"
-
-    @property
-    def traits(self) -> Traits:
-        """It wants the sums of the accumulator."""
-        return Traits.WANTS_SUMS
+    traits: ClassVar[Traits] = Traits.WANTS_SUMS
 
     def estimate(self, acc: Tensor, k: int, step: Step, rank: int) -> float:
         """Return the quantile of abs(acc) under the normal law."""
         sums = step.sums or sums_of(acc)
         deviation = math.sqrt(sums.variance) if sums.count > 1 else math.nan
         return folded_quantile(sums.mean, deviation, k / acc.numel())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedGaussianK(Fit[NoState]):
+    """What is beyond a normal law's threshold, adjusted in up to three scans: the public code step for step.
+
+    What is kept of the code: the threshold is multiplied by 1.5 or 0.5 where the count leaves [2/3, 4/3] k; the last of
+    three adjustments is computed but not used, so that the count has no bound; the mean shifts one side only; the
+    comparison is strict, so that a vector of zeros, or of a single element, sends nothing. Source: as `GaussianK`.
+    Differences: the last one of `GaussianK`.
+    """
+
+    name: ClassVar[str] = "gaussiank_published"
+    rule: ClassVar[Rule] = "published"
+
+    def select(self, state: NoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
+        """Return this rank's indices beyond the threshold of the last scan."""
+        mean = deviation = math.nan
+        if acc.numel() > 1:
+            deviation, mean = torch.stack(torch.std_mean(acc)).tolist()  # host sync: the threshold follows from them
+        threshold = mean + deviation * normal_quantile(k / acc.numel())
+        for _ in range(MAX_SCANS):
+            used, (indices, _magnitudes) = threshold, strictly_above(acc, threshold)
+            count = indices.numel()
+            if FEWEST * k <= count <= MOST * k:
+                break
+            threshold *= WIDER if count < FEWEST * k else NARROWER
+        return Selection(indices, threshold=used)
 
 
 def normal_quantile(density: float) -> float:

@@ -10,30 +10,18 @@ Law = Literal["exponential", "gamma", "pareto"]
 CHUNK = 1 << 18  # entries that a CPU sums up at a time: they stay in the cache
 
 
-def moments(x: Tensor, *, logs: bool = False) -> tuple[int, float, float, float]:
-    """Return size, mean and unbiased variance of abs(x) (numel,), and the mean of its logarithm, in double precision.
-
-    Args:
-        logs: leave zeros out, and compute the mean logarithm, which is 0 otherwise.
-    """
+def log_moments(x: Tensor) -> tuple[int, float, float]:
+    """Return the number, the mean and the mean logarithm of the magnitudes of ``x`` (numel,) that are not zero."""
     chunks = x.split(CHUNK) if x.device.type == "cpu" else (x,)
-    sums = torch.stack([_sums(chunk, logs) for chunk in chunks]).sum(0)
-    size, total, squares, log_total = sums.tolist()  # host sync: the threshold follows from them
-    if not size:
-        return 0, 0.0, 0.0, 0.0
-    mean = total / size
-    variance = (squares - total * mean) / (size - 1) if size > 1 else 0.0
-    return int(size), mean, variance, log_total / size
+    size, total, log_total = torch.stack(list(map(_log_sums, chunks))).sum(0).tolist()  # host sync: the threshold
+    return (int(size), total / size, log_total / size) if size else (0, 0.0, 0.0)
 
 
-def _sums(chunk: Tensor, logs: bool) -> Tensor:
+def _log_sums(chunk: Tensor) -> Tensor:
     magnitudes = chunk.abs().double()
-    if not logs:
-        size = torch.full((), chunk.numel(), dtype=torch.float64, device=chunk.device)
-        return torch.stack([size, magnitudes.sum(), magnitudes.dot(magnitudes), torch.zeros_like(size)])
-    size = magnitudes.count_nonzero().double()
     logarithms = magnitudes.log().clamp_(min=-1e4)  # of a zero: left out by the next line
-    return torch.stack([size, magnitudes.sum(), magnitudes.dot(magnitudes), (logarithms * (magnitudes > 0)).sum()])
+    log_total = (logarithms * (magnitudes > 0)).sum()
+    return torch.stack([magnitudes.count_nonzero().double(), magnitudes.sum(), log_total])
 
 
 def quantile(law: Law, mean: float, variance: float, mean_log: float, density: float) -> float:

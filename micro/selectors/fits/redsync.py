@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.norms import norm
+from micro.parts import NoState, Rule
 from micro.selectors.estimated import Fit
+from micro.selectors.fits.correction import above_or_largest
 from micro.sparse import Selection, Step
 
 MARGIN = 3  # candidates per k that the floor aims at: room for their number to fall to k by the next step
 SMALLEST = 2.0**-126  # of the normal float32: a floor above zero, so that zeros are no candidates
+RESOLUTION = 0.2  # the public code stops where the bracket of q is no wider: after 3 rounds
 
 
 @dataclass(slots=True)
@@ -36,50 +40,61 @@ class RedSync(Fit[RedSyncState]):
     """
 
     name: ClassVar[str] = "redsync"
-
-    def start(self) -> RedSyncState:
-        """Return the state before the first step."""
-        return RedSyncState()
+    state: ClassVar[type[RedSyncState]] = RedSyncState
 
     def select(self, state: RedSyncState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
-        """Return what passes the bisected threshold."""
-        return _bisected(state, *_candidates(state, acc, k), k)
+        """Return k to 2k of the candidates, or all where there are at most k, and set the floor of the next step.
+
+        How many pass a threshold is at least k up to the k-th magnitude, and at most 2k above the (2k + 1)-th: the
+        bisection needs no more than these two.
+        """
+        indices, magnitudes = above_or_largest(acc, state.floor, k, MARGIN * k)
+        count = magnitudes.numel()
+        if not count:
+            state.floor = None
+            return Selection(indices)
+        marks = kernels.ranked(magnitudes, (min(k, count), min(2 * k + 1, count)))
+        lowest_and_largest = torch.stack(torch.aminmax(magnitudes))
+        spread = magnitudes.log().mean(dtype=torch.float64)
+        numbers = torch.cat([marks.double(), lowest_and_largest.double(), spread[None]])
+        kth, beyond, lowest, largest, mean_log = numbers.tolist()  # host sync: the thresholds
+        state.floor = _next_floor(lowest, mean_log, count / (MARGIN * k))
+        if count <= 2 * k:
+            return Selection(indices, threshold=lowest)
+        if kth == beyond:
+            return Selection(indices.index_select(0, kernels.largest(magnitudes, k)), threshold=kth)
+        threshold = bisect(lowest, largest, above=beyond, up_to=kth, dtype=magnitudes.dtype)
+        return Selection(indices.index_select(0, (magnitudes >= threshold).nonzero().view(-1)), threshold=threshold)
 
 
-def _candidates(state: RedSyncState, acc: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return what is above the floor, indices and magnitudes; where that is too little, the MARGIN * k largest."""
-    if state.floor is not None:
-        indices, magnitudes = kernels.above_with_magnitudes(acc, state.floor)
-        if indices.numel() >= k:
-            return indices, magnitudes
-    indices = kernels.largest(acc, MARGIN * k)
-    magnitudes = acc.index_select(0, indices).abs()
-    places = magnitudes.nonzero().view(-1)
-    return indices.index_select(0, places), magnitudes.index_select(0, places)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRedSync(Fit[NoState]):
+    """A threshold that three rounds of bisection find, in the form in which public code compares the method.
 
+    The threshold is mean + q (largest - mean). q is bisected in 3 rounds, and what the last one found is sent, however
+    many; a count between k / 2 and k raises the threshold.
 
-def _bisected(state: RedSyncState, indices: Tensor, magnitudes: Tensor, k: int) -> Selection:
-    """Return k to 2k of the candidates, or all where there are at most k, and set the floor of the next step.
-
-    How many pass a threshold is at least k up to the k-th magnitude, and at most 2k above the (2k + 1)-th: the
-    bisection needs no more than these two.
+    Source: RedSync as a baseline in the public code of Shi et al., arXiv 1911.08772. Differences from the paper: no
+    quantisation of values of one sign; no switch by tensor size; momentum correction is a feedback of its own.
     """
-    count = magnitudes.numel()
-    if not count:
-        state.floor = None
-        return Selection(indices)
-    marks = kernels.ranked(magnitudes, (min(k, count), min(2 * k + 1, count)))
-    lowest_and_largest = torch.stack(torch.aminmax(magnitudes))
-    spread = magnitudes.log().mean(dtype=torch.float64)
-    numbers = torch.cat([marks.double(), lowest_and_largest.double(), spread[None]])
-    kth, beyond, lowest, largest, mean_log = numbers.tolist()  # host sync: the thresholds
-    state.floor = _next_floor(lowest, mean_log, count, k)
-    if count <= 2 * k:
-        return Selection(indices, threshold=lowest)
-    if kth == beyond:
-        return Selection(indices.index_select(0, kernels.largest(magnitudes, k)), threshold=kth)
-    threshold = bisect(lowest, largest, above=beyond, up_to=kth, dtype=magnitudes.dtype)
-    return Selection(indices.index_select(0, (magnitudes >= threshold).nonzero().view(-1)), threshold=threshold)
+
+    name: ClassVar[str] = "redsync_published"
+    rule: ClassVar[Rule] = "published"
+
+    def select(self, state: NoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
+        """Return what passes the threshold of the last round."""
+        mean = float(norm(acc, 1)) / acc.numel()  # host sync: the thresholds
+        largest = float(torch.linalg.vector_norm(acc, math.inf))  # host sync: the thresholds
+        low, high = 0.0, 1.0
+        while high - low > RESOLUTION:
+            middle = low + (high - low) / 2
+            threshold = mean + middle * (largest - mean)
+            indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
+            count = int((magnitudes > threshold).sum())  # host sync: the next round's threshold
+            if k < count < 2 * k:
+                break
+            low, high = (low, middle) if count < k / 2 else (middle, high)
+        return Selection(indices[magnitudes > threshold], threshold=threshold)
 
 
 def bisect(low: float, high: float, *, above: float, up_to: float, dtype: torch.dtype) -> float:
@@ -97,7 +112,7 @@ def bisect(low: float, high: float, *, above: float, up_to: float, dtype: torch.
         low, high = (middle, high) if rounded <= above else (low, middle)
 
 
-def _next_floor(lowest: float, mean_log: float, count: int, k: int) -> float:
-    """Return where MARGIN * k are expected: so far above or below the lowest of ``count`` as their tail says."""
-    tail, share = max(mean_log - math.log(lowest), 0.0), count / (MARGIN * k)
+def _next_floor(lowest: float, mean_log: float, share: float) -> float:
+    """Return where MARGIN * k are expected, of which there are ``share``: as far from the lowest as their tail says."""
+    tail = max(mean_log - math.log(lowest), 0.0)
     return max(lowest * math.exp(tail * (math.log(share) if share > 1 else share - 1)), SMALLEST)

@@ -8,14 +8,9 @@ from micro.randomness import generator
 from micro.sparse import Step
 
 
-def own_randomness(step: Step, rank: int) -> torch.Generator:
-    """Return a generator that differs from step to step and from rank to rank."""
-    return generator(step.seed, step.index, rank)
-
-
-def strided_magnitudes(acc: Tensor, stride: int, randomness: torch.Generator) -> Tensor:
+def strided_sample(acc: Tensor, stride: int, step: Step, rank: int) -> Tensor:
     """Return the magnitudes of every ``stride``-th entry of ``acc`` (numel,); the first place is drawn at random."""
-    phase = int(torch.randint(stride, (1,), generator=randomness))
+    phase = int(torch.randint(stride, (1,), generator=generator(step.seed, step.index, rank)))
     return acc[phase::stride].abs()
 
 

@@ -2,34 +2,58 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from torch import Tensor
 
+from micro.kernels import sums_above, sums_of
+from micro.kernels.sums import Sums
+from micro.parts import Rule
 from micro.selectors.base import Traits
-from micro.selectors.fits.correction import Correction, select_near
-from micro.selectors.fits.stages import StagedFit, StagesState, Survivors, fit_by_sums
+from micro.selectors.estimated import Fit
+from micro.selectors.fits.correction import Entries, select_near, strictly_above
+from micro.selectors.fits.laws import Law, log_moments, quantile
+from micro.selectors.steering import Tracked
 from micro.sparse import Selection, Step
+
+FIRST_SHARE = 0.25  # what the first of several stages keeps
+LISTED = 0.05  # where no more than this share survives, survivors are listed: to list many costs more than a read
+STEPS_PER_DECISION = 5  # steps between two decisions about the number of stages
+TOO_MANY, TOO_FEW = 1.2, 0.8  # mean count / k beyond which it changes
 
 
 @dataclass(slots=True)
-class SidcoState(StagesState):
-    """How many stages there are, and what was learned about the fitted thresholds of each number of stages."""
+class SidcoState:
+    """How many stages there are now, how well they did, and what was learned about each number of stages.
 
-    corrections: dict[int, Correction] = field(default_factory=dict)
+    Attributes:
+        stages: fits per step.
+        calls: steps since the last decision about them.
+        excess: sum of count / k over these steps.
+        corrections: of the fitted threshold, by the number of stages.
+    """
+
+    stages: int = 1
+    calls: int = 0
+    excess: float = 0.0
+    corrections: dict[int, Tracked] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sidco(StagedFit[SidcoState]):
+class Sidco(Fit[SidcoState]):
     """The quantile of a law with a peak at zero, fitted in stages to ever fewer entries, corrected.
 
-    A factor learned from earlier steps corrects the fitted threshold, one for each number of stages, and at most
-    4 k / 3 are selected (`select_near`). The statistics come with the pass that adds the gradient; each further stage
-    reads the vector once, or the survivors where they are few, and one scan selects.
+    The first stage fits the law to all magnitudes and keeps about a quarter; each further one fits it to how far the
+    survivors exceed their smallest. A factor learned from earlier steps corrects the fitted threshold, one for each
+    number of stages, and at most 4 k / 3 are selected (`select_near`). The statistics come with the pass that adds the
+    gradient; each further stage reads the vector once, or the survivors where they are few, and one scan selects.
 
     Args:
-        law, stages: see `StagedFit`. The number of stages follows the count that the law would have given without the
-            factor.
+        law: 'exponential' (double exponential gradients, the paper's SIDCo-E), 'gamma' (double gamma first, generalised
+            Pareto after it, SIDCo-GP) or 'pareto' (double generalised Pareto, SIDCo-P).
+        stages: fits per step, at most ceil(log2(numel / k)); None follows the counts that the law gives without the
+            factor: from 1 on, one fewer after 5 steps of more than 1.2 k on average, one more after 5 steps of less
+            than 0.8 k.
 
     Source: Abdelmoniem, Elzanaty, Alouini and Canini, An efficient statistical-based gradient compression technique for
     distributed training systems, MLSys 2021, arXiv 2101.10761, and its public code. Differences: the factor and the
@@ -43,44 +67,130 @@ class Sidco(StagedFit[SidcoState]):
         ValueError: no such law, or stages less than 1.
     """
 
+    law: Law = "exponential"
+    stages: int | None = None
     name: ClassVar[str] = "sidco"
+    state: ClassVar[type[SidcoState]] = SidcoState
 
-    def start(self) -> SidcoState:
-        """Return one stage, and nothing learned."""
-        return SidcoState()
-
-    def load(self, saved: dict[str, Any]) -> SidcoState:
-        """Return the state that ``save`` described."""
-        corrections = {stages: Correction(**track) for stages, track in saved["corrections"].items()}
-        return SidcoState(**(saved | {"corrections": corrections}))
+    def __post_init__(self) -> None:
+        if self.law not in get_args(Law):
+            raise ValueError(f"law of {self.name} must be one of {', '.join(get_args(Law))}, got '{self.law}'")
+        if self.stages is not None and self.stages < 1:
+            raise ValueError(f"stages of {self.name} must be at least 1, or None to adapt, got {self.stages}")
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> Traits:  # type: ignore[override]  # depends on the law
         """It wants the sums of the accumulator, unless its law is gamma, which also needs logarithms."""
         return Traits.NONE if self.law == "gamma" else Traits.WANTS_SUMS
 
-    def fitted(
-        self, state: SidcoState, acc: Tensor, shares: list[float], k: int, step: Step
+    def load(self, saved: dict[str, Any]) -> SidcoState:
+        """Return the state that ``save`` described."""
+        corrections = {stages: Tracked(**track) for stages, track in saved["corrections"].items()}
+        return SidcoState(**(saved | {"corrections": corrections}))
+
+    def select(self, state: SidcoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
+        """Fit in stages, return what lies beyond, and decide about the number of stages."""
+        density = k / acc.numel()
+        most = most_stages(density)
+        num_stages = min(self.stages or state.stages, most)
+        threshold, survivors = fit(acc, self.law, stage_shares(density, num_stages), step.sums)
+        selection, law_count = self._beyond(state, acc, threshold, survivors, k, num_stages)
+        if self.stages is None:
+            _adapt_stages(state, law_count / k, num_stages, most)
+        return selection
+
+    def _beyond(
+        self, state: SidcoState, acc: Tensor, threshold: float, survivors: Entries | None, k: int, num_stages: int
     ) -> tuple[Selection, float]:
-        """Fit to sums, and return near k beyond the corrected threshold, and about how many the law's would select."""
-        correction = state.corrections.setdefault(len(shares), Correction())
-        survivors = fit_by_sums(acc, self.law, shares, step.sums)
-        selection = _near(correction, acc, survivors, k)
-        return selection, _count_at(survivors.threshold, selection, correction)
+        """Return near k beyond the corrected threshold, and about how many the law's would select."""
+        correction = state.corrections.setdefault(num_stages, Tracked())
+        if survivors is None or survivors[0].numel() < 2 * k:
+            selection = select_near(correction, acc, threshold, k)
+        else:  # they are the largest magnitudes
+            among = select_near(correction, survivors[1], threshold, k)
+            selection = Selection(survivors[0].index_select(0, among.indices), threshold=among.threshold)
+        count, tail = float(selection.indices.numel()), correction.track.tail
+        if selection.threshold and 0 < threshold < math.inf and tail > 0:  # along the tail of what was selected
+            count *= math.exp(max(-50.0, min(50.0, math.log(selection.threshold / threshold) / tail)))
+        return selection, count
 
 
-def _near(correction: Correction, acc: Tensor, survivors: Survivors, k: int) -> Selection:
-    """Select near k, among the survivors where there are enough of them: they are the largest magnitudes."""
-    indices, magnitudes = survivors.indices, survivors.magnitudes
-    if indices is None or magnitudes is None or indices.numel() < 2 * k:
-        return select_near(correction, acc, survivors.threshold, k)
-    among = select_near(correction, magnitudes, survivors.threshold, k)
-    return Selection(indices.index_select(0, among.indices), threshold=among.threshold)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedSidco(Sidco):
+    """What exceeds the fitted quantile as it is. Settings, source and differences: as `Sidco`, but for the factor."""
+
+    name: ClassVar[str] = "sidco_published"
+    rule: ClassVar[Rule] = "published"
+
+    def _beyond(
+        self, state: SidcoState, acc: Tensor, threshold: float, survivors: Entries | None, k: int, num_stages: int
+    ) -> tuple[Selection, float]:
+        """Return what exceeds the threshold, and how many those are."""
+        indices = passed(acc, threshold, survivors)[0]
+        return Selection(indices, threshold=threshold), float(indices.numel())
 
 
-def _count_at(guess: float, selection: Selection, correction: Correction) -> float:
-    """Return about how many the law's own threshold would have selected, along the tail of what was selected."""
-    count, tail = float(selection.indices.numel()), correction.track.tail
-    if not selection.threshold or not 0 < guess < math.inf or not tail > 0:
-        return count
-    return count * math.exp(max(-50.0, min(50.0, math.log(selection.threshold / guess) / tail)))
+def most_stages(density: float) -> int:
+    """Return ceil(log2(1 / density)), at least 1; 1 also where the first of several stages would keep too little."""
+    return max(1, math.ceil(-math.log2(density))) if density < FIRST_SHARE else 1
+
+
+def stage_shares(density: float, num_stages: int) -> list[float]:
+    """Return the share that each stage keeps of the last one's survivors; their product is ``density``."""
+    if num_stages == 1:
+        return [density]
+    return [FIRST_SHARE, *[(density / FIRST_SHARE) ** (1 / (num_stages - 1))] * (num_stages - 1)]
+
+
+def fit(acc: Tensor, law: Law, shares: list[float], sums: Sums | None) -> tuple[float, Entries | None]:
+    """Fit a law to abs(acc) (numel,) in stages that keep these shares; a stage reads its vector once.
+
+    That vector is acc until few survive, and then a list of them.
+
+    Args:
+        sums: of acc, where they are known.
+    Returns:
+        the threshold of the last stage on abs(acc), and the list of what it was fitted to, None for acc itself.
+    """
+    if law == "gamma":
+        size, mean, mean_log = log_moments(acc)
+        variance = 0.0
+    else:
+        size, (mean, variance), mean_log = acc.numel(), _moments(sums or sums_of(acc), 0.0), 0.0
+    threshold = quantile(law, mean, variance, mean_log, min(1.0, shares[0] * acc.numel() / max(size, 1)))
+    law, share_left, survivors = "pareto" if law == "gamma" else law, shares[0], None
+    for share in shares[1:]:
+        if survivors is None and share_left <= LISTED:
+            survivors = passed(acc, threshold, None)
+        above = sums_above(acc if survivors is None else survivors[1], threshold)
+        mean, variance = _moments(above, above.smallest) if above.count > 1 else (0.0, 0.0)
+        if not mean > 0:
+            break
+        threshold = above.smallest + quantile(law, mean, variance, 0.0, share)
+        share_left *= share
+    return threshold, survivors
+
+
+def passed(acc: Tensor, threshold: float, survivors: Entries | None) -> Entries:
+    """Return the entries of ``acc`` (numel,) that exceed the threshold; all of them are among the survivors."""
+    if survivors is None:
+        return strictly_above(acc, threshold)
+    places, magnitudes = strictly_above(survivors[1], threshold)
+    return survivors[0].index_select(0, places), magnitudes
+
+
+def _moments(sums: Sums, floor: float) -> tuple[float, float]:
+    """Return mean and unbiased variance of how far magnitudes exceed ``floor``."""
+    if not sums.count:
+        return 0.0, 0.0
+    return sums.mean_magnitude - floor, sums.variance_of_magnitudes if sums.count > 1 else 0.0
+
+
+def _adapt_stages(state: SidcoState, excess: float, num_stages: int, most: int) -> None:
+    """Change the number of stages by one where the mean excess of the last steps calls for it."""
+    state.calls, state.excess = state.calls + 1, state.excess + excess
+    if state.calls < STEPS_PER_DECISION:
+        return
+    mean = state.excess / state.calls
+    change = (mean < TOO_FEW) - (mean > TOO_MANY)
+    state.stages, state.calls, state.excess = max(1, min(most, num_stages + change)), 0, 0.0

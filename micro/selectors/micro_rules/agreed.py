@@ -3,16 +3,18 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
 from micro import kernels
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
-from micro.kernels.cuts import NUM_BINS, Cut, cut
+from micro.kernels.cuts import NUM_BINS, Cut, cut, kept_by_all, message
 from micro.requests import AllGather, AllReduce, Once, Reduction
-from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
+from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.micro_rules.one_message import Room, candidate_bytes
 from micro.selectors.micro_rules.quantile import SHIFT, magnitude_bins
+from micro.sparse import Selection
 from micro.traffic import COUNT_BYTES, Calls
 
 SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
@@ -39,6 +41,22 @@ class AgreedState:
     surplus: float = SURPLUS
     last: list[int] = field(default_factory=list)
 
+    def resolve(self, lowest_bits: int, highest_bits: int) -> None:
+        """Begin the candidates at ``lowest_bits``, in bins as narrow as reaching ``highest_bits`` allows."""
+        self.lowest_bits = max(lowest_bits, SMALLEST_BITS)
+        self.shift = max((highest_bits - self.lowest_bits) // NUM_BINS, 0).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """This rank's candidates, every rank's message (world_size, length) with its counts first, and where to cut."""
+
+    indices: Tensor
+    magnitudes: Tensor
+    rows: Tensor
+    counts: Tensor
+    cut: Cut
+
 
 @dataclass(frozen=True, slots=True)
 class Agreed(ThresholdRule[AgreedState]):
@@ -63,39 +81,39 @@ class Agreed(ThresholdRule[AgreedState]):
     """
 
     slack: float | None = None
+    state: ClassVar[type[AgreedState]] = AgreedState
 
-    def start(self) -> AgreedState:
-        """Return the state before the first step."""
-        return AgreedState()
-
-    def search(self, state: AgreedState, search: Search) -> Reduction[Found]:
+    def search(self, state: AgreedState, search: Search) -> Reduction[Selection]:
         """Take exactly k over all ranks, or all that is not zero where that is less; at a density of 1 everything."""
-        if search.wants_all:
+        everything = search.everything()
+        if everything is not None:
             state.lowest_bits, state.last = None, []
-            return everything(search)
-        search = search.copied()
-        k, room = search.step.target_count, self._room(state, search)
-        known = state.lowest_bits is not None
+            return everything
+        k, comm = search.step.target_count, search.comm
+        room, known = self._room(state, search), state.lowest_bits is not None
         if not known:
             yield from _reset_candidates(state, search)
-        found = yield from _collect(state, search, room)
-        where = yield from _cut(found, search)
-        state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * search.comm.world_size)))
-        if known and where.num_candidates < k:
+        found = yield from _find(state, search, room)
+        state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * comm.world_size)))
+        if known and found.cut.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             yield from _reset_candidates(state, search)
-            found = yield from _collect(state, search, room)
-            where = yield from _cut(found, search)
-        rank, threshold = search.comm.rank, _between(state, where)
-        all_indices = None if room is None else room.kept(found.rows, found.counts, where.taken, search)
+            found = yield from _find(state, search, room)
+        taken, threshold, all_indices = found.cut.taken, _between(state, found.cut), None
+        if room is not None:
+            starts = [start for start, _ in search.spans]
+            all_indices = kept_by_all(
+                found.rows, found.counts, room.sure, taken, starts, capacity=room.capacity, width=room.width
+            )
         if all_indices is None:
-            mine, is_overfull = _kept(state, found, where, rank), room is not None
+            mine = _kept(state, found, comm.rank)
         else:
-            first, is_overfull = sum(where.taken[:rank]), False
-            mine = all_indices[first : first + where.taken[rank]]
-        _prepare_next(state, threshold, where, k)
-        state.last = [] if self.slack is None else list(where.taken)
-        return Found(mine, where.taken, threshold, all_indices, is_overfull)
+            first = sum(taken[: comm.rank])
+            mine = all_indices[first : first + taken[comm.rank]]
+        _prepare_next(state, threshold, found.cut, k)
+        state.last = [] if self.slack is None else list(taken)
+        is_overfull = room is not None and all_indices is None
+        return Selection(mine, counts=taken, threshold=threshold, all_indices=all_indices, overfull=is_overfull)
 
     def _room(self, state: AgreedState, search: Search) -> Room | None:
         """Return the room for candidates in this step's message; None where they do not travel in it."""
@@ -112,43 +130,26 @@ class Agreed(ThresholdRule[AgreedState]):
         return (("gather_rows", COUNT_BYTES * NUM_BINS + candidates),)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidates:
-    """What passes the lower threshold in this rank's slice, and how much of it all ranks have.
-
-    Attributes:
-        indices, magnitudes: (m,) of this rank, in the vector; int32, float32.
-        rows: (world_size, NUM_BINS or more) int32, every rank's counts by bin and what else its message held.
-        counts: (world_size, NUM_BINS) those counts, in the host's memory.
-    """
-
-    indices: Tensor
-    magnitudes: Tensor
-    rows: Tensor
-    counts: Tensor
-
-
-def _collect(state: AgreedState, search: Search, room: Room | None) -> Reduction[_Candidates]:
-    """Return this rank's candidates, and every rank's counts and the candidates in its message: one all-gather."""
+def _find(state: AgreedState, search: Search, room: Room | None) -> Reduction[_Found]:
+    """Return this rank's candidates, every rank's counts and the candidates in its message: one all-gather."""
     assert state.lowest_bits is not None
-    bins = {"lowest": state.lowest_bits, "shift": state.shift}
-    mine = kernels.collect(search.slice, search.start, **bins)
-    indices, magnitudes, counts = mine
+    mine = kernels.collect(search.slice, search.start, state.lowest_bits, state.shift)
+    indices, magnitudes, own_counts = mine
     if room is None:
-        rows = yield AllGather(mine=counts, read=True)
-        return _Candidates(indices, magnitudes, rows, rows)
-    rows = yield AllGather(mine=room.message(mine, search, **bins), kind="indices")
-    return _Candidates(indices, magnitudes, rows, rows[:, :NUM_BINS].cpu())  # host sync: counts shape what follows
+        rows = counts = yield AllGather(mine=own_counts, read=True)
+    else:
+        sizes = {"sure": float(room.sure[search.comm.rank]), "capacity": room.capacity, "width": room.width}
+        row = message(mine, start=search.start, lowest=state.lowest_bits, shift=state.shift, **sizes)
+        rows = yield AllGather(mine=row, kind="indices")
+        counts = rows[:, :NUM_BINS].cpu()  # host sync: counts shape what follows
+    place: Cut = yield Once(work=lambda: cut(counts, search.step.target_count))
+    return _Found(indices, magnitudes, rows, counts, place)
 
 
-def _cut(found: _Candidates, search: Search) -> Reduction[Cut]:
-    where: Cut = yield Once(work=lambda: cut(found.counts, search.step.target_count))
-    return where
-
-
-def _kept(state: AgreedState, found: _Candidates, cut: Cut, rank: int) -> Tensor:
+def _kept(state: AgreedState, found: _Found, rank: int) -> Tensor:
     """Return the ascending indices of this rank's largest candidates above and inside the cut's bin."""
     assert state.lowest_bits is not None
+    cut = found.cut
     bottom, top = (state.lowest_bits + (place << state.shift) for place in (cut.bin, cut.bin + 1))
     top = min(top, BEYOND_BITS) if cut.bin < NUM_BINS - 1 else BEYOND_BITS
     return kernels.keep(found.indices, found.magnitudes, cut.taken[rank], bottom, top, cut.shares[rank])
@@ -160,25 +161,14 @@ def _reset_candidates(state: AgreedState, search: Search) -> Reduction[None]:
     totals = yield AllReduce(mine=magnitude_bins(search.slice), kind="counts")
     wanted = state.surplus * k, k / state.surplus**2
     lowest, highest = yield Once(work=lambda: _bins_reached(totals, wanted))
-    _resolve(state, lowest << SHIFT, (highest + 1) << SHIFT)
+    state.resolve(lowest << SHIFT, (highest + 1) << SHIFT)
 
 
 def _bins_reached(totals: Tensor, wanted: Sequence[float]) -> list[int]:
-    """Return the highest bin that each number of ``wanted`` elements reaches, counted from the highest bin on."""
+    """Return the highest bin that each number of elements reaches, or the lowest that holds any if they are fewer."""
     reached = totals.flip(0).cumsum(0).flip(0)  # elements in each bin and above
-    return [_bin_reached(reached, number) for number in wanted]
-
-
-def _bin_reached(reached: Tensor, wanted: float) -> int:
-    """Return the highest bin that ``wanted`` elements reach, or the lowest that holds any where they are fewer."""
     there = max(int(reached[0]), 1)  # host sync: only when the cut was lost
-    return max(int((reached >= min(wanted, there)).sum()) - 1, 0)
-
-
-def _resolve(state: AgreedState, lowest_bits: int, highest_bits: int) -> None:
-    """Begin the candidates at ``lowest_bits`` and make the bins as narrow as reaching ``highest_bits`` allows."""
-    state.lowest_bits = max(lowest_bits, SMALLEST_BITS)
-    state.shift = max((highest_bits - state.lowest_bits) // NUM_BINS, 0).bit_length()
+    return [max(int((reached >= min(number, there)).sum()) - 1, 0) for number in wanted]
 
 
 def _between(state: AgreedState, cut: Cut) -> float:
@@ -197,6 +187,5 @@ def _prepare_next(state: AgreedState, threshold: float, cut: Cut, k: int) -> Non
         return
     slope = math.log(cut.num_candidates / k) / math.log(threshold / lowest)
     room = min(math.log(state.surplus) / slope, MAX_ROOM)
-    next_lowest = threshold * math.exp(-room)
     highest = threshold * math.exp(2 * room)  # as far above in log count as twice the room below
-    _resolve(state, bits_of_magnitude(next_lowest), bits_of_magnitude(highest))
+    state.resolve(bits_of_magnitude(threshold * math.exp(-room)), bits_of_magnitude(highest))

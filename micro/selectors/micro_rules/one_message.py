@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from micro.kernels.cuts import kept_by_all, message, surely_kept
-from micro.selectors.micro_rules.base import Search
+from micro.kernels.cuts import surely_kept
 
 MORE, LESS = 0.5, 3.0  # roots: a count x differs from step to step by about sqrt(2 x) by chance; the most varies less
 
@@ -16,10 +15,10 @@ MORE, LESS = 0.5, 3.0  # roots: a count x differs from step to step by about sqr
 class Room:
     """How many candidates a message holds, from what each slice gave in the last step.
 
-    A message has a rank's candidates in an order such that what it turns out to keep comes first: at first those of the
-    highest bins, ascending, which ``sure`` says are kept in any case; then the others from the largest to the smallest
-    magnitude, the lowest index first among equals. A candidate is its place in the slice, in as many bytes as a slice
-    needs.
+    A message has a rank's counts, then its candidates in an order such that what it turns out to keep comes first: at
+    first those of the highest bins, ascending, which ``sure`` says are kept in any case; then the others from the
+    largest to the smallest magnitude, the lowest index first among equals. A candidate is its place in the slice, in as
+    many bytes as a slice needs.
 
     Attributes:
         capacity: candidates in every rank's message.
@@ -44,35 +43,7 @@ class Room:
         if not total or len(last) == 1:
             return None
         sure = surely_kept(last, k / total, 1 - slack, LESS)
-        return cls(room_for(max(last) * (k / total), slack, longest), width_for(longest), sure)
-
-    def message(self, found: tuple[Tensor, Tensor, Tensor], search: Search, *, lowest: int, shift: int) -> Tensor:
-        """Return a rank's row: its counts, then its candidates in their order, filled up with zeros; all int32.
-
-        Args:
-            found: what `micro.kernels.collect` returned for the bins that ``lowest`` and ``shift`` describe.
-        """
-        sure = float(self.sure[search.comm.rank])  # in the host's memory
-        places = {"start": search.start, "lowest": lowest, "shift": shift}
-        return message(found, **places, sure=sure, capacity=self.capacity, width=self.width)
-
-    def kept(self, rows: Tensor, counts: Tensor, taken: tuple[int, ...], search: Search) -> Tensor | None:
-        """Return what all ranks keep, in rank order, each rank's as in its message: (sum(taken),) int32.
-
-        None, on all ranks alike, where a rank keeps more than its message holds, or less than counted as sure.
-
-        Args:
-            rows: (world_size, length) int32, every rank's message.
-            counts: (world_size, NUM_BINS) int32, the first of each, in the host's memory.
-            taken: how many each rank keeps.
-        """
-        starts = [start for start, _ in search.spans]
-        return kept_by_all(rows, counts, self.sure, taken, starts, capacity=self.capacity, width=self.width)
-
-
-def room_for(expected: float, slack: float, longest: int) -> int:
-    """Return the capacity where the rank that keeps most is expected to keep so many."""
-    return min(math.ceil((1 + slack) * expected + MORE * math.sqrt(expected)), longest)
+        return cls(_capacity(max(last) * (k / total), slack, longest), width_for(longest), sure)
 
 
 def width_for(longest: int) -> int:
@@ -80,17 +51,17 @@ def width_for(longest: int) -> int:
     return max(-(-(longest - 1).bit_length() // 8), 1)
 
 
-def message_bytes(capacity: int, longest: int) -> int:
-    """Return the bytes of the candidates in a message; messages are of whole int32."""
-    return -(-capacity * width_for(longest) // 4) * 4
-
-
 def candidate_bytes(expected: float, slack: float, longest: int, world_size: int) -> int:
-    """Return the bytes of the candidates in a message of a step in steady state.
+    """Return the bytes of the candidates in a message of a step in steady state; messages are of whole int32.
 
     Args:
         expected: kept by a rank; slices differ by chance alone: the most is about sqrt(2 x ln n) more.
         longest: elements of the longest slice.
     """
     most = expected + math.sqrt(2 * expected * math.log(world_size))
-    return message_bytes(room_for(most, slack, longest), longest)
+    return -(-_capacity(most, slack, longest) * width_for(longest) // 4) * 4
+
+
+def _capacity(expected: float, slack: float, longest: int) -> int:
+    """Return the capacity where the rank that keeps most is expected to keep so many."""
+    return min(math.ceil((1 + slack) * expected + MORE * math.sqrt(expected)), longest)

@@ -1,14 +1,16 @@
 """The authors' public code, step for step."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from micro import kernels
 from micro.on_device import on_device
 from micro.requests import AllGather, Reduction
-from micro.selectors.micro_rules.base import Found, Search, ThresholdRule
+from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
+from micro.sparse import Selection
 from micro.traffic import COUNT_BYTES, Calls
 
 
@@ -29,41 +31,25 @@ class Published(ThresholdRule[PublishedState]):
     1, and an empty slice (fewer elements than ranks) sends nothing.
     """
 
-    def start(self) -> PublishedState:
-        """Return the state before the first step."""
-        return PublishedState()
+    state: ClassVar[type[PublishedState]] = PublishedState
 
-    def search(self, state: PublishedState, search: Search) -> Reduction[Found]:
+    def search(self, state: PublishedState, search: Search) -> Reduction[Selection]:
         """Take what is at or above the threshold, or one arbitrary coordinate."""
-        search = search.copied()
-        k, index = search.step.target_count, search.step.index
-        threshold = _next(state, k)
-        indices = kernels.above(search.slice, threshold)
-        size = search.slice.numel()
+        k, size = search.step.target_count, search.slice.numel()
+        if state.threshold is None:  # the first step, also where buckets have changed
+            state.threshold = hard_threshold(k)
+        else:
+            share = state.last_count / k
+            state.threshold *= 1.005 if share > 1.1 else 1.00125 if share > 0.909 else 0.995
+        indices = kernels.above(search.slice, state.threshold)
         if not indices.numel() and size:
-            indices = torch.tensor([index % size], dtype=torch.int32, device=search.slice.device)
+            indices = torch.tensor([search.step.index % size], dtype=torch.int32, device=search.slice.device)
         mine = on_device([indices.numel()], torch.int32, indices.device)
         rows = yield AllGather(mine=mine, read=True)
         counts = tuple(rows.view(-1).tolist())
-        state.threshold = threshold
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
-        return Found(indices + search.start, counts, threshold)
+        return Selection(indices + search.start, counts=counts, threshold=state.threshold)
 
     def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
         """Return the gathering of counts."""
         return (("gather_rows", COUNT_BYTES),)
-
-
-def _next(state: PublishedState, k: int) -> float:
-    """Return this step's threshold; the state is new at the first step, and where buckets have changed since."""
-    if state.threshold is None:
-        return hard_threshold(k)
-    return state.threshold * _factor(state.last_count / k)
-
-
-def _factor(share: float) -> float:
-    if share > 1.1:
-        return 1.005
-    if share > 0.909:
-        return 1.00125
-    return 0.995

@@ -20,12 +20,7 @@ def magnitude_bins(x: Tensor) -> Tensor:
 
 
 def coarse_bin(counts: Tensor, k: int) -> int | None:
-    """Return the bin of a wide histogram that `bins_inside` has to resolve, or None where nothing can be selected.
-
-    Args:
-        counts: (num_bins,) from `magnitude_bins`, summed over the ranks.
-        k: wanted number of entries, >= 1.
-    """
+    """Return the bin of summed `magnitude_bins` that `bins_inside` has to resolve; None where all entries are zero."""
     found = _locate(counts, k + 1)
     return found[0] if found else None
 
@@ -65,14 +60,9 @@ def threshold_from_bins(counts: Tensor, fine: Tensor, k: int) -> float | None:
 
 def _locate(counts: Tensor, rank: int) -> tuple[int, int] | None:
     """Return (bin of the rank-th largest, or of the smallest if there are fewer; entries above it); None if empty."""
-    totals = counts.tolist()  # host sync: a searched step only
-    above, last = 0, None
-    for index in range(len(totals) - 1, -1, -1):
-        if not totals[index]:
-            continue
-        if last is not None:
-            above += totals[last]
-        last = index
-        if above + totals[index] >= rank:
-            break
-    return None if last is None else (last, above)
+    reached = 0
+    found = None
+    for index, count in reversed(list(enumerate(counts.tolist()))):  # host sync: a searched step only
+        if count and reached < rank:
+            found, reached = (index, reached), reached + count
+    return found

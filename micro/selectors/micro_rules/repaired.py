@@ -1,29 +1,20 @@
 """One threshold, steered by the last step's count: the idea of the published rule with a repaired controller."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from micro import kernels
 from micro.on_device import on_device
 from micro.requests import AllGather, AllReduce, Reduction
-from micro.selectors.micro_rules.base import Found, Search, ThresholdRule, everything
+from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.micro_rules.quantile import bins_inside, coarse_bin, magnitude_bins, threshold_from_bins
-from micro.selectors.steering import Track, aim, observe
+from micro.selectors.steering import Track, Tracked, aim, observe
+from micro.sparse import Selection
 from micro.traffic import Calls
 
 
-@dataclass(slots=True)
-class RepairedState:
-    """What the ranks know about the next step's threshold, and the count that it is aimed at."""
-
-    track: Track = field(default_factory=Track)
-    last_k: int = 0
-
-
-class Repaired(ThresholdRule[RepairedState]):
+class Repaired(ThresholdRule[Tracked]):
     """Steer the threshold by the last count and by the slope of the tail; start from the gradient's own quantile.
 
     Each rank sends its count and the sum of log(abs(acc) / threshold) over what it selected: 16 bytes. From their sums
@@ -31,34 +22,34 @@ class Repaired(ThresholdRule[RepairedState]):
     of the gradients jumped, search for the quantile instead, with two small all-reduces.
     """
 
-    def start(self) -> RepairedState:
-        """Return the state before the first step."""
-        return RepairedState()
+    state: ClassVar[type[Tracked]] = Tracked
 
-    def load(self, saved: dict[str, Any]) -> RepairedState:
-        """Return the state from its plain form."""
-        return RepairedState(Track(**saved["track"]), saved["last_k"])
-
-    def search(self, state: RepairedState, search: Search) -> Reduction[Found]:
+    def search(self, state: Tracked, search: Search) -> Reduction[Selection]:
         """Take what is at or above the threshold, at a density of 1 everything; an empty slice sends nothing."""
-        if search.wants_all:
-            return everything(search)
-        search = search.copied()
-        k, track = search.step.target_count, state.track
-        if state.last_k not in (0, k):  # a density that changes with time
-            track = aim(track, state.last_k, k)
-        state.last_k = k
-        threshold = track.threshold if track.threshold is not None else (yield from _quantile(search, k))
+        everything = search.everything()
+        if everything is not None:
+            return everything
+        k, device = search.step.target_count, search.slice.device
+        if state.k not in (0, k):  # a density that changes with time
+            state.track = aim(state.track, state.k, k)
+        state.k = k
+        threshold = state.track.threshold
+        if threshold is None:
+            threshold = yield from _quantile(search, k)
         if threshold is None:  # all ranks know: every slice is zero
-            nothing = torch.empty(0, dtype=torch.int32, device=search.slice.device)
             state.track = Track()
-            return Found(nothing, (0,) * search.comm.world_size, 0.0)
-        indices, rows = yield from _counted(search, threshold)
-        counts = tuple(int(count) for count, _ in rows)
+            nothing = torch.empty(0, dtype=torch.int32, device=device)
+            return Selection(nothing, counts=(0,) * search.comm.world_size, threshold=0.0)
+        indices, magnitudes = kernels.above_with_magnitudes(search.slice, threshold)
+        count = on_device([magnitudes.numel()], torch.float64, device).view(())
+        logs = (magnitudes.to(torch.float64) / threshold).log()
+        headers = yield AllGather(mine=torch.stack([count, logs.sum()]), read=True)
+        rows = headers.tolist()
+        counts = tuple(int(number) for number, _ in rows)
         total = sum(counts)
-        tail = sum(logs for _, logs in rows) / total if total else 0.0
-        state.track = observe(track, threshold=threshold, count=total, tail=tail, k=k)
-        return Found(indices + search.start, counts, threshold)
+        tail = sum(log for _, log in rows) / total if total else 0.0
+        state.track = observe(state.track, threshold=threshold, count=total, tail=tail, k=k)
+        return Selection(indices + search.start, counts=counts, threshold=threshold)
 
     def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
         """Return the gathering of counts and sums of logarithms; at a density of 1 nothing travels."""
@@ -73,12 +64,3 @@ def _quantile(search: Search, k: int) -> Reduction[float | None]:
         return None
     fine = yield AllReduce(mine=bins_inside(search.slice, coarse), kind="counts")
     return threshold_from_bins(counts, fine, k)
-
-
-def _counted(search: Search, threshold: float) -> Reduction[tuple[Tensor, list[list[float]]]]:
-    """Return this rank's indices in its slice from the threshold on, and every rank's count and sum of logarithms."""
-    indices, magnitudes = kernels.above_with_magnitudes(search.slice, threshold)
-    count = on_device([magnitudes.numel()], torch.float64, magnitudes.device).view(())
-    logs = (magnitudes.to(torch.float64) / threshold).log()
-    headers = yield AllGather(mine=torch.stack([count, logs.sum()]), read=True)
-    return indices, headers.tolist()
