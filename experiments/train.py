@@ -36,7 +36,7 @@ def run(composed: DictConfig) -> float | None:
         if ranks:
             check_shape(job.overrides.task, ranks)
         config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
-        from experiments.training.one_run import carry_out  # imports torch: most mistakes are reported before that
+        from experiments.training.runner import carry_out  # imports torch: most mistakes are reported before that
 
         return carry_out(config, ranks)
 

@@ -1,27 +1,27 @@
 """From the words of a command line to checked configurations, by Hydra, before anything is built or started."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import lru_cache
-from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.checks import check_settings
+from experiments.config.descriptions import GROUPS
 from experiments.config.errors import UserError
 from experiments.config.hydra_errors import cannot_remove, one_line_each, unknown_key
 from experiments.config.overrides import parse
 from experiments.config.paths import CONF
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import TrainConfig, flat
 
 NAME = "train"  # of the primary configuration, conf/train.yaml
+_KEYS = frozenset(field.name for field in dataclasses.fields(TrainConfig))
 
 ConfigStore.instance().store(name="schema", node=TrainConfig)
 OmegaConf.register_new_resolver(
@@ -61,19 +61,21 @@ def compose_runs(
 def composed(words: Sequence[str], name: str = NAME) -> DictConfig:
     """Return what Hydra composes of ``words``.
 
-    Hydra takes 0.1 s for one configuration, and a study has up to hundreds, which share their choices of groups: each
-    of those is composed once, and plain values are set as Hydra sets them. Raises: UserError.
+    That takes 0.1 s, and the runs of a study share their choices of groups: each of those is composed once, and plain
+    values are set as Hydra sets them. Raises: UserError.
     """
     overrides = parse(words)
     if of_hydra := [override.input_line for override in overrides if override.is_hydra_override()]:
         raise UserError(f"'{of_hydra[0]}' sets Hydra, not a run: it is for experiments.train, leave it out")
-    plain = [override for override in overrides if _is_plain(override)]
-    choices = tuple(str(override.input_line) for override in overrides if not _is_plain(override))
+    values = [override for override in overrides if _is_value(override)]
+    others = [override for override in overrides if not _is_value(override)]
+    lines = tuple(str(override.input_line) for override in others)
     with one_line_each():
-        if not all(_is_choice(override) or _is_plain(override) for override in overrides):
+        if not all(map(_is_choice, others)):  # for instance +KEY, whose place among the others matters
             return compose(name, [str(override.input_line) for override in overrides])
-        config = deepcopy(_composition(_places(), name, choices))
-        for override in plain:
+        search_path = GlobalHydra.instance().config_loader().get_search_path().get_path()
+        config = deepcopy(_composition(tuple(place.path for place in search_path), name, lines))
+        for override in values:
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
     return config
 
@@ -88,7 +90,9 @@ def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> Trai
     with one_line_each():
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), composed))
     assert isinstance(config, TrainConfig)
-    _check_values(dataclasses.asdict(config))
+    if "${" in str(config):  # written as \${...}
+        key = next(key for key, value in flat(dataclasses.asdict(config)).items() if "${" in str(value))
+        raise UserError(f"{key} cannot have '${{' in its text, which config.yaml would resolve: leave it out")
     check_settings(config, joined_world_size=joined_world_size)
     return config
 
@@ -108,33 +112,19 @@ def _composition(places: tuple[str, ...], name: str, choices: tuple[str, ...]) -
     return compose(name, list(choices))
 
 
-def _places() -> tuple[str, ...]:
-    return tuple(place.path for place in GlobalHydra.instance().config_loader().get_search_path().get_path())
-
-
-def _is_plain(override: Override) -> bool:
-    """Return whether a word is KEY=VALUE alone, which changes no group and takes part in no sweep."""
+def _is_value(override: Override) -> bool:
+    """Return whether a word sets a key of the schema, and takes part in no sweep."""
     key = override.key_or_group
-    is_value = isinstance(override.value(), dict) or not _is_group(key)
-    return not _is_special(override) and is_value and not key.startswith("hydra")
+    is_setting = key.split(".")[0] in _KEYS and (key not in GROUPS or isinstance(override.value(), dict))
+    return is_setting and not _is_special(override)
 
 
 def _is_choice(override: Override) -> bool:
-    return not _is_special(override) and _is_group(override.key_or_group)
+    return override.key_or_group in GROUPS and not _is_special(override)
 
 
 def _is_special(override: Override) -> bool:
-    is_change = not (override.is_add() or override.is_force_add() or override.is_delete())
-    return not is_change or override.package is not None or override.is_sweep_override()
-
-
-def _is_group(key: str) -> bool:
-    return "/" in key or key in _groups(_places())
-
-
-@lru_cache(maxsize=16)
-def _groups(places: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(GlobalHydra.instance().config_loader().list_groups(""))
+    return override.type != OverrideType.CHANGE or override.package is not None or override.is_sweep_override()
 
 
 def _check_keys(composed: DictConfig, kind: type, parent: str = "") -> None:
@@ -150,17 +140,3 @@ def _check_keys(composed: DictConfig, kind: type, parent: str = "") -> None:
     lost = [name for name in known if name not in given]
     if lost and OmegaConf.get_type(composed) is kind:
         raise UserError(cannot_remove(f"{parent}.{lost[0]}".strip(".")))
-
-
-def _check_values(value: Any, key: str = "") -> None:
-    """Refuse what no configuration can hold. Raises: UserError: a number that is not finite, or an interpolation."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _check_values(inner, f"{key}.{name}".strip("."))
-    elif isinstance(value, list):
-        for inner in value:
-            _check_values(inner, key)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{key} must be a finite number, got {value}")
-    elif isinstance(value, str) and "${" in value:  # written as \${...}: the reader of config.yaml would resolve it
-        raise UserError(f"{key} cannot have '${{' in its text: write $NAME without braces, or leave it out")

@@ -1,4 +1,4 @@
-"""The files of conf/: what one holds, the choices of a group, and groups that are of other commands than train."""
+"""The files of conf/: what one holds, and the choices of a group."""
 
 from functools import cache
 from pathlib import Path
@@ -12,12 +12,6 @@ from experiments.config.errors import UserError, one_line
 from experiments.config.paths import CONF
 
 Values = dict[str, Any]
-TOOLS = {  # groups of conf/ that are not settings of a training, and their use
-    "network": "describes a link for simulated steps: python -m experiments.simulate --network {}",
-    "page": "describes a published page: python -m experiments.pages {}",
-    "paper": "lists the parts of a paper's study: python -m experiments.reproduce {}",
-    "sweep": "lists the runs of a study: python -m experiments.sweep {}",
-}
 
 
 @cache

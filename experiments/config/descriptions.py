@@ -5,16 +5,17 @@ The help text and the pages of docs/ are made from it. Nothing here composes a c
 
 import dataclasses
 import inspect
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from omegaconf import OmegaConf
-from yaml.nodes import MappingNode, Node
 
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
@@ -22,6 +23,8 @@ from experiments.config.schema import TrainConfig
 GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
 _HIDDEN = ("defaults", "hydra")  # keys for Hydra, not settings of a run
 _HEADERS = ("# @package", "# label:", "# legend:", "# order:")  # comments for programs
+_LINE = re.compile(r"( *)(\w+):(?: +([^#\s].*?))?(?: +# ?(.*))?")  # indent, key, value, comment
+_ATTRIBUTE = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,23 @@ def described(group: str) -> list[Key]:
     ]
 
 
+def read(path: Path) -> Choice:
+    """Read a yaml file of conf/: its opening comment and its keys."""
+    lines = path.read_text().splitlines()
+    opening = [line for line in takewhile(lambda line: line.startswith("#"), lines) if not line.startswith(_HEADERS)]
+    keys: list[Key] = []
+    outer: list[tuple[int, str]] = []  # indents and names of the mappings around a line
+    for found in filter(None, map(_LINE.fullmatch, lines)):
+        indent, name, value, comment = len(found[1]), *found.groups()[1:]
+        outer = [each for each in outer if each[0] < indent]
+        if value is None:
+            outer.append((indent, name))
+        else:
+            keys.append(Key(".".join([*(each[1] for each in outer), name]), value, (comment or "").strip()))
+    shown = tuple(key for key in keys if key.name.split(".")[0] not in _HIDDEN)
+    return Choice(path.stem, " ".join(line.removeprefix("#").strip() for line in opening), shown)
+
+
 def _kinds(kind: type) -> dict[str, type]:
     """Return the fields of a dataclass that are dataclasses themselves."""
     hints = typing.get_type_hints(kind).items()
@@ -104,75 +124,25 @@ def _kinds(kind: type) -> dict[str, type]:
 
 def _fields(kind: type, prefix: str = "") -> Iterator[Key]:
     """Yield the fields of a dataclass with dotted names; a field that is a dataclass is replaced by its fields."""
-    comments = _attributes((inspect.getdoc(kind) or "").partition("\nAttributes:\n")[2])
-    defaults = OmegaConf.structured(kind)
+    comments = _attributes(inspect.getdoc(kind) or "")
+    defaults = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(kind)))
     for field in dataclasses.fields(kind):
         if field.name in _kinds(kind):
             yield from _fields(_kinds(kind)[field.name], f"{prefix}{field.name}.")
-        else:
-            yield Key(f"{prefix}{field.name}", _written(defaults, field.name), comments.get(field.name, ""))
+            continue
+        value = defaults[field.name]
+        written = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
+        yield Key(f"{prefix}{field.name}", "" if value == "???" else written, comments.get(field.name, ""))
 
 
-def _written(defaults: Any, name: str) -> str:
-    """Return the default of a field as it is written in yaml, empty without one."""
-    if OmegaConf.is_missing(defaults, name):
-        return ""
-    value = OmegaConf.to_container(defaults)[name]  # type: ignore[call-overload, index]
-    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
-
-
-def _attributes(section: str) -> dict[str, str]:
+def _attributes(doc: str) -> dict[str, str]:
     """Return the texts under ``Attributes:`` by name; several names may share a text."""
     comments: dict[str, str] = {}
     names: list[str] = []
-    for line in section.splitlines():
-        head, colon, rest = line.strip().partition(": ")
-        listed = head.split(", ")
-        if colon and all(map(str.isidentifier, listed)) and line.startswith("    ") and not line.startswith("     "):
-            names = listed
-            comments |= dict.fromkeys(names, rest)
+    for line in doc.partition("\nAttributes:\n")[2].splitlines():
+        if found := _ATTRIBUTE.fullmatch(line):
+            names = found[1].split(", ")
+            comments |= dict.fromkeys(names, found[2])
         elif line.strip():
             comments |= {name: f"{comments[name]} {line.strip()}" for name in names}
     return comments
-
-
-def read(path: Path) -> Choice:
-    """Read a yaml file: its opening comment and its keys."""
-    text = path.read_text()
-    lines = text.splitlines()
-    root = yaml.compose(text)
-    assert isinstance(root, MappingNode)
-    keys = tuple(key for key in _keys(root, "", lines) if key.name.split(".")[0] not in _HIDDEN)
-    return Choice(path.stem, _opening(lines), keys)
-
-
-def _opening(lines: list[str]) -> str:
-    opening = []
-    for line in lines:
-        if not line.startswith("#"):
-            break
-        if not line.startswith(_HEADERS):
-            opening.append(line.removeprefix("#").strip())
-    return " ".join(opening)
-
-
-def _keys(mapping: MappingNode, prefix: str, lines: list[str]) -> Iterator[Key]:
-    for key, value in mapping.value:
-        name = f"{prefix}{key.value}"
-        if isinstance(value, MappingNode) and not value.flow_style:
-            yield from _keys(value, f"{name}.", lines)
-        else:
-            yield Key(name, _text(value, lines), _comment(key, value, lines))
-
-
-def _text(value: Node, lines: list[str]) -> str:
-    start, end = value.start_mark, value.end_mark
-    if start.line == end.line:
-        return lines[start.line][start.column : end.column]
-    return " ".join(line.split(" #")[0].strip() for line in lines[start.line : end.line + 1])
-
-
-def _comment(key: Node, value: Node, lines: list[str]) -> str:
-    """Return the comment behind a value, or behind its key if the value is a block."""
-    end = value.end_mark if value.end_mark.line == value.start_mark.line else key.end_mark
-    return lines[end.line][end.column :].partition("#")[2].strip()

@@ -1,7 +1,8 @@
 """Errors that a user can cause, and functions that write an error in one line."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class UserError(ValueError):
@@ -14,6 +15,15 @@ class OutputError(RuntimeError):
 
 class RunFailed(RuntimeError):
     """A run began and failed; one line says which, and why. No mistake of the command."""
+
+
+@contextmanager
+def as_user_error(*kinds: type[Exception], before: str = "") -> Iterator[None]:
+    """Have ValueError, and errors of these kinds, raise UserError in this context, its line after ``before``."""
+    try:
+        yield
+    except (ValueError, *kinds) as error:
+        raise UserError(f"{before}{one_line(error)}") from None
 
 
 def suggestion(given: str, allowed: Iterable[str]) -> str:

@@ -12,16 +12,13 @@ from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override
 from hydra.types import RunMode
 
-from experiments.config.command_line import FAILED, FULL_ERROR, print_error, shows_all
-from experiments.config.errors import RunFailed, UserError
+from experiments.config.command_line import FAILED, FULL_ERROR, print_error
+from experiments.config.errors import RunFailed, UserError, one_line
 from experiments.config.hydra_errors import explained, raised_by_hydra
 from experiments.config.overrides import parse
-
-_SEE = "see python -m experiments.train --help"
-_PLACES = ("You can check", "  - ")  # how submitit ends its message on a failed job
-_told: list[BaseException] = []
 
 
 class Refused(BaseException):
@@ -36,6 +33,14 @@ class Refused(BaseException):
         self.error = error
 
 
+class Reported(RunFailed):
+    """A job of -m failed, and the process of this number has printed why: Hydra raises the error of the first one."""
+
+    def __init__(self, why: str, pid: int) -> None:
+        super().__init__(why, pid)
+        self.why, self.pid = why, pid
+
+
 def run_by_hydra(run: Callable[[], Any], words: Sequence[str]) -> int:
     """Give the words of a command line to a function of ``@hydra.main``; return 1 if a job of -m failed.
 
@@ -44,89 +49,53 @@ def run_by_hydra(run: Callable[[], Any], words: Sequence[str]) -> int:
         RunFailed: a run failed, or a launcher lost a job.
     """
     sys.argv[1:] = _ordered(words)
-    _told.clear()
     try:
-        with _raising():
+        with env_override({FULL_ERROR: "1"}):  # Hydra then raises its errors, which it would print
             run()
     except Refused as refused:
         raise refused.error from refused.error.__cause__
-    except Exception as error:
-        if error in _told and not shows_all():
+    except Reported as failed:
+        if failed.pid == os.getpid():
             return FAILED
-        if _is_of_words(error):
-            raise UserError(explained(error)) from error
+        raise RunFailed(failed.why) from None
+    except Exception as error:
         if type(error).__module__.startswith("submitit."):
-            lines = [line for line in str(error).splitlines() if line.strip(" -") and not line.startswith(_PLACES)]
-            raise RunFailed(f"submitit: {'; '.join(dict.fromkeys((lines[0], lines[-1])))}") from error
+            raise RunFailed(f"submitit: {one_line(error)}") from error
+        if raised_by_hydra(error):
+            raise UserError(explained(error)) from error
         raise
     return 0
 
 
 @contextmanager
 def job_of_hydra() -> Iterator[None]:
-    """Have the error of a job told once: of -m here, where it is carried out; Hydra raises that of the first one alone.
-
-    Raises:
-        Refused: a single run has an error that is told in one line; Hydra would print the words beside it.
-    """
+    """Have the error of a job of -m printed where it is carried out, and that of a single run raised as it is."""
     try:
         yield
     except Exception as error:
-        in_one_line = isinstance(error, UserError | RunFailed)
         if HydraConfig.get().mode is not RunMode.MULTIRUN:
-            if in_one_line:
-                raise Refused(error) from error
-            raise
-        _told.append(error)
-        if in_one_line:
+            raise Refused(error) from error
+        if isinstance(error, UserError | RunFailed):
             print_error(error)
         else:
             traceback.print_exception(error)
-        raise
+        raise Reported(one_line(error), os.getpid()) from None
 
 
 def _ordered(words: Sequence[str]) -> list[str]:
     """Return the options of a command line before its other words; they may stand in any order.
 
     Raises:
-        UserError: no such option, or one that contradicts another.
+        UserError: no such option, or a word that cannot be read.
     """
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
-    given = parser.parse_intermixed_args(list(words))
-    both = [key for key in ("run", "multirun", "cfg", "info", "shell_completion") if getattr(given, key)]
-    if len(both) > 1:
-        names = " and ".join(f"--{key.replace('_', '-')}" for key in both)
-        raise UserError(f"{names} exclude each other: leave one out; {_SEE}")
-    for key in ("package", "resolve"):
-        if getattr(given, key) and not given.cfg:
-            raise UserError(f"--{key} is for --cfg: add --cfg job, or leave it out; {_SEE}")
+    given = parser.parse_intermixed_args(list(words)).overrides
     options = list(words)
-    for word in given.overrides:
+    for word in given:
         options.remove(word)
-    return [*options, *(str(word.input_line) for word in parse(given.overrides))]
+    return [*options, *(str(override.input_line) for override in parse(given))]
 
 
 def _refuse(message: str) -> NoReturn:
-    raise UserError(f"{message.removeprefix('argument ')}; {_SEE}")
-
-
-def _is_of_words(error: Exception) -> bool:
-    """Return whether Hydra raised an error while it read words and files, before any job."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    packages = [str(frame.f_globals.get("__name__")).split(".")[0] for frame in frames]
-    in_job = {"experiments", "__main__"} & set(packages[packages.index("hydra") :]) if "hydra" in packages else True
-    return raised_by_hydra(error) and not in_job and "return_value" not in [frame.f_code.co_name for frame in frames]
-
-
-@contextmanager
-def _raising() -> Iterator[None]:
-    """Have Hydra raise its errors, which it would print, and end the process."""
-    before = os.environ.get(FULL_ERROR)
-    os.environ[FULL_ERROR] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(FULL_ERROR)
-        if before is not None:
-            os.environ[FULL_ERROR] = before
+    raise UserError(f"{message.removeprefix('argument ')}; see python -m experiments.train --help")

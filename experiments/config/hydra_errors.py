@@ -1,14 +1,13 @@
 """Mistakes that Hydra and OmegaConf find, in one line: the key, what was given, what is allowed, and close names."""
 
 import dataclasses
-import re
 import traceback
 import typing
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -20,13 +19,18 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from experiments.config.conf_files import TOOLS
 from experiments.config.errors import UserError, not_among, one_line, short, shown, suggestion
 from experiments.config.schema import TrainConfig
 
-_HINTS = ("To append", "object_type", "full_key", "reference_type", "See ")  # lines that help no user
-_SCALARS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a word"}
-_WORD = re.compile(r"(?:override |argument |parameters )'?([^\n]*?)'?(?: requires --multirun)?$", re.MULTILINE)
+_HINTS = ("To append", "1. ", "2. ", "object_type", "full_key", "reference_type", "See ")  # lines that help no user
+_KINDS = {
+    int: "a whole number",
+    float: "a finite number",
+    bool: "true or false",
+    str: "a word",
+    list: "a list, [...]",
+    dict: "a mapping, {NAME: VALUE}",
+}
 
 
 @contextmanager
@@ -51,22 +55,25 @@ def raised_by_hydra(error: Exception) -> bool:
 def explained(error: Exception) -> str:
     """Return in one line what is wrong with the words or files that Hydra has read."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    key, bracket, _ = str(getattr(cause, "full_key", None) or "").partition("[")
     if isinstance(error, OverrideParseException):
         return unreadable(str(error.override))
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, given = error.missing_cfg_file.rpartition("/")
         return not_among(group, error.options, given)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
-        return _unknown_key(cause)
+        keys = list(cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else []
+        return unknown_key(str(cause.key), key.rpartition(".")[0], keys)
     if isinstance(cause, MissingMandatoryValue):
-        return f"'{cause.full_key}' is missing: set it, {cause.full_key}=VALUE"
+        return f"'{key}' is missing: set it, {key}=VALUE"
     if isinstance(cause, ConfigTypeError) and "support deletion" in str(cause):
-        return cannot_remove(str(cause.full_key))
-    if isinstance(cause, ValidationError) and not isinstance(cause, InterpolationResolutionError):
-        key = str(cause.full_key).partition("[")[0]
-        if (kind := kind_of(key)) is not Any:
-            return _wrong_value(key, kind, cause.value)
-    return _of_composition(error) or _first_lines(error, cause)
+        return cannot_remove(key)
+    is_value = isinstance(cause, ValidationError) and not isinstance(cause, InterpolationResolutionError)
+    if is_value and (what := _words_of(kind_of(key), is_element=bool(bracket))):
+        return f"{key} must be {what}, got {shown(cause.value)}"
+    lines = [line.strip() for each in dict.fromkeys((str(error), str(cause))) for line in each.splitlines()]
+    kept = [line for line in lines if line.strip(" ^") and not line.startswith(_HINTS)]
+    return (f"{key}: " if key else "") + ("; ".join(kept[:3]) or one_line(error))
 
 
 def unreadable(word: str) -> str:
@@ -85,34 +92,13 @@ def cannot_remove(key: str) -> str:
 def unknown_key(name: str, parent: str, keys: Iterable[object]) -> str:
     """Return what is said of a key that is not one of ``parent``, a dotted key; empty for the whole configuration."""
     known = [str(key) for key in keys if key != "hydra"]
-    allowed = f"which has {', '.join(known)}" if known else "which has none"
-    return f"'{short(name)}' is not a key of {parent or 'the configuration'}, {allowed}{suggestion(name, known)}"
-
-
-def _unknown_key(error: OmegaConfBaseException) -> str:
-    node, parent = error.parent_node, str(error.full_key).rpartition(".")[0]
-    keys = list(node) if OmegaConf.is_dict(node) else []
-    said = unknown_key(str(error.key), parent, keys)
-    if error.object_type is not dict or "did you mean" in said:
-        return said
-    if not keys and kind_of(parent) is Any:  # a part that has a name alone
-        if error.key == "name":
-            return f"{said}: it is a name alone, set {parent}=VALUE"
-        return f"{said}: give name and settings together, '{parent}={{name: NAME, {error.key}: VALUE}}'"
-    return f"{said}; to add it, +{parent}.{error.key}=VALUE"
-
-
-def _wrong_value(key: str, kind: Any, value: Any) -> str:
-    if dataclasses.is_dataclass(kind):
-        names = [field.name for field in dataclasses.fields(kind)]
-        return f"{key} holds several settings ({', '.join(names)}), got {shown(value)}: set one, {key}.{names[0]}=VALUE"
-    origin = typing.get_origin(kind)
-    if origin is list and not isinstance(value, list):
-        return f"{key} must be a list, got {shown(value)}: write '{key}=[...]'"
-    if origin is dict:
-        return f"{key} must be a mapping, got {shown(value)}: write '{key}={{NAME: VALUE}}'"
-    kind = typing.get_args(kind)[0] if origin is list else kind
-    return f"{key} must be {_SCALARS[kind]}, got {shown(value)}"
+    close = suggestion(name, known)
+    said = f"'{short(name)}' is not a key of {parent or 'the configuration'}, which has {', '.join(known) or 'none'}"
+    if close or not parent or kind_of(parent) not in (Any, dict):
+        return said + close
+    if kind_of(parent) is Any and not known:  # a part that is a name alone
+        return f"{said}: set {parent}=VALUE, or name and settings, '{parent}={{name: NAME, {name}: VALUE}}'"
+    return f"{said}; to add it, +{parent}.{name}=VALUE"
 
 
 def kind_of(key: str) -> Any:
@@ -127,22 +113,9 @@ def kind_of(key: str) -> Any:
     return kind
 
 
-def _of_composition(error: Exception) -> str:
-    """Return what Hydra has against a word, in this project's words; empty where its own are as good."""
-    text = str(error)
-    if not isinstance(error, ConfigCompositionException):
-        return ""
-    if text.startswith(("Ambiguous value", "Sweep parameters")) and (found := _WORD.search(text)):
-        return f"'{short(found[1])}' names several values: run them all with -m, or choose one"
-    if "No match in the defaults list" in text:
-        group, _, given = text.partition("+")[2].partition("=")
-        if group in TOOLS:
-            return f"{group} is not a setting of a training, it {TOOLS[group].format(given)}"
-    return ""
-
-
-def _first_lines(error: Exception, cause: BaseException) -> str:
-    lines = [line.strip() for each in dict.fromkeys((str(error), str(cause))) for line in each.splitlines()]
-    kept = [line for line in lines if line.strip(" ^") and not line.startswith(_HINTS)]
-    key = getattr(cause, "full_key", None)
-    return (f"{key}: " if key else "") + ("; ".join(kept[:3]) or one_line(error))
+def _words_of(kind: Any, *, is_element: bool) -> str:
+    """Return in words what a type of the schema takes, or the elements of a list."""
+    if dataclasses.is_dataclass(kind):
+        return f"a mapping of {', '.join(field.name for field in dataclasses.fields(kind))}"
+    kind = typing.get_args(kind)[0] if is_element and typing.get_args(kind) else kind
+    return _KINDS.get(typing.get_origin(kind) or kind, "")

@@ -11,7 +11,7 @@ from experiments.launching.rank_environment import RankEnvironment, is_rank
 from experiments.ranks.group import measuring_ranks
 from experiments.ranks.measures import Row, Settings
 from experiments.runs.manifest import cpu_model
-from experiments.training.devices import device_of_rank
+from experiments.training.group import device_of_rank
 
 Work = Callable[[Settings], list[Row]]  # what every rank calls; rank 0's rows count
 DEVICES = ("auto", "cpu", "cuda")

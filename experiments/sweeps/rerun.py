@@ -30,11 +30,11 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
         UserError: no such run, a configuration that this version cannot read, or an override that changes the result.
     """
     from experiments.sweeps.local_sweep import LocalSweep  # imports torch, as the next: mistakes are reported before
-    from experiments.training.preflight import check_run
+    from experiments.training.preflight import check_runs
 
     original = find_run(run, output)
     config = saved_config(original, overrides)
-    check_run(config)
+    check_runs([config])
     if changed := other_data(original, checksums_of(config.dataset)):
         raise UserError(f"{original.path} was trained on other data than {config.dataset.root} has: {changed}")
     if not any(override.startswith("output=") for override in overrides):

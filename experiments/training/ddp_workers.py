@@ -3,11 +3,8 @@
 import inspect
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,11 +13,8 @@ from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.training.bucketing import agreed_plan, bucket_caps, check_buckets
 from experiments.training.gradient_workers import GradientWorkers
-from experiments.training.tasks import Batch, Task
+from experiments.training.tasks import Task
 from experiments.training.workers import Reduced, kept_buffers, learnt_buffers, moved_to
-from micro.group_comm import GroupComm
-from micro.objects import gather_objects
-from micro.requests import AllReduce, Broadcast
 
 
 class DdpWorkers(GradientWorkers):
@@ -28,11 +22,8 @@ class DdpWorkers(GradientWorkers):
 
     def __init__(self, config: TrainConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.rank = dist.get_rank()
-        self.is_main, self.ranks = self.rank == 0, [self.rank]
-        self._batches = task.batches(self.rank)
-        self.num_batches = self._batches.num_batches
-        self._comm = GroupComm()
+        assert self._comm
+        self._now = self._comm.now
         self.plan = agreed_plan(config, task.model, self._comm)
         self._ddp = DistributedDataParallel(
             task.model,
@@ -41,10 +32,9 @@ class DdpWorkers(GradientWorkers):
             **unsynced_buffers(task.model),
             **bucket_caps(config, task.model, self.plan),
         )
-        reducer = build_reducer(config, steps_per_epoch=self.num_steps)
         self._attachment = micro.attach(
             self._ddp,
-            reducer,
+            build_reducer(config, steps_per_epoch=self.num_steps),
             scope=config.scope,
             clip=self._clip(config.lr),
             clip_norm=config.optimizer.clip_norm,
@@ -52,34 +42,18 @@ class DdpWorkers(GradientWorkers):
         )
         self._rehearse()
 
-    def start_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Start drawing this rank's batches of an epoch."""
-        self._epoch = self._batches.epoch(epoch, start=start * self._config.accumulate)
-        if not start:
-            self._carries = [None]
-
     def reduce(self, step: int, lr: float) -> Reduced:
         """Compute this rank's gradients; the hook reduces them during the last backward."""
         started = time.perf_counter()
-        batches = [next(self._epoch) for _ in range(self._config.accumulate)]
+        (batches,) = self._draw()
         load_s = time.perf_counter() - started
-        self.task.seed(step, self.rank)
+        self.task.seed(step, self.ranks[0])
         self._attachment.clip = self._clip(lr)
-        began = self._comm.now(self.task.device)
-        loss = self._backward(batches, self._scale(lr))
-        ended = self._comm.now(self.task.device)
+        began = self._now(self.task.device)
+        loss = self._backward(self._ddp, 0, batches, self._scale(lr), hold=self._ddp.no_sync)
+        ended = self._now(self.task.device)
         elapsed_s, exposed_s = float(ended - began), self._attachment.exposed_s  # host sync: the record of the step
         return Reduced(loss, self._attachment.stats, elapsed_s - exposed_s, exposed_s, load_s)
-
-    def evaluate(self) -> Tensor:
-        """Evaluate this rank's share of the test set with rank 0's batch-norm statistics, and sum over ranks."""
-        for buffer in learnt_buffers(self.task.model):
-            self._comm.answer(Broadcast(mine=buffer, source=0))
-        return self._comm.answer(AllReduce(mine=self.task.evaluate(self.rank, self._comm.world_size)))
-
-    def gather_items(self, item: Any) -> list[Any]:
-        """Return every rank's item."""
-        return gather_objects(item)
 
     def residuals(self) -> list[Tensor]:
         """Return this rank's residuals, one vector per bucket."""
@@ -94,15 +68,6 @@ class DdpWorkers(GradientWorkers):
         self._attachment.load_state_dict(states[0])
         self._carries = [moved_to(states[0]["carry"], self.task.device)]
 
-    def _backward(self, batches: Sequence[Batch], scale: float) -> Tensor:
-        losses = []
-        for number, batch in enumerate(batches):
-            with nullcontext() if number == len(batches) - 1 else self._ddp.no_sync():
-                loss, self._carries[0] = self.task.loss(self._ddp, batch, self._carries[0])
-                (loss if scale == 1 else loss * scale).backward()
-            losses.append(loss.detach())
-        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-
     def _rehearse(self) -> None:
         """Let DDP rebuild its buckets before the first step, so that a resumed run has the same ones.
 
@@ -111,8 +76,8 @@ class DdpWorkers(GradientWorkers):
         with kept_buffers(self.task.model), self._attachment.rehearsal():
             for _ in range(2 if self.plan else 1):
                 self._carries = [None]
-                self.task.seed(0, self.rank)
-                self._backward([next(self._batches.epoch(0))], 1.0)
+                self.task.seed(0, self.ranks[0])
+                self._backward(self._ddp, 0, [next(self._batches[0].epoch(0))], 1.0)
         for parameter in self.task.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.zero_()

@@ -7,7 +7,7 @@ import torch
 
 from experiments.config.schema import TrainConfig
 from experiments.training.optimizers import build_optimizer, set_lr_, zero_gradients_
-from experiments.training.tasks import Carry, Task
+from experiments.training.tasks import Task
 from experiments.training.workers import Reduced, Workers
 
 
@@ -16,7 +16,6 @@ class GradientWorkers(Workers):
 
     def __init__(self, config: TrainConfig, task: Task) -> None:
         super().__init__(config, task)
-        self._carries: list[Carry] = []
         self._optimizer = build_optimizer(config.optimizer, task.model, config.lr)
 
     @abstractmethod
@@ -29,7 +28,8 @@ class GradientWorkers(Workers):
         zero_gradients_(self._optimizer)
         reduced = self.reduce(step, lr)
         if not any(stats.skipped for stats in reduced.stats):
-            self._clip_update(lr)
+            if (limit := self._clip(lr, at="update")) is not None:
+                torch.nn.utils.clip_grad_norm_(self.task.model.parameters(), limit)
             self._optimizer.step()
         return reduced
 
@@ -49,17 +49,9 @@ class GradientWorkers(Workers):
         """Return the factor of each loss: with it the gradients of a step's batches add up to their mean."""
         return (lr if self._config.optimizer.scales_gradients else 1.0) / self._config.accumulate
 
-    def _clip(self, lr: float) -> float | None:
-        """Return the limit on the norm of the workers' scaled gradients, None for no limit."""
-        return self._limit(lr) if self._config.optimizer.clip_at == "gradient" else None
-
-    def _clip_update(self, lr: float) -> None:
-        limit = self._limit(lr) if self._config.optimizer.clip_at == "update" else None
-        if limit is not None:
-            torch.nn.utils.clip_grad_norm_(self.task.model.parameters(), limit)
-
-    def _limit(self, lr: float) -> float | None:
+    def _clip(self, lr: float, *, at: str = "gradient") -> float | None:
+        """Return the limit on the norm of the scaled gradients, of the workers or of the update; None for no limit."""
         chosen = self._config.optimizer
-        if chosen.clip is None:
+        if chosen.clip is None or chosen.clip_at != at:
             return None
         return chosen.clip * (lr if chosen.scales_gradients else 1.0)

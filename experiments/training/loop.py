@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -39,7 +38,7 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None = None
     ) -> None:
-        self._config, self._workers, self._folder = config, workers, folder
+        self._config, self._workers = config, workers
         self._checkpointer = Checkpointer(config, workers, folder, store)
         self.position = Position()
         own, self.unused_checkpoints = self._checkpointer.resume()
@@ -60,7 +59,7 @@ class Trainer:
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
         """
-        row: dict[str, Any] | None = None
+        row: dict[str, Any] = {}
         while self.position.epoch < self._config.epochs:
             first = self.position
             self._workers.start_epoch(first.epoch, start=first.index)
@@ -71,9 +70,9 @@ class Trainer:
                 if action == "stop":
                     return False
                 self.step(first.epoch, index)
-            row = self._evaluate()
+            row = self._end_epoch()
         notes.begin("the end")
-        self._checkpointer.finish(partial(mark_done, row or {}))
+        self._checkpointer.finish(lambda: mark_done(row))
         return True
 
     @property
@@ -95,32 +94,28 @@ class Trainer:
         """Take one step, number ``index`` of an epoch, and return the loss of rank 0's batch."""
         notes.begin("step", self.position.step)
         started = time.perf_counter()
-        at = self.position
+        at, every = self.position, self._config.measure_residual_every
         lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
         reduced = self._workers.take_step(at.step, lr)
         loss = float(reduced.loss)  # host sync: for the record, and to include all work in the step's time
-        step_s = time.perf_counter() - started
+        step_s = time.perf_counter() - started  # without what is measured from here on
         self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + step_s)
-        tested = self._test_measures(at.step)
+        tested = self._tested(at.step)
         if self._recorder:
             row = step_row(at.step, epoch, loss, lr, reduced, step_s, self.position.time_s)
-            self._recorder.step(row | {"residual_norm": self._residual_norm(at.step)} | tested)
+            norm = self._workers.residual_norm() if every and at.step % every == 0 else None
+            self._recorder.append("steps", row | {"residual_norm": norm} | tested)
         return loss
 
-    def _residual_norm(self, step: int) -> float | None:
-        """Return the norm of rank 0's residual in every n-th step, else None; step_s does not include it."""
-        every = self._config.measure_residual_every
-        return self._workers.residual_norm() if every and step % every == 0 else None
-
-    def _test_measures(self, step: int) -> dict[str, float]:
-        """Return what the test set measures after every n-th step, else nothing; step_s does not include it."""
+    def _tested(self, step: int) -> dict[str, float]:
+        """Return what the test set measures after every n-th step, else nothing."""
         every = self._config.measure_test_every
         if not every or (step + 1) % every:
             return {}
         notes.begin("the evaluation")
         return self._workers.task.measures(self._workers.evaluate().cpu())
 
-    def _evaluate(self) -> dict[str, Any]:
+    def _end_epoch(self) -> dict[str, Any]:
         at = self.position
         notes.begin("the evaluation")
         sums = self._workers.evaluate().cpu()
@@ -134,29 +129,31 @@ class Trainer:
             **speed_of_words(self._workers.task, at.step, at.time_s),
         }
         if self._recorder:
-            self._recorder.epoch(row)
+            self._recorder.append("epochs", row)
         self.position = Position(at.step, at.epoch + 1, 0, 0.0, at.time_s)
         return row
 
     def _save(self) -> None:
+        """Save the run; batch-norm statistics are those of rank 0, as in DDP."""
         notes.begin("the checkpoint")
         if self._recorder:
             self._recorder.sync()  # a run cannot resume from a checkpoint whose rows are lost
-        self._checkpointer.save(self.position, self._shared(), self.records)
-
-    def _shared(self) -> dict[str, Any]:
-        """Return the state that is equal on all ranks; batch-norm statistics are those of rank 0, as in DDP."""
-        return {
+        shared = {
             "model": self._workers.task.model.state_dict(),
             "optimizer": self._workers.optimizer_state,
             "num_steps": self._workers.num_steps,
             **({"groups": self.groups} if self.groups else {}),
         }
+        self._checkpointer.save(self.position, shared, self.records)
 
     def _load(self, saved: Saved, *, of: object) -> None:
         """Take over a saved state. Raises: UserError where it is that of another training."""
+        workers = self._workers
         try:
-            self._load_state(saved)
+            workers.task.model.load_state_dict(saved.shared["model"])
+            workers.load_optimizer(saved.shared["optimizer"])
+            workers.load_states(saved.ranks)
+            set_random_state(saved.random, workers.device)
         except UserError:
             raise
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -164,15 +161,9 @@ class Trainer:
             raise UserError(
                 f"the checkpoint of step {step} of {of} does not fit this run: {one_line(error)}"
             ) from error
-
-    def _load_state(self, saved: Saved) -> None:
-        self._workers.task.model.load_state_dict(saved.shared["model"])
-        self._workers.load_optimizer(saved.shared["optimizer"])
-        self._workers.load_states(saved.ranks)
-        set_random_state(saved.random, self._workers.device)
         at, before = saved.position, saved.shared["num_steps"]
-        if before != self._workers.num_steps:  # another number of workers: resume at the same fraction of the epoch
-            index = min(at.index * self._workers.num_steps // before, self._workers.num_steps)
+        if before != workers.num_steps:  # another number of workers: resume at the same fraction of the epoch
+            index = min(at.index * workers.num_steps // before, workers.num_steps)
             at = Position(at.step, at.epoch, index, at.loss_sum * index / max(at.index, 1), at.time_s)
         self.position = at
 

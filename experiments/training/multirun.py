@@ -11,7 +11,7 @@ from omegaconf import DictConfig, flag_override
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
 from experiments.config.hydra_command import Refused
-from experiments.config.overrides import each_value, expand
+from experiments.config.overrides import expand
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.output import check_outputs, distinct
 
@@ -20,28 +20,24 @@ class Multirun(Callback):
     """Hydra calls this where -m begins; conf/train.yaml names it."""
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Check all runs. Raises: Refused: one is wrong."""
+        """Check the runs of a grid; those that another sweeper chooses are checked as they come.
+
+        Raises:
+            Refused: a run could not start, or two are the same.
+        """
         try:
-            _check(config)
+            if read_rank_environment():
+                raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
+            if config.hydra.runtime.choices["hydra/sweeper"] == "basic":
+                _check_grid(config)
         except Exception as error:
             raise Refused(error) from None
 
 
-def _check(config: DictConfig) -> None:
-    """Check what can be known of all jobs of -m: each of them, or where a sweeper chooses them, each value that it may.
-
-    Raises:
-        UserError: a run that could not start, or two that are the same.
-    """
-    if read_rank_environment():
-        raise UserError("-m starts one group of workers per run: call it without torchrun or srun")
+def _check_grid(config: DictConfig) -> None:
     searched = [f"{key}={values}" for key, values in (config.hydra.sweeper.get("params") or {}).items()]
-    words = [*searched, *config.hydra.overrides.task]
-    is_grid = config.hydra.runtime.choices["hydra/sweeper"] == "basic"
-    jobs = expand(words) if is_grid else each_value(words)
-    configs = compose_runs(_numbered(jobs, config), name=config.hydra.job.config_name)
-    if is_grid:
-        _, configs = distinct(jobs, configs)
+    jobs = expand([*searched, *config.hydra.overrides.task])
+    _, configs = distinct(jobs, compose_runs(_numbered(jobs, config), name=config.hydra.job.config_name))
     from experiments.training.preflight import check_runs  # imports torch: most mistakes are reported before that
 
     check_runs(configs)

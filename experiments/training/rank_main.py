@@ -8,10 +8,9 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from experiments.runs.status import status_of
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.live import followed
-from experiments.training.devices import choose_device
+from experiments.training.group import leave_group, start_group
 from experiments.training.loop import Trainer
 from experiments.training.tasks import Task, load_task
 from experiments.training.workers import Workers
@@ -44,8 +43,11 @@ from micro.objects import gather_objects
 RUN = "MICRO_RUN"  # what our launcher gives its ranks: the configuration, and what the user typed
 
 
-def take_part(config: TrainConfig, folder: RunFolder, command: list[str], owned: ExitStack) -> bool:
-    """Carry out a run as one of its ranks, or as all of a simulated one; rank 0 owns the folder while ``owned`` lasts.
+def take_part(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
+    """Carry out a run as one of its ranks, or as all of a simulated one; rank 0 owns the folder meanwhile.
+
+    Args:
+        command: what the user typed, for the manifest.
 
     Returns:
         False if the run was finished before.
@@ -56,18 +58,22 @@ def take_part(config: TrainConfig, folder: RunFolder, command: list[str], owned:
     """
     _, store = start_group(config)
     rank = dist.get_rank() if store else 0
-    owned.enter_context(disk_errors(folder.path))
-    if _from_rank_0(_begin(config, folder, command, owned) if rank == 0 else None, alone=store is None):
-        _leave_group()
-        return False
-    owned.enter_context(recorded_errors(folder, rank))
-    if store:
-        owned.enter_context(notes.kept(folder, dist.PrefixStore("notes", store), config.cluster.timeout_s))
-    is_done = run_rank(config, folder, command)
-    if rank == 0:
-        print_resume(config, folder)
-    if not is_done:
-        raise stopped(folder, stop_signals.number)
+    with disk_errors(folder.path), ExitStack() as owned:
+        found = _begin(config, folder, command, owned) if rank == 0 else None
+        is_over = gather_objects(found)[0] if store else found
+        if isinstance(is_over, Exception):
+            raise is_over
+        if is_over:
+            leave_group()
+            return False
+        owned.enter_context(recorded_errors(folder, rank))
+        if store:
+            owned.enter_context(notes.kept(folder, dist.PrefixStore("notes", store), config.cluster.timeout_s))
+        is_done = run_rank(config, folder, command)
+        if rank == 0:
+            print_resume(config, folder)
+        if not is_done:
+            raise stopped(folder, stop_signals.number)
     return True
 
 
@@ -88,14 +94,6 @@ def _begin(config: TrainConfig, folder: RunFolder, command: list[str], owned: Ex
     except Exception as error:  # the other ranks would wait for this one
         traceback.print_exc()
         return RuntimeError(f"rank 0: {one_line_with_type(error)}")
-
-
-def _from_rank_0(found: bool | Exception | None, *, alone: bool) -> bool:
-    """Return rank 0's value on all ranks; raise it if it is an error."""
-    answer = found if alone else gather_objects(found)[0]
-    if isinstance(answer, Exception):
-        raise answer
-    return bool(answer)
 
 
 def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
@@ -145,9 +143,6 @@ def stopped(folder: RunFolder, number: int) -> SystemExit:
 def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
     """Run one rank, or all ranks of a simulated run: load the data, train, and mark the run as done.
 
-    Args:
-        command: what the user typed, for the manifest.
-
     Returns:
         False if a signal stopped the run, which is saved and can be resumed.
     """
@@ -155,7 +150,8 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
     there = config
     if store and dist.get_world_size() != config.world_size:  # some are lost: the data is dealt among those there
         there = replace(config, cluster=replace(config.cluster, world_size=dist.get_world_size()))
-    with _threads(config.cluster.num_threads), _workers(there, device) as workers, ExitStack() as owned:
+    with _threads(config.cluster.num_threads), ExitStack() as owned:
+        workers = owned.enter_context(closing(kind_of_workers(there)(there, load_task(there, device))))
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         hosts = Counter(workers.gather_items(socket.gethostname()))
         if workers.is_main:
@@ -175,7 +171,9 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
             write_done(folder, last_row | end, trainer.records)
 
         with stop_signals.recorded():
-            return trainer.run(mark_done)
+            is_done = trainer.run(mark_done)
+    leave_group()  # not after an error: this would wait for ranks that may be gone
+    return is_done
 
 
 @contextmanager
@@ -189,78 +187,12 @@ def _threads(number: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
-    """Join the process group if this process has not; return its device, and the store that the ranks share.
-
-    Raises:
-        UserError: the ranks could not meet.
-        NoOwnGpu: as ``device_of_rank``, before the group is made.
-    """
-    global _store
-    is_new = not config.cluster.simulated and not dist.is_initialized()
-    limit = timedelta(seconds=config.cluster.timeout_s)
-    if is_new:
-        _store, rank, world_size = _meet(limit)
-    store = None if config.cluster.simulated else _store
-    device = choose_device(config, store)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if is_new:
-        assert store is not None
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(
-            backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size, timeout=limit
-        )
-    return device, store
-
-
-def _meet(limit: timedelta) -> tuple[dist.Store, int, int]:
-    """Return the store of the ranks, which rank 0 or the launcher serves, this one's number and how many there are."""
-    try:
-        found: tuple[dist.Store, int, int] = next(dist.rendezvous("env://", timeout=limit))
-    except (dist.DistError, ValueError) as error:
-        where = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
-        reason = one_line_with_type(error)[:200]
-        raise UserError(f"the ranks could not meet at {where}: {reason}; name a free port of rank 0's host") from None
-    return dist.PrefixStore(_attempt(), found[0]), *found[1:]
-
-
-def _attempt() -> str:
-    """Return a prefix for the store's keys: after a restart of the ranks the agent's store still has old addresses.
-
-    On one node it is the number of restarts. Several nodes may count differently: there our launcher gives each start
-    of the ranks a store of its own.
-    """
-    is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if is_alone else "attempt"
-
-
-_store: dist.Store | None = None  # of the process group
-
-
-@contextmanager
-def _workers(config: TrainConfig, device: torch.device) -> Iterator[Workers]:
-    task = load_task(config, device)
-    workers = kind_of_workers(config)(config, task)
-    try:
-        yield workers
-    finally:
-        workers.close()
-    _leave_group()  # not after an error: this would wait for ranks that may be gone
-
-
-def _leave_group() -> None:
-    """Destroy the process group, whose threads could abort this process at its end."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Workers]:
     """Return what workers the run has, and load no others: in this process or not, exchanging at each step or round."""
     if config.rounds.every:
-        from experiments.training.round_workers import RealRoundWorkers, SimulatedRoundWorkers
+        from experiments.training.round_workers import RoundWorkers
 
-        return SimulatedRoundWorkers if config.cluster.simulated else RealRoundWorkers
+        return RoundWorkers
     if config.cluster.simulated:
         from experiments.training.simulated_workers import SimulatedWorkers
 
@@ -276,9 +208,8 @@ def _manifest(
     trainer: Trainer,
     folder: RunFolder,
     command: list[str],
-    hosts: Mapping[str, int],
+    hosts: Counter[str],
 ) -> dict[str, Any]:
-    num_parameters = sum(p.numel() for p in workers.task.model.parameters())
     began = trainer.position
     steps_left = (config.epochs - began.epoch) * workers.num_steps - began.index
     return collect_manifest(
@@ -290,7 +221,7 @@ def _manifest(
             "data_unused": list(workers.task.unused),
             "device": str(workers.task.device),
             "processes": dict(hosts),
-            "num_parameters": num_parameters,
+            "num_parameters": sum(p.numel() for p in workers.task.model.parameters()),
             "steps": began.step + steps_left,
             "began_at_step": began.step,
             "earlier_git": code_of_attempts(folder) if began.step else [],
@@ -314,8 +245,8 @@ def main(path: str) -> None:
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM sends it to all processes of a step; submitit handles it
     given, folder, code = json.loads(os.environ.pop(RUN)), RunFolder(Path(path)), 0
     try:
-        with recorded_errors(folder, int(os.environ["RANK"])), ExitStack() as owned:
-            take_part(from_yaml(StringIO(given["config"])), folder, given["command"], owned)
+        with recorded_errors(folder, int(os.environ["RANK"])):
+            take_part(from_yaml(StringIO(given["config"])), folder, given["command"])
     except SystemExit as end:
         code = int(end.code or 0)
     except Exception:

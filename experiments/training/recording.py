@@ -13,10 +13,14 @@ from experiments.training.workers import Reduced
 from micro.local import RoundStats
 
 BACKWARD = 3  # forward and backward take three times as many operations as forward
+_CHOSEN = (  # of a step that reduces nothing, as those within a round: null
+    *("rule", "target_density", "density", "local_density", "density_error", "build_up", "imbalance"),
+    *("threshold", "relative_error", "forgotten"),
+)
 
 
 class Recorder:
-    """Rank 0's records of a run.
+    """Rank 0's records of a run: ``steps`` and ``epochs``.
 
     Args:
         kept: what stays of each record, by the name of the file; the rest is dropped.
@@ -27,34 +31,28 @@ class Recorder:
 
     def __init__(self, folder: RunFolder, kept: Mapping[str, Digest]) -> None:
         self.show: Callable[[str, Mapping[str, Any]], None] = lambda kind, row: None
-        self._steps, self._epochs = (
-            RecordWriter(path, kept.get(path.name, Digest())) for path in (folder.steps_path, folder.epochs_path)
-        )
+        paths = {"steps": folder.steps_path, "epochs": folder.epochs_path}
+        self._writers = {kind: RecordWriter(path, kept.get(path.name, Digest())) for kind, path in paths.items()}
 
-    def step(self, row: dict[str, Any]) -> None:
-        """Append a row for one step. Raises: CannotWrite."""
-        self._steps.append(row)
-        self.show("steps", row)
-
-    def epoch(self, row: dict[str, Any]) -> None:
-        """Append a row for one epoch. Raises: CannotWrite."""
-        self._epochs.append(row)
-        self.show("epochs", row)
+    def append(self, kind: str, row: dict[str, Any]) -> None:
+        """Append a row to a record. Raises: CannotWrite."""
+        self._writers[kind].append(row)
+        self.show(kind, row)
 
     def sync(self) -> None:
         """Flush all rows to the disk."""
-        self._steps.sync()
-        self._epochs.sync()
+        for writer in self._writers.values():
+            writer.sync()
 
     @property
     def digests(self) -> dict[str, Digest]:
         """What each record has, by the name of its file."""
-        return {writer.path.name: writer.digest for writer in (self._steps, self._epochs)}
+        return {writer.path.name: writer.digest for writer in self._writers.values()}
 
     def close(self) -> None:
         """Close the files."""
-        self._steps.close()
-        self._epochs.close()
+        for writer in self._writers.values():
+            writer.close()
 
 
 def step_row(
@@ -66,13 +64,18 @@ def step_row(
     work_s = select_s + exchange_s + sum(s.rest_s for s in stats)
     exposed = min(1.0, reduced.exposed_s / work_s) if work_s else 0.0  # the share of it that backward did not hide
     select_s, exchange_s = exposed * select_s, exposed * exchange_s
+    buffers = sum(ended.buffer_bytes for ended in reduced.rounds)
     return {
         "step": step,
         "epoch": epoch,
         "loss": loss,
         "lr": lr,
-        **(_reduction(stats) if stats else NO_REDUCTION),
-        **_traffic(reduced),
+        **(_chosen(stats) if stats else dict.fromkeys(_CHOSEN)),
+        "bytes_sent": sum(s.bytes_sent for s in stats) + buffers,
+        "counts_bytes": sum(s.counts_bytes for s in stats),
+        "indices_bytes": sum(s.indices_bytes for s in stats),
+        "values_bytes": sum(s.values_bytes for s in stats) + buffers,
+        "num_collectives": sum(s.num_collectives for s in stats),
         **_round(reduced.rounds),
         "compute_s": reduced.compute_s,
         "select_s": select_s,
@@ -86,11 +89,12 @@ def step_row(
     }
 
 
-def _reduction(stats: Sequence[micro.StepStats]) -> dict[str, Any]:
+def _chosen(stats: Sequence[micro.StepStats]) -> dict[str, Any]:
     """Return what a step's reduction chose and updated."""
     numel = sum(s.num_choices for s in stats)
     target = sum(s.target_count for s in stats)
     updated = sum(s.global_count for s in stats)
+    forgotten = [s.forgotten for s in stats if s.forgotten is not None]
     first: micro.StepStats = stats[0]
     return {
         "rule": first.rule,
@@ -102,46 +106,16 @@ def _reduction(stats: Sequence[micro.StepStats]) -> dict[str, Any]:
         "imbalance": first.imbalance,
         "threshold": first.threshold,
         "relative_error": first.relative_error,
-        "forgotten": _joint_norm([s.forgotten for s in stats if s.forgotten is not None]),
-    }
-
-
-NO_REDUCTION = dict.fromkeys(
-    (
-        *("rule", "target_density", "density", "local_density", "density_error", "build_up", "imbalance"),
-        *("threshold", "relative_error", "forgotten"),
-    )
-)  # of a step within a round
-
-
-def _traffic(reduced: Reduced) -> dict[str, Any]:
-    """Return what rank 0 sent."""
-    stats, buffers = reduced.stats, sum(ended.buffer_bytes for ended in reduced.rounds)
-    return {
-        "bytes_sent": sum(s.bytes_sent for s in stats) + buffers,
-        "counts_bytes": sum(s.counts_bytes for s in stats),
-        "indices_bytes": sum(s.indices_bytes for s in stats),
-        "values_bytes": sum(s.values_bytes for s in stats) + buffers,
-        "num_collectives": sum(s.num_collectives for s in stats),
+        "forgotten": math.hypot(*forgotten) if forgotten else None,  # the norm of all vectors together
     }
 
 
 def _round(rounds: Sequence[RoundStats]) -> dict[str, Any]:
     """Return what the last exchange reports that the step has ended; nulls where it has ended none."""
     ended = rounds[-1] if rounds else None
-    return {
-        "round": ended.round if ended else None,
-        "fragment": ended.fragment if ended else None,
-        "moved_norm": ended.own_norm if ended else None,
-        "update_norm": ended.mean_norm if ended else None,
-        "cosine": ended.cosine if ended else None,
-        "drift": ended.drift if ended else None,
-    }
-
-
-def _joint_norm(norms: Sequence[float]) -> float | None:
-    """Return the norm of several vectors together, None of none."""
-    return math.hypot(*norms) if norms else None
+    names = {"round": "round", "fragment": "fragment", "moved_norm": "own_norm", "update_norm": "mean_norm"}
+    names |= {"cosine": "cosine", "drift": "drift"}
+    return {key: getattr(ended, name) if ended else None for key, name in names.items()}
 
 
 def speed_of_words(task: Task, num_steps: int, seconds: float) -> dict[str, float]:

@@ -1,36 +1,76 @@
-"""Carry out one run, from a checked configuration to its last file, with real or simulated workers."""
+"""Carry out one run, from a checked configuration to its last file: as one of its ranks, or with workers of its own.
+
+train, -m, submitit, torchrun and srun come by ``carry_out``, the runs of a sweep by ``execute``.
+"""
 
 import socket
 import sys
-from contextlib import ExitStack
-from typing import Any
-
-import torch.distributed as dist
+import traceback
 
 import data
 from experiments.config.command_line import MISTAKE
-from experiments.config.errors import UserError
+from experiments.config.errors import RunFailed, UserError
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import handled, raise_stop
 from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import RankFailure
-from experiments.launching.process_lifetime import die_with_parent
+from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import RankEnvironment
+from experiments.reports.measures import METRICS
 from experiments.runs.atomic_files import disk_errors
 from experiments.runs.checkpoints import remove_all
+from experiments.runs.git_state import other_code
 from experiments.runs.lock import FolderInUse
+from experiments.runs.output import check_outputs
+from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import stop_signals
-from experiments.training.devices import note_of_idle_gpus
-from experiments.training.preflight import check_runs
-from experiments.training.rank_main import is_finished, print_resume, start_group, stopped, take_part, variables_of
+from experiments.training.group import CannotStart, leave_group, note_of_idle_gpus, start_group
+from experiments.training.preflight import check_runs, check_start
+from experiments.training.rank_main import is_finished, print_resume, stopped, take_part, variables_of
 from experiments.training.tasks import steps_per_epoch
+from micro import NonFiniteGradient
 from micro.objects import gather_objects
 
 
-def num_steps(config: TrainConfig) -> int:
-    """Return how many steps a run takes."""
-    info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
-    return config.epochs * steps_per_epoch(config, info)
+def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | None:
+    """Check a run and carry it out, if it is not done; return its last measure.
+
+    Args:
+        ranks: which rank this process is, where something else started it.
+
+    Raises:
+        UserError: the run cannot start, or its ranks cannot meet.
+        RunFailed: it began and failed.
+        SystemExit: a signal stopped the run, which is saved once it takes steps; stopping.exit_code has the codes.
+    """
+    if ranks is None:
+        check_runs([config])
+    else:  # the rest is checked on each host when the ranks have met
+        check_start(config)
+    with handled(raise_stop):
+        if stop_signals.number:  # received after the last step of a run before this one
+            raise_stop(stop_signals.number, None)
+        if ranks is None or ranks.rank == 0:
+            check_outputs([config])
+        try:
+            ran = join(config, ranks) if ranks else execute(config)
+        except CannotStart:
+            raise
+        except Exception as error:
+            if ranks and not isinstance(error, UserError):
+                traceback.print_exc()
+                leave(1)  # a normal exit would wait for a peer that may be gone
+            if not isinstance(error, UserError | RankFailure | NonFiniteGradient):
+                raise
+            raise RunFailed(f"{folder_of(config).path.name}: {error}") from error
+    folder = folder_of(config)  # ranks have found out on which device they are
+    if ranks is None or ranks.rank == 0:
+        print(f"{'done' if ran else 'already done'}: {folder.path}")
+        if not ran and (line := other_code([folder])):
+            print(f"note: {line}", file=sys.stderr)
+    row = last_row(folder.epochs_path)
+    return next((row[metric.key] for metric in METRICS if row.get(metric.key) is not None), None)
 
 
 def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
@@ -45,12 +85,10 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
     Raises:
         UserError: the folder cannot be written or is in use.
         RankFailure: a worker failed.
-        SystemExit: a signal stopped the run, which is saved once it takes steps; stopping.exit_code has the codes.
+        SystemExit: as carry_out.
     """
     folder = folder or folder_of(config)
-    with ExitStack() as owned:
-        owned.enter_context(disk_errors(folder.path))
-        owned.enter_context(stop_signals.recorded())
+    with disk_errors(folder.path), stop_signals.recorded():
         if is_finished(config, folder):
             if folder.checkpoints_path.exists():  # a kill right after DONE left them
                 with folder.claim():
@@ -58,31 +96,16 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
             return False
         if folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
             raise FolderInUse(folder.path)
-        _print_note(note_of_idle_gpus(config))
-        before = _manifest_time(folder)
-        number = 0
+        _print_note(config)
         if config.cluster.simulated:
-            with ExitStack() as claimed:
-                take_part(config, folder, sys.argv, claimed)
-        else:
-            number = _start_workers(config, folder)
-            if _manifest_time(folder) != before:  # else the run was stopped before its first step
-                print_resume(config, folder)
+            return take_part(config, folder, sys.argv)
+        before = _manifest_time(folder)
+        number = _start_workers(config, folder)
+        if _manifest_time(folder) != before:  # else the run was stopped before its first step
+            print_resume(config, folder)
         if number and not folder.is_done():
             raise stopped(folder, number)
     return True
-
-
-def _start_workers(config: TrainConfig, folder: RunFolder) -> int:
-    """Carry out a run with ranks of this launcher; return the signal that stopped it, 0 if none did."""
-    module, variables = "experiments.training.rank_main", variables_of(config, sys.argv)
-    folder.make()
-    try:
-        return start_ranks(folder, module, config.cluster, env=variables)
-    except RankFailure:
-        if folder.is_locked():  # another process was first
-            raise FolderInUse(folder.path) from None
-        raise
 
 
 def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
@@ -92,31 +115,43 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
         False if the run was finished before.
 
     Raises:
-        HostProblem: the run cannot start on a host; on rank 0, the others exit.
+        CannotStart: the run cannot start on a host; on rank 0, the others exit.
         UserError: rank 0 cannot use the folder; on all ranks alike.
-        SystemExit: a signal stopped the run, which is saved.
+        SystemExit: as carry_out.
     """
     ranks.export()
     die_with_parent()
     device, _ = start_group(config)
     config.cluster.device = device.type  # auto is what the ranks have found
-    folder = folder_of(config)
     _check_each_host(config, ranks)
-    with ExitStack() as owned:
-        if ranks.rank == 0:
-            _print_note(note_of_idle_gpus(config))
-        return take_part(config, folder, sys.argv, owned)
+    if ranks.rank == 0:
+        _print_note(config)
+    return take_part(config, folder_of(config), sys.argv)
 
 
-class HostProblem(UserError):
-    """A run that cannot start on one of its hosts."""
+def num_steps(config: TrainConfig) -> int:
+    """Return how many steps a run takes."""
+    info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
+    return config.epochs * steps_per_epoch(config, info)
+
+
+def _start_workers(config: TrainConfig, folder: RunFolder) -> int:
+    """Carry out a run with ranks of this launcher; return the signal that stopped it, 0 if none did."""
+    folder.make()
+    try:
+        module, variables = "experiments.training.rank_main", variables_of(config, sys.argv)
+        return start_ranks(folder, module, config.cluster, env=variables)
+    except RankFailure:
+        if folder.is_locked():  # another process was first
+            raise FolderInUse(folder.path) from None
+        raise
 
 
 def _check_each_host(config: TrainConfig, ranks: RankEnvironment) -> None:
     """Check the run on each host, by its first rank; where it cannot start on one, rank 0 says so and all end.
 
     Raises:
-        HostProblem: on rank 0.
+        CannotStart: on rank 0.
         SystemExit: on the others.
     """
     problem = None
@@ -125,16 +160,16 @@ def _check_each_host(config: TrainConfig, ranks: RankEnvironment) -> None:
             check_runs([config])
     except UserError as error:
         problem = str(error)
-    found: list[Any] = gather_objects((socket.gethostname(), problem))
-    if first := next(((host, why) for host, why in found if why), None):
-        dist.destroy_process_group()
-        if ranks.rank:
-            raise SystemExit(MISTAKE)
-        raise HostProblem(f"{first[1]} (on host {first[0]})")
+    for host, why in gather_objects((socket.gethostname(), problem)):  # type: ignore[misc]
+        if why:
+            leave_group()
+            if ranks.rank:
+                raise SystemExit(MISTAKE)
+            raise CannotStart(f"{why} (on host {host})")
 
 
-def _print_note(line: str) -> None:
-    if line:
+def _print_note(config: TrainConfig) -> None:
+    if line := note_of_idle_gpus(config):
         print(line, file=sys.stderr)
 
 

@@ -37,14 +37,9 @@ class SimulatedWorkers(GradientWorkers):
         watch: called with each rank and its gradient (numel,) before the reduction.
     """
 
-    is_main = True
-
     def __init__(self, config: TrainConfig, task: Task, *, reducer: micro.Reducer | None = None) -> None:
         super().__init__(config, task)
-        self.ranks = range(config.world_size)
         kernels.prepare()
-        self._batches = [task.batches(rank) for rank in self.ranks]
-        self.num_batches = self._batches[0].num_batches
         self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         self.layout = micro.Layout.of({name: self._parameters[name] for name in self._ready_order()})
         self.watch: Callable[[int, Tensor], object] = lambda rank, gradient: None
@@ -54,17 +49,10 @@ class SimulatedWorkers(GradientWorkers):
         self._simulation = self._simulate()
         self._rows = torch.zeros(config.world_size, self.layout.numel, device=task.device)
 
-    def start_epoch(self, epoch: int, *, start: int = 0) -> None:
-        """Start drawing every rank's batches of an epoch."""
-        first = start * self._config.accumulate
-        self._epochs: list[Iterator[Batch]] = [batches.epoch(epoch, start=first) for batches in self._batches]
-        if not start:
-            self._carries = [None] * len(self.ranks)
-
     def reduce(self, step: int, lr: float) -> Reduced:
         """Compute each rank's gradient in turn, then reduce them all."""
         started = time.perf_counter()
-        batches = [[next(epoch) for _ in range(self._config.accumulate)] for epoch in self._epochs]
+        batches = self._draw()
         drawn = time.perf_counter()
         self._rows.zero_()
         losses = [self._gradient(step, rank, given, lr) for rank, given in enumerate(batches)]
@@ -74,14 +62,6 @@ class SimulatedWorkers(GradientWorkers):
         first = stats[0]
         exposed_s = first.select_s + first.exchange_s + first.rest_s
         return Reduced(losses[0], (first,), compute_s, exposed_s, drawn - started)
-
-    def evaluate(self) -> Tensor:
-        """Evaluate the one model on the whole test set."""
-        return self.task.evaluate(0, 1)
-
-    def gather_items(self, item: Any) -> list[Any]:
-        """Return the item: there is one process."""
-        return [item]
 
     def residuals(self) -> list[Tensor]:
         """Return rank 0's residual."""
@@ -120,8 +100,7 @@ class SimulatedWorkers(GradientWorkers):
         with kept_buffers(self.task.model) if rank else nullcontext():
             self._point_gradients_at(rank)
             self.task.seed(step, rank)
-            losses = [self._backward(rank, batch, self._scale(lr)) for batch in batches]
-        return torch.stack(losses).mean()
+            return self._backward(self.task.model, rank, batches, self._scale(lr))
 
     def _clip_and_show(self, limit: float | None, comm: Comm) -> Reduction[None]:
         """Clip the gradient of a rank and show it to the watch."""
@@ -129,11 +108,6 @@ class SimulatedWorkers(GradientWorkers):
             among = comm if self._config.optimizer.clip_norm == "global" else None
             yield from clip_([self._rows[comm.rank]], limit, among=among)
         self.watch(comm.rank, self._rows[comm.rank])
-
-    def _backward(self, rank: int, batch: Batch, scale: float) -> Tensor:
-        loss, self._carries[rank] = self.task.loss(self.task.model, batch, self._carries[rank])
-        (loss if scale == 1 else loss * scale).backward()
-        return loss.detach()
 
     def _point_gradients_at(self, rank: int) -> None:
         """Make the gradients views of a rank's row, each with the memory layout of its parameter, as DDP does."""

@@ -1,8 +1,8 @@
-"""The interface between the training loop and the workers of a run, real or simulated."""
+"""The interface between the training loop and the workers of a run, real or simulated, and what all of them share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 import micro
 from experiments.config.schema import TrainConfig
-from experiments.training.tasks import Carry, Task
+from experiments.training.tasks import Batch, Carry, Task
+from micro.group_comm import GroupComm
 from micro.local import RoundStats
 from micro.nonfinite import NonFiniteGradient
+from micro.objects import gather_objects
 from micro.planning.schedules.base import Plan
+from micro.requests import AllReduce, Broadcast
 
 WARM_UP_STEPS = 2  # the second finds thresholds, and the state of a text, where the first left them
 
@@ -41,7 +44,7 @@ class Reduced:
 
 
 class Workers(ABC):
-    """The workers of a run that this process holds: one rank, or all.
+    """The workers of a run that this process holds: one rank of a process group, or all, which are simulated.
 
     Attributes:
         task: model and data.
@@ -51,14 +54,17 @@ class Workers(ABC):
         plan: the plan of the buckets, None without one.
     """
 
-    task: Task
-    is_main: bool
-    ranks: Sequence[int]
-    num_batches: int
     plan: Plan | None = None
 
     def __init__(self, config: TrainConfig, task: Task) -> None:
         self.task, self._config = task, config
+        self._comm = None if config.cluster.simulated else GroupComm()
+        self.ranks: Sequence[int] = [self._comm.rank] if self._comm else range(config.world_size)
+        self.is_main = self.ranks[0] == 0
+        self._batches = [task.batches(rank) for rank in self.ranks]
+        self.num_batches = self._batches[0].num_batches
+        self._epochs: list[Iterator[Batch]] = []
+        self._carries: list[Carry] = [None] * len(self.ranks)
 
     @property
     def device(self) -> torch.device:
@@ -75,9 +81,12 @@ class Workers(ABC):
         """Steps of an epoch."""
         return self.num_batches // self._config.accumulate
 
-    @abstractmethod
     def start_epoch(self, epoch: int, *, start: int = 0) -> None:
         """Start drawing the batches of an epoch at step ``start``; start 0 also resets the carries."""
+        first = start * self._config.accumulate
+        self._epochs = [batches.epoch(epoch, start=first) for batches in self._batches]
+        if not start:
+            self._carries = [None] * len(self.ranks)
 
     @abstractmethod
     def take_step(self, step: int, lr: float) -> Reduced:
@@ -99,13 +108,17 @@ class Workers(ABC):
     def load_optimizer(self, state: dict[str, Any]) -> None:  # noqa: B027 - where there is none
         """Restore what ``optimizer_state`` was."""
 
-    @abstractmethod
     def evaluate(self) -> Tensor:
-        """Return the task's sums over the whole test set."""
+        """Return the task's sums over the whole test set, with rank 0's batch-norm statistics."""
+        if self._comm is None:
+            return self.task.evaluate(0, 1)
+        for buffer in learnt_buffers(self.task.model):
+            self._comm.answer(Broadcast(mine=buffer, source=0))
+        return self._comm.answer(AllReduce(mine=self.task.evaluate(self._comm.rank, self._comm.world_size)))
 
-    @abstractmethod
     def gather_items(self, item: Any) -> list[Any]:
         """Return the item of every process of the run, in rank order."""
+        return gather_objects(item) if self._comm else [item]
 
     @abstractmethod
     def residuals(self) -> list[Tensor]:
@@ -150,8 +163,36 @@ class Workers(ABC):
         yield
         self.load_states(before)
 
-    def close(self) -> None:  # noqa: B027 - real workers have nothing to end
-        """End the threads of the workers."""
+    def close(self) -> None:  # noqa: B027 - not all have something to let go of
+        """Let go of groups and threads."""
+
+    def _draw(self) -> list[list[Batch]]:
+        """Return the batches of a step for each rank of this process."""
+        return [[next(epoch) for _ in range(self._config.accumulate)] for epoch in self._epochs]
+
+    def _backward(
+        self,
+        model: nn.Module,
+        place: int,
+        batches: Sequence[Batch],
+        scale: float,
+        *,
+        hold: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Tensor:
+        """Add the gradients of batches up; return the mean of their losses.
+
+        Args:
+            place: of the rank in ``ranks``.
+            scale: factor of each loss.
+            hold: the context of all batches but the last.
+        """
+        losses = []
+        for number, batch in enumerate(batches, start=1):
+            with hold() if number < len(batches) else nullcontext():
+                loss, self._carries[place] = self.task.loss(model, batch, self._carries[place])
+                (loss if scale == 1 else loss * scale).backward()
+            losses.append(loss.detach())
+        return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
 
 @contextmanager

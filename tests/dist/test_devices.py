@@ -15,8 +15,7 @@ import torch.distributed as dist
 from experiments.config import devices
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
-from experiments.training.devices import choose_device
-from experiments.training.rank_main import start_group
+from experiments.training.group import device_of_rank, start_group
 from tests.dist.fresh_ranks import run_fresh
 from tests.dist.rank_functions import Ended, train
 
@@ -59,7 +58,8 @@ def all_choices() -> dict[str, str]:
         try:
             with gpus(*seen):
                 (config,) = compose_runs([[*WORDS, f"cluster.device={device}"]], joined_world_size=2)
-                found[name] = str(choose_device(config, dist.PrefixStore(name, store)))
+                asked, option = config.cluster.device, "cluster.device=cuda"
+                found[name] = str(device_of_rank(asked, dist.PrefixStore(name, store), option=option))
         except UserError as error:
             found[name] = str(error)
     store.set(f"over {os.environ['RANK']}", "")

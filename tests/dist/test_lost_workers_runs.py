@@ -33,17 +33,17 @@ WORDS = [
 
 def struck(words: list[str], rank: int, step: int, number: int) -> Ended:
     """Train as a rank that torchrun started; a signal strikes one of them in the middle of a round."""
-    from experiments.training.replica import Replica
+    from experiments.training.round_workers import RoundWorkers
 
     os.environ["TORCHELASTIC_RUN_ID"] = "test"
-    whole = Replica.train
+    whole = RoundWorkers.train
 
-    def train_or_die(self: Replica, at: int, *rest: Any) -> Any:
-        if (self.rank, at) == (rank, step):
+    def train_or_die(self: RoundWorkers, place: int, at: int, *rest: Any) -> Any:
+        if (self.ranks[place], at) == (rank, step):
             os.kill(os.getpid(), number)
-        return whole(self, at, *rest)
+        return whole(self, place, at, *rest)
 
-    Replica.train = train_or_die  # type: ignore[method-assign]
+    RoundWorkers.train = train_or_die  # type: ignore[method-assign]
     return train(*words)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.config.descriptions import CONF, GROUPS, choices, default_choices, described, read, train_keys
+from experiments.config.descriptions import CONF, GROUPS, choices, described, read, train_keys
 
 
 def test_every_key_of_the_main_file_is_there_with_its_value() -> None:
@@ -14,11 +14,6 @@ def test_every_key_of_the_main_file_is_there_with_its_value() -> None:
     assert keys == {
         name.removesuffix("_"): value for name, value in composed.items() if name not in ("defaults", "hydra")
     }
-
-
-def test_every_group_with_a_default_has_that_choice() -> None:
-    for group, choice in default_choices().items():
-        assert choice in choices(group)
 
 
 def test_a_comment_belongs_to_the_key_before_it(tmp_path: Path) -> None:

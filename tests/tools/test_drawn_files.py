@@ -31,7 +31,7 @@ from experiments.sweeps.listing import describe
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
 from experiments.tracking.sources import from_folders
-from experiments.training.preflight import check_run
+from experiments.training.preflight import check_runs
 from experiments.training.runner import execute
 from micro.planning.documents import BadFile
 from micro.planning.schedules.base import Plan
@@ -86,7 +86,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan_from_files(folder: Path) -> None:
     words = [f"schedule.{name}={folder / name}.json" for name in ("trace", "link", "select")]
-    check_run(compose_runs([[*TINY, *words]])[0])
+    check_runs(compose_runs([[*TINY, *words]]))
 
 
 def read_study(folder: Path) -> None:

@@ -203,13 +203,6 @@ def test_a_sweeper_chooses_the_runs_and_is_given_what_each_measured() -> None:
     assert len(runs()) == 2
 
 
-@pytest.mark.usefixtures("_other_sweeper")
-def test_a_run_that_fails_is_for_the_sweeper_to_judge_and_told_in_one_line() -> None:
-    failed = call(["train", "-m", *WORDS, "hydra/sweeper=ends", "lr=interval(1e30,0.1)", "epochs=4"])
-    assert (failed.code, failed.err.count("error:"), "Traceback" in failed.err) == (1, 1, False)
-    assert len(runs()) == 1
-
-
 @pytest.mark.parametrize("words", [["sparsifier=fp16"], ["sparsifier=dense"]])
 def test_a_grid_is_the_same_by_m_and_by_a_study(words: list[str]) -> None:
     names = listed(study("both.yaml", [*WORDS, *words], {"density": [0.01, 0.1]}))
@@ -217,21 +210,3 @@ def test_a_grid_is_the_same_by_m_and_by_a_study(words: list[str]) -> None:
     printed = train("-m", *WORDS, *words, "density=0.01,0.1").out.splitlines()
     assert all(line.startswith(("done: ", "already done: ")) for line in printed), "no lines of Hydra's own"
     assert runs() == set(names)
-
-
-@pytest.mark.parametrize(
-    ("value", "word"),
-    [
-        (None, "model.num_classes=null"),
-        (7, "model.num_classes=7"),
-        ({"name": "topk"}, "sparsifier.selector={name: topk}"),
-        ({"name": "micro", "rule": "repaired"}, "sparsifier.selector={name: micro, rule: repaired}"),
-        ({"rule": "repaired"}, "sparsifier.selector.rule=repaired"),
-        (True, "compile=true"),
-        (1e-5, "lr=1e-5"),
-        ("[1, 2]", "lr_milestones=[1, 2]"),
-    ],
-)
-def test_a_value_of_a_grid_is_what_the_command_line_reads(value: object, word: str) -> None:
-    key = word.partition("=")[0].removesuffix(".rule")
-    assert listed(study("grid.yaml", WORDS, {key: [value]})) == listed(study("word.yaml", [*WORDS, word], {}))

@@ -13,9 +13,7 @@ from experiments.config.builders import build_reducer
 from experiments.config.checks import CHOICES
 from experiments.config.schema import OptimizerConfig
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
-from micro.clipping import ClipNorm, clip_
-from micro.comm import Comm
-from micro.requests import carried_out
+from micro.clipping import ClipNorm
 from tests.refusals import refused
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
@@ -50,16 +48,6 @@ def test_published_nesterov_steps_by_gradient_plus_velocity() -> None:
         weight -= 0.1 * (gradient + velocity)
         expected.append(weight)
     assert steps_of(config, [0.5, -0.2, 0.3]) == pytest.approx(expected, rel=1e-12)
-
-
-def test_published_nesterov_without_momentum_doubles_the_step() -> None:
-    config = OptimizerConfig(name="sgd", nesterov="published")
-    assert steps_of(config, [0.5]) == pytest.approx([1 - 2 * 0.1 * 0.5])
-
-
-def test_pytorchs_nesterov_is_pytorchs() -> None:
-    config = OptimizerConfig(name="sgd", momentum=0.9, nesterov="pytorch")
-    assert steps_of(config, [0.5]) == pytest.approx([1 - 0.1 * (0.5 + 0.9 * 0.5)])
 
 
 @pytest.mark.parametrize("nesterov", ["none", "pytorch", "published"])
@@ -99,17 +87,6 @@ def test_momentum_before_the_residual_is_momentum_correction(tmp_path: Path) -> 
     refused(lambda: configured(tmp_path, *unbiased), "optimizer.momentum_at", "none")
 
 
-def test_clipping_bounds_the_norm_of_all_parts_together_and_leaves_nan_alone() -> None:
-    parts = [torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])]
-    carried_out(clip_(parts, 2.5), Comm())
-    assert torch.cat(parts).tolist() == pytest.approx([1.5, 0, 0, 2])
-    carried_out(clip_(parts, 2.6), Comm())
-    assert torch.cat(parts).norm().item() == pytest.approx(2.5)
-    poisoned = [torch.tensor([float("nan"), 100.0])]
-    carried_out(clip_(poisoned, 1.0), Comm())
-    assert poisoned[0][1] == 100
-
-
 def test_two_half_batches_make_the_step_of_one(tmp_path: Path) -> None:
     words = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=128", "epochs=1", "sparsifier=dense"]
     whole = Run(configured(tmp_path, *words, "batch_size=16"))
@@ -142,21 +119,6 @@ def test_options_train_like_the_plain_run(tmp_path: Path, option: str, model: st
     assert changed.row["train_loss"] == pytest.approx(plain.row["train_loss"], rel=0.05)
     if option == "precision=bfloat16":
         assert changed.digest != plain.digest
-
-
-def test_a_shaped_rate_ends_where_it_is_told_to(tmp_path: Path) -> None:
-    words = [*IMAGES, "epochs=4", "lr=2.0", "lr_warmup_epochs=1", "lr_end=0.1", "sparsifier=dense"]
-    for shape in ("linear", "cosine"):
-        config = configured(tmp_path, *words, f"lr_shape={shape}")
-        assert [learning_rate(config, epoch) for epoch in (1.0, 2.5, 4.0)] == pytest.approx([2.0, 1.1, 0.2])
-
-
-def test_adamw_decays_weights_apart_from_the_moments() -> None:
-    config = OptimizerConfig(name="adamw", betas=[0.9, 0.95], weight_decay=0.5)
-    found = steps_of(config, [0.0])
-    adam = steps_of(OptimizerConfig(name="adam", weight_decay=0.5), [0.0])
-    assert found != pytest.approx(adam)
-    assert isinstance(build_optimizer(config, Net(), 0.1), torch.optim.AdamW)
 
 
 def test_sign_moves_every_weight_by_the_rate_and_decays_it_apart() -> None:

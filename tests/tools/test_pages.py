@@ -17,7 +17,7 @@ import yaml
 
 from experiments.config.compose import compose_runs, hydra_of_conf
 from experiments.config.descriptions import CONF, GROUPS, train_keys
-from experiments.config.overrides import each_value, expand
+from experiments.config.overrides import expand
 from experiments.sweeps.study import jobs_of
 
 ROOT = Path(__file__).parents[2]
@@ -189,10 +189,9 @@ def check_training(words: list[str]) -> None:
     assert set(flags) <= {"-m", "--multirun", "--cfg", "--help"}
     others = re.compile(r"install=|\+*hydra[./]")  # of Hydra itself
     settings = [word for word in words if "=" in word and not others.match(word)]
-    chosen = any(word.startswith("hydra/sweeper=") for word in words)  # by a sweeper, one after another
+    listed = [word for word in settings if "interval(" not in word]  # from which a sweeper of Hydra's chooses
     with hydra_of_conf():
-        jobs = each_value(settings) if chosen else expand(settings)
-        compose_runs(jobs)
+        compose_runs(expand(listed))
 
 
 @EVERY_PAGE

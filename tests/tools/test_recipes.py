@@ -128,13 +128,6 @@ def test_the_paper_s_scale_has_the_published_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_s_name_says_paper_model_and_data(name: str) -> None:
-    config = forms(name)["paper"]
-    paper = "mgwfbp" if config.sparsifier.name == "dense" else config.sparsifier.name
-    assert name == f"{paper}_{config.model.name.removesuffix('_cifar')}_{config.dataset.name}"
-
-
-@pytest.mark.parametrize("name", RECIPES)
 def test_the_small_scale_is_another_one(name: str) -> None:
     paper, small = forms(name)["paper"], forms(name)["small"]
     assert (small.world_size, small.cluster.simulated) == (4, True)
@@ -162,18 +155,6 @@ def test_every_model_can_be_built() -> None:
             build_model(config, SIZES[config.dataset.name])
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if "neumf" in name])
-def test_batches_of_pairs_are_whole_groups(name: str) -> None:
-    for config in forms(name).values():
-        assert config.dataset.negatives is not None
-        assert config.batch_size % (config.dataset.negatives + 1) == 0
-
-
-def test_without_a_word_the_scale_is_the_paper_s() -> None:
-    assert from_words("experiment=micro_lstm_wikitext2") == forms("micro_lstm_wikitext2")["paper"]
-    assert from_words("experiment=micro_lstm_wikitext2", "scale=small") == forms("micro_lstm_wikitext2")["small"]
-
-
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_command_line_wins_over_both_scales(scale: str) -> None:
     words = ["epochs=7", "lr=0.3", "lr_milestones=[2]", "cluster.world_size=3", "dataset.settings.num_train=99"]
@@ -191,11 +172,6 @@ def test_model_and_data_of_the_command_line_are_their_own_files(scale: str) -> N
     assert config.epochs == forms("micro_lstm_wikitext2")[scale].epochs
 
 
-def test_real_workers_are_as_many_as_simulated_ones() -> None:
-    cluster = from_words("experiment=micro_resnet18_cifar10", "cluster=local").cluster
-    assert (cluster.name, cluster.nproc_per_node, cluster.world_size) == ("local", 16, 16)
-
-
 def test_nodes_must_add_up_to_the_paper_s_workers() -> None:
     words = [
         "experiment=micro_resnet18_cifar10",
@@ -206,9 +182,3 @@ def test_nodes_must_add_up_to_the_paper_s_workers() -> None:
     assert from_words(*words, "cluster.nproc_per_node=8").world_size == 16
     with pytest.raises(UserError, match="world_size is 16, but 8 = nnodes x nproc_per_node"):
         from_words(*words, "cluster.nproc_per_node=4")
-
-
-@pytest.mark.parametrize("sparsifier", ["dense", "powersgd", "micro_published"])
-def test_another_sparsifier_takes_a_recipe(sparsifier: str) -> None:
-    config = from_words("experiment=gaussiank_resnet20_cifar10", f"sparsifier={sparsifier}")
-    assert config.sparsifier.name == sparsifier

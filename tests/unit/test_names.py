@@ -1,7 +1,5 @@
 """Every method is named as its yaml says; one without a yaml has stable defaults."""
 
-from pathlib import Path
-
 import pytest
 
 import micro
@@ -9,14 +7,12 @@ from experiments.config import method_names
 from experiments.config.compose import compose_run
 from experiments.config.identity import run_name
 from experiments.config.method_names import description, method_of, usual_rules, words_of
-from experiments.reports.names import human, in_order, label
-from experiments.reports.plot_style import BLACK, GREY_LINE, VERMILLION, lines_of
+from experiments.reports.names import in_order, label
 
 METHODS = sorted(path.stem for path in method_names.METHODS.glob("*.yaml"))
 # words of a command line -> the method's part of the run's name, its label
 OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
-    ("sparsifier.selector=their_selector",): ("their_selector", "their_selector"),
-    ("sparsifier.selector=fp16",): ("fp16_selector", "fp16_selector"),
+    ("sparsifier.selector=theirs",): ("micro+selector_theirs", "MiCRO, selector theirs"),
     ("sparsifier.selector=threshold",): ("threshold", "Hard-threshold"),
     ("sparsifier=topk", "sparsifier.selector=micro"): ("micro", "MiCRO"),
     ("sparsifier=topk", "sparsifier.exchange=gather"): ("topk_gather", "Top-k, gather"),
@@ -31,7 +27,9 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
     ),
     ("sparsifier=dgc", "sparsifier.feedback=residual"): ("dgc+feedback_residual", "DGC, feedback residual"),
     ("sparsifier=accordion", "sparsifier.policy=null"): ("topk_layers", "Top-k, per layer"),
-    ("sparsifier=micro_scaled", "sparsifier.selector.selector=topk"): ("scaled_topk", "scaled_topk"),
+    ("sparsifier=micro_scaled", "sparsifier.selector.selector=topk"): (
+        *("micro_scaled+selector_scaled_topk", "MiCRO, scaled, selector scaled_topk"),
+    ),
     ("sparsifier=fft", "sparsifier.reducer=powersgd"): ("powersgd", label("powersgd")),
     ("sparsifier=topk", "sparsifier.name=micro"): ("topk", "Top-k"),
     ("sparsifier=micro", "sparsifier.name=mine", "sparsifier.codec=half"): ("mine", "mine"),
@@ -72,31 +70,7 @@ def test_no_two_methods_say_the_same(key: str) -> None:
     assert sorted(said) == sorted(set(said))
 
 
-def test_of_many_methods_eight_have_colours_of_their_own_and_dense_and_micro_theirs() -> None:
-    lines = lines_of(METHODS)
-    colours = [line["color"] for line in lines.values() if line is not GREY_LINE]
-    assert len(set(colours)) == len(colours) == 8
-    assert (lines["dense"]["color"], lines["micro"]["color"]) == (BLACK, VERMILLION)
-
-
 def test_a_method_without_a_yaml_is_called_by_its_key_and_comes_last() -> None:
     assert label("my_method") == "my_method"
     assert label("my_method", "lr=1") == "my_method (lr=1)"
     assert in_order(["other", "my_method", "micro", "dense"]) == ["dense", "micro", "my_method", "other"]
-
-
-def test_a_new_yaml_needs_no_other_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.yaml").write_text("# label: Mine, new\n# order: 5\nname: mine\n")
-    (tmp_path / "plain.yaml").write_text("name: plain # label: none\n")
-    monkeypatch.setattr(method_names, "METHODS", tmp_path)
-    description.cache_clear()
-    try:
-        assert (label("mine"), label("plain")) == ("Mine, new", "plain")
-        assert in_order(["plain", "mine"]) == ["mine", "plain"]
-    finally:
-        description.cache_clear()
-
-
-def test_models_and_data_sets_have_names() -> None:
-    assert human("resnet18") == "ResNet-18"
-    assert human("my_model") == "my_model"

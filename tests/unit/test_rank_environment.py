@@ -101,17 +101,6 @@ def test_an_error_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "error.json").exists() == has_launcher
 
 
-def test_an_error_is_not_hidden_by_its_report(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^one$"), recorded_errors(RunFolder(tmp_path / "missing"), 3):
-        raise ValueError("one")
-
-
-def test_an_exit_is_no_error(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit), recorded_errors(RunFolder(tmp_path), 0):
-        raise SystemExit(0)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("environ", "key", "given"),
     [

@@ -10,7 +10,7 @@ import torch
 import data
 from data import token_files
 from data.source import Text
-from experiments.training.tasks.text import LanguageTask
+from experiments.training.tasks import LanguageTask
 
 TEXT = "The reader reads what the reader wrote,\nzweimal für Ärzte 語 \u0000 and so on.\r\n\n" * 8
 SETTINGS = {"unit": "tokens", "max_words": 300}

@@ -101,15 +101,6 @@ def test_a_summary_adds_up_the_buckets() -> None:
     assert attachment.summary.density == 0
 
 
-def test_a_summary_of_everything_has_no_threshold() -> None:
-    model = wrapped()
-    attachment = micro.attach(model, micro.DenseReducer())
-    backward(model, 0)
-    assert attachment.summary.thresholds is None
-    assert "threshold_min" not in attachment.summary.numbers()
-    assert attachment.summary.density == attachment.summary.target_density == 1
-
-
 class Writer:
     """What TensorBoard's SummaryWriter and a run of W&B take."""
 

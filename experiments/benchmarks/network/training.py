@@ -18,7 +18,7 @@ from experiments.ranks.measures import Row
 from experiments.training.bucketing import bucket_caps
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.optimizers import zero_gradients_
-from experiments.training.round_workers import RealRoundWorkers
+from experiments.training.round_workers import RoundWorkers
 from experiments.training.tasks import load_task
 from experiments.training.workers import Reduced, Workers
 from micro import kernels
@@ -82,7 +82,7 @@ class HarnessTraining:
     def __init__(self, config: TrainConfig) -> None:
         task = load_task(config, CPU)
         self._config, self._step = config, 0
-        self._workers: Workers = RealRoundWorkers(config, task) if config.rounds.every else DdpWorkers(config, task)
+        self._workers: Workers = RoundWorkers(config, task) if config.rounds.every else DdpWorkers(config, task)
 
     def take(self) -> Row:
         """Train until an exchange has ended; return its seconds, what this rank sent, and a batch's computation."""

@@ -1,0 +1,131 @@
+"""How the ranks of a run meet, and on what device each computes."""
+
+import os
+from collections import Counter
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from experiments.config.errors import UserError, one_line_with_type
+from experiments.config.schema import TrainConfig
+
+_CPU = torch.device("cpu")
+_store: dist.Store | None = None  # of the process group
+
+
+class CannotStart(UserError):
+    """A run whose ranks cannot start together; nothing is written yet."""
+
+
+def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
+    """Join the process group if this process has not; return its device, and the store that the ranks share.
+
+    A simulated run has neither group nor store.
+
+    Raises:
+        UserError: the ranks could not meet.
+        CannotStart: as ``device_of_rank``, before the group is made.
+    """
+    global _store
+    cluster, limit = config.cluster, timedelta(seconds=config.cluster.timeout_s)
+    if cluster.simulated:
+        device = _CPU if cluster.device == "cpu" else torch.device("cuda", _own_index())
+        _use(device)
+        return device, None
+    rank = world_size = 0
+    if is_new := not dist.is_initialized():
+        _store, rank, world_size = _meet(limit)
+    assert _store is not None
+    device = device_of_rank(cluster.device, _store, option="cluster.device=cuda")
+    _use(device)
+    if is_new:
+        backend, store = "nccl" if device.type == "cuda" else "gloo", dist.PrefixStore("group", _store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+    return device, _store
+
+
+def leave_group() -> None:
+    """Destroy the process group, whose threads could abort this process at its end."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def device_of_rank(device: str, store: dist.Store, *, option: str) -> torch.device:
+    """Return this rank's GPU if each rank has one of its own, else the CPU; all ranks call this.
+
+    A rank takes the GPU of the number LOCAL_RANK among those that it sees. Where a scheduler shows each task its own
+    GPU alone, that is number 0 of each.
+
+    Args:
+        device: auto, cpu or cuda.
+        option: the words of the command that chose cuda, for the error.
+
+    Raises:
+        CannotStart: ``device`` is cuda, and a rank sees no GPU, or two have the same; on all ranks alike.
+    """
+    gpus = _gpus_of_ranks(store, is_used=device != "cpu")  # auto is cpu already on a rank that sees no GPU
+    if device == "cpu":
+        return _CPU
+    gpu, num_ranks = Counter(gpus).most_common(1)[0]
+    if "" not in gpus and num_ranks == 1:
+        return torch.device("cuda", _own_index())
+    if device == "auto":
+        return _CPU
+    problem = f"rank {gpus.index('')} sees none" if "" in gpus else f"{num_ranks} ranks have the same, {gpu}"
+    raise CannotStart(
+        f"{option} needs a GPU for each rank, {problem}: start as many ranks on a host as it has GPUs, "
+        "or have the scheduler give each its own (srun --gpus-per-task=1)"
+    )
+
+
+def note_of_idle_gpus(config: TrainConfig) -> str:
+    """Return a line for the user where the workers train on the CPU although there are GPUs, empty elsewhere."""
+    count = torch.cuda.device_count()
+    if not count or config.cluster.device != "cpu":
+        return ""
+    return (
+        f"note: the workers train on the CPU, and there are GPUs ({count} here): cluster.device=auto takes them where "
+        "each worker can have one of its own"
+    )
+
+
+def _meet(limit: timedelta) -> tuple[dist.Store, int, int]:
+    """Return the store of the ranks, which rank 0 or the launcher serves, this one's number and how many there are.
+
+    After a restart of the ranks the agent's store still has old addresses, so that the keys have a prefix: on one node
+    the number of restarts. Several nodes may count differently: there our launcher gives each start a store of its own.
+    """
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=limit))
+    except (dist.DistError, ValueError) as error:
+        where = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
+        reason = one_line_with_type(error)[:200]
+        raise UserError(f"the ranks could not meet at {where}: {reason}; name a free port of rank 0's host") from None
+    is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else ""
+    return dist.PrefixStore(f"attempt {attempt}", store), rank, world_size
+
+
+def _gpus_of_ranks(store: dist.Store, *, is_used: bool) -> list[str]:
+    """Return an id of each rank's GPU, empty where a rank sees none or uses none.
+
+    A rank that uses none, since it sees none, does not wait for the others.
+    """
+    rank, ranks = os.environ["RANK"], range(int(os.environ["WORLD_SIZE"]))
+    has_one = is_used and torch.cuda.device_count()
+    store.set(f"gpu {rank}", str(torch.cuda.get_device_properties(_own_index()).uuid) if has_one else "")
+    found = store.multi_get([f"gpu {other}" for other in ranks]) if is_used else []
+    store.set(f"knows {rank}", "")
+    if is_used and rank == "0":  # it may serve the store, and end at once where no GPU can be had
+        store.wait([f"knows {other}" for other in ranks])
+    return [gpu.decode() for gpu in found]
+
+
+def _own_index() -> int:
+    return int(os.environ.get("LOCAL_RANK", 0)) % max(1, torch.cuda.device_count())
+
+
+def _use(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
