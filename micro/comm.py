@@ -142,23 +142,26 @@ class Comm:
         """Start the counts of a new step."""
         self.traffic = Traffic()
 
-    def now(self, device: torch.device) -> Seconds:
+    def now(self, device: torch.device | None = None) -> Seconds:
         """Return a time of the reduction's clock: of an accelerator's current stream where ``timed``, else of the host.
 
         While a CUDA graph is captured it is the host's: events of a graph have no times.
+
+        Args:
+            device: where the reduction works; by default the one that was given last.
         """
-        self.clock.device = device
+        device = self.clock.device = device or self.clock.device
         if self.timed and device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             return event_on(device) - self.clock.away
         return time.perf_counter() - self.clock.away
 
     def leave(self) -> None:
         """Stop the clock: others run."""
-        self.clock.left = self.now(self.clock.device)
+        self.clock.left = self.now()
 
     def come_back(self, waited: Seconds) -> None:
         """Let the clock go on from where it stood, and from what this rank ``waited`` for its messages."""
-        self.clock.away = self.clock.away + (self.now(self.clock.device) - self.clock.left - waited)
+        self.clock.away = self.clock.away + (self.now() - self.clock.left - waited)
         self.traffic.elapsed = self.traffic.elapsed + waited
 
     def start(self, requests: Sequence[Request]) -> Started:

@@ -211,13 +211,13 @@ class _Run(Generic[T]):
         """Answer what the ranks of a group request, and count it."""
         _check_alike(group)
         ranks = list(group.values())
-        began = ranks[0].now() if self._is_timed else 0.0
+        began = ranks[0].comm.now() if self._is_timed else 0.0
         answers = []
         for requests in zip(*(rank.requests for rank in ranks), strict=True):
             for request in requests:
                 request.count()
             answers.append(self._answers(requests))
-        took = ranks[0].now() - began if self._is_timed else 0.0
+        took = ranks[0].comm.now() - began if self._is_timed else 0.0
         for rank, of_rank in zip(ranks, zip(*answers, strict=True), strict=True):
             rank.answers, rank.waited = list(of_rank), took * (1 / len(ranks))
 

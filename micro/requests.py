@@ -304,10 +304,6 @@ class Running(Generic[T]):
                 each.count()
         return is_local
 
-    def now(self) -> "Seconds":
-        """Return a time of its clock."""
-        return self.comm.now(self.comm.clock.device)
-
     def throw(self, error: BaseException) -> None:
         """Raise ``error`` where it waits, so that it knows why it ends."""
         self._reduction.throw(error)
@@ -324,13 +320,13 @@ def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
     try:
         running.go_on()
         while running.requests:
-            began = running.now()
+            began = comm.now()
             try:
                 answers = running.requests[0].comm.start(running.requests).answers()
             except BaseException as error:
                 running.throw(error)
                 raise
-            running.go_on(answers, running.now() - began)
+            running.go_on(answers, comm.now() - began)
         return running.result
     finally:
         running.close()

@@ -51,9 +51,9 @@ class UnderWay(Running[T]):
         """Return the outcome."""
         if self._last is not None:
             last, self._last = self._last, None
-            began = self.now()
+            began = self.comm.now()
             answers = last.answers()
-            self.go_on(answers, self.now() - began)
+            self.go_on(answers, self.comm.now() - began)
         while not self.has_ended:
             self._rounds.advance()
         return self.result
@@ -91,9 +91,9 @@ class Rounds:
         if self._sent:
             self.num_rounds += 1
             first = self._sent[0]
-            began = first.now()
+            began = first.comm.now()
             self._started = first.ranks.start([request for each in self._sent for request in each.requests])
-            self._took = first.now() - began
+            self._took = first.comm.now() - began
 
     def _receive(self) -> None:
         """Let those go on whose messages were sent."""
@@ -101,9 +101,9 @@ class Rounds:
         self._sent, self._started = [], None
         if started is None:
             return
-        began = sent[0].now()
+        began = sent[0].comm.now()
         answers = started.answers()
-        waited = self._took + (sent[0].now() - began)
+        waited = self._took + (sent[0].comm.now() - began)
         share = waited * (1 / len(answers))
         for each in sent:
             own, answers = answers[: len(each.requests)], answers[len(each.requests) :]
