@@ -70,12 +70,12 @@ def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
         key: {name: _mean_of([memory[key][name] for memory in memories]) for name in pieces}
         for key, pieces in memories[0].items()
     }
-    return _without_parts(saved[0]) | {"memory": memory}
+    return without_parts(saved[0]) | {"memory": memory}
 
 
-def _without_parts(bucket: dict[str, Any]) -> dict[str, Any]:
+def without_parts(bucket: dict[str, Any]) -> dict[str, Any]:
     """Return a bucket, or the share of one, without the states of its parts, which then start from nothing."""
-    inner = {"share": _without_parts(bucket["share"])} if "share" in bucket else {}
+    inner = {"share": without_parts(bucket["share"])} if "share" in bucket else {}
     return {key: value for key, value in bucket.items() if key not in PARTS} | inner
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from micro.comm import Comm
 from micro.flat import MAX_NUMEL, real
-from micro.local.exchange import BufferPolicy
+from micro.local.buffers import BufferPolicy
 from micro.reducers.base import Reducer
 from micro.reducers.checks import check_reducer
 from micro.reducers.sparse import SparseReducer

@@ -2,22 +2,19 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from micro.comm import Comm
 from micro.local.round_stats import RoundStats
 from micro.local.weights import FlatWeights
 from micro.reducers.base import Reducer
 from micro.requests import AllGather, AllReduce, Broadcast
-
-BufferPolicy = Literal["mean", "first", "own"]
-"""Numbers with a fraction become their mean and others rank 0's; all become rank 0's; each rank keeps its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,15 +181,3 @@ class UnderWay:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 and math.isfinite(whole) else 0.0
-
-
-def learnt_buffers(model: nn.Module) -> list[Tensor]:
-    """Return the buffers that are part of the model's state."""
-    parameters = {id(parameter) for parameter in model.parameters()}
-    state = model.state_dict(keep_vars=True).values()
-    return [tensor for tensor in state if isinstance(tensor, Tensor) and id(tensor) not in parameters]
-
-
-def copies(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Return copies of these tensors, which autograd does not know."""
-    return [tensor.detach().clone() for tensor in tensors]

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from micro.checkpoints.resizing import without_parts
 from micro.comm import Comm
 from micro.drivers.meeting import content_of
 from micro.flat import Layout
@@ -20,10 +20,6 @@ from micro.reducers.base import Reducer
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import innermost, layers
 from micro.requests import AllGather, Broadcast
-
-PARTS = {"selector", "exchange", "density"}  # states that depend on how many ranks there are, and start from nothing
-WRAPPED = "share"  # where reducer split saves the state of the one inside it
-KEPT = {"residual"}  # what may be lost with a worker: of other feedbacks all ranks keep a sum of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +52,10 @@ def save_round(local: LocalSteps, path: str | os.PathLike[str]) -> None:
     if not local.is_equal:
         raise RuntimeError("a round is saved at its end, when weights are equal on all ranks: call finish() before")
     check_losable(local.reducer)
-    target = Path(path)
-    draft = target.with_name(target.name + ".draft")
+    draft = Path(f"{os.fspath(path)}.draft")
     inner = [optimizer.state_dict() for optimizer in local.optimizers]
     torch.save({"local": local.state_dict(), "optimizers": inner}, draft)
-    os.replace(draft, target)
+    os.replace(draft, path)
 
 
 def check_losable(reducer: Reducer) -> None:
@@ -75,13 +70,12 @@ def check_losable(reducer: Reducer) -> None:
             "reducer two_level keeps a share of a node's residual on each of its ranks: a worker cannot be lost; use "
             "the reducer inside it"
         )
-    smallest = Layout(("weights",), ((8, 8),))
-    memory = innermost(reducer).start(smallest, torch.float32, torch.device("cpu")).memory
-    kept = {key for key, vector in memory.items() if vector.numel()}
-    if not kept <= KEPT:
+    memory = innermost(reducer).start(Layout(("weights",), ((8, 8),)), torch.float32, torch.device("cpu")).memory
+    sums = sorted(key for key, vector in memory.items() if vector.numel() and key != "residual")
+    if sums:
         raise ValueError(
-            f"the reducer keeps {' and '.join(sorted(kept - KEPT))}, of which all ranks keep a sum: a worker cannot be "
-            "lost; use feedback residual, or none"
+            f"the reducer keeps {' and '.join(sums)}, of which all ranks keep a sum: a worker cannot be lost; use "
+            "feedback residual, or none"
         )
 
 
@@ -109,13 +103,13 @@ def take_round(local: LocalSteps, path: str | os.PathLike[str]) -> Regrouped | N
     source = next(rank for rank, (rounds, _) in enumerate(rows) if rounds == newest)
     newcomers = tuple(rank for rank, row in enumerate(rows) if row != rows[source])
     common = _broadcast(_without_memory(own["local"]) if own and comm.rank == source else None, source, comm, device)
-    is_own = own is not None and comm.rank not in newcomers
-    state = own["local"] if own is not None and is_own else _with_zeros(common)
-    local.load_state_dict(_fitting(state, comm))
-    if own is not None and is_own:
+    if own is not None and comm.rank not in newcomers:
+        local.load_state_dict(_fitting(own["local"], comm))
         for optimizer, inner in zip(local.optimizers, own["optimizers"], strict=True):
             optimizer.load_state_dict(inner)
-    local.take_saved_buffers()
+    else:
+        local.load_state_dict(_fitting(_with_zeros(common), comm))
+    local.buffers.restore()
     return Regrouped(newest, comm.world_size, common["world_size"], newcomers)
 
 
@@ -144,9 +138,12 @@ def _sum_of_weights(state: Mapping[str, Any]) -> int:
     return found
 
 
-def _without_memory(state: Mapping[str, Any]) -> dict[str, Any]:
-    buckets = [{**bucket, "memory": {key: {} for key in bucket["memory"]}} for bucket in state["buckets"]]
+def _with(state: Mapping[str, Any], buckets: list[dict[str, Any]]) -> dict[str, Any]:
     return {**state, "buckets": buckets}
+
+
+def _without_memory(state: Mapping[str, Any]) -> dict[str, Any]:
+    return _with(state, [{**bucket, "memory": {key: {} for key in bucket["memory"]}} for bucket in state["buckets"]])
 
 
 def _with_zeros(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,35 +152,28 @@ def _with_zeros(state: Mapping[str, Any]) -> dict[str, Any]:
     for bucket in state["buckets"]:
         zeros = {name: torch.zeros_like(piece) for name, piece in bucket["start"].items()}
         buckets.append({**bucket, "memory": dict.fromkeys(bucket["memory"], zeros)})
-    return {**state, "buckets": buckets}
+    return _with(state, buckets)
 
 
 def _fitting(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
     """Return a state as of this rank; where there are more or fewer of them, the states of parts start from nothing."""
     buckets = state["buckets"]
     if state["world_size"] != comm.world_size:
-        buckets = [_without_parts(bucket) for bucket in buckets]
+        buckets = [without_parts(bucket) for bucket in buckets]
     return {**state, "rank": comm.rank, "world_size": comm.world_size, "buckets": buckets}
-
-
-def _without_parts(bucket: Mapping[str, Any]) -> dict[str, Any]:
-    inner = {WRAPPED: _without_parts(bucket[WRAPPED])} if WRAPPED in bucket else {}
-    return {key: value for key, value in {**bucket, **inner}.items() if key not in PARTS}
 
 
 def _broadcast(state: dict[str, Any] | None, source: int, comm: Comm, device: torch.device) -> dict[str, Any]:
     """Return the state of rank ``source`` on all ranks."""
-    content = b""
+    written = io.BytesIO()
     if state is not None:
-        written = io.BytesIO()
         torch.save(state, written)
-        content = written.getvalue()
+    content = bytearray(written.getvalue())
     length = int(comm.answer(AllGather(mine=torch.tensor([len(content)], device=device))).max())  # host sync: once
     sent = torch.zeros(length, dtype=torch.uint8, device=device)
     if content:
-        sent.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-    received: Tensor = comm.answer(Broadcast(mine=sent, source=source)).cpu()
-    found: dict[str, Any] = torch.load(
-        io.BytesIO(ctypes.string_at(received.data_ptr(), length)), map_location=device, weights_only=True
-    )
+        sent.copy_(torch.frombuffer(content, dtype=torch.uint8))
+    received = comm.answer(Broadcast(mine=sent, source=source)).cpu()
+    read = io.BytesIO(ctypes.string_at(received.data_ptr(), length))
+    found: dict[str, Any] = torch.load(read, map_location=device, weights_only=True)
     return found

@@ -16,16 +16,9 @@ from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.meeting import meeting
 from micro.flat import real
 from micro.group_comm import GroupComm
-from micro.local.checks import (
-    IN_USE,
-    as_optimizers,
-    check_frozen,
-    check_method,
-    check_settings,
-    ranks_of,
-    trained_parameters,
-)
-from micro.local.exchange import BufferPolicy, Place, UnderWay, Work, copies, learnt_buffers
+from micro.local import checks
+from micro.local.buffers import BufferPolicy, Buffers
+from micro.local.exchange import Place, UnderWay, Work
 from micro.local.fragment import Fragment
 from micro.local.outer import MakeOuter, Outer, check_outer
 from micro.local.round_stats import RoundStats
@@ -33,8 +26,10 @@ from micro.local.splitting import Fragments, check_streaming, phased, split
 from micro.local.weights import FlatWeights
 from micro.nonfinite import NonFiniteGradient
 from micro.private_comm import PrivateComm
-from micro.reducers.base import Reducer, saved_layout
+from micro.reducers.base import Reducer, prepare, saved_layout
 from micro.wrappers import plain_parameters
+
+STREAMING = ("every", "delay", "mix")  # which a saved state must have been saved with
 
 
 class LocalSteps(Driver):
@@ -51,11 +46,6 @@ class LocalSteps(Driver):
     With the dense reducer and `Outer()` this is LocalSGD; with ``Outer(lr=0.7, momentum=0.9, nesterov=True)`` and AdamW
     inside DiLoCo; with chunks, two bits and a residual that decays SparseLoCo. Any reducer goes.
 
-    With ``fragments`` each part of the model is exchanged once in a round, at a step of its own, so that no exchange
-    sends more than its share at once (Streaming DiLoCo). With ``delay`` it goes on beside that many steps of training,
-    and the outer step follows then: by the difference of weights at the exchange's begin. What the parameters have
-    moved since is given up, or with ``mix`` below 1 a part of it is kept.
-
     Args:
         model: with the same weights on all ranks. Not wrapped in DDP, unless that averages within a smaller group.
         optimizer: the inner one, of all trained parameters of the model, or several in the order in which they step.
@@ -70,13 +60,18 @@ class LocalSteps(Driver):
         fragments: P fragments of about equal size, or for each a pattern of names of parameters or several (``*`` is
             any text, ``?`` one character, ``[ab]`` a or b), which together name each trained parameter once. Fragment p
             of P is exchanged after step (p + 1) H / P of a round.
-        delay: steps from the begin of an exchange to its outer step, less than ``every``.
+        delay: steps from the begin of an exchange to its outer step, less than ``every``. Training goes on meanwhile;
+            the outer step is by the difference of weights at the begin.
         mix: share of the new global weights in the parameters after an exchange, in (0, 1]; the rest is what they were.
         replicas: the process group between which rounds are exchanged; by default all ranks. Where each of several
             nodes trains a replica by DDP, it is this rank's peers in the other nodes.
         comm: the ranks, in place of a process group: those of SimulatedRanks.
         momentum_with_feedback: let the outer optimizer have momentum though the reducer keeps what it has not sent.
         on_round: called with the statistics at the end of each exchange.
+
+    Attributes:
+        stats: those of the last exchange.
+        steps_in_round: inner steps since the start of the round.
 
     A step that a GradScaler leaves out is no step: the rank comes to the exchange one batch later, and the others wait.
     So ranks may end with different numbers of steps, as with uneven data: see ``finish``, which all call.
@@ -113,12 +108,12 @@ class LocalSteps(Driver):
         momentum_with_feedback: bool = False,
         on_round: Callable[[RoundStats], object] | None = None,
     ) -> None:
-        with meeting("micro.LocalSteps", lambda: ranks_of(replicas, comm)) as entry:
-            check_settings(every, buffers, on_round)
+        with meeting("micro.LocalSteps", lambda: checks.ranks_of(replicas, comm)) as entry:
+            checks.check_settings(every, buffers, on_round)
             check_streaming(fragments, delay, mix, every)
-            self.reducer = check_method(reducer)
-            self.optimizers = as_optimizers(optimizer)
-            self._parameters = trained_parameters(model, self.optimizers)
+            self.reducer = checks.check_method(reducer)
+            self.optimizers = checks.as_optimizers(optimizer)
+            self._parameters = checks.trained_parameters(model, self.optimizers)
             self.device = next(iter(self._parameters.values())).device
             self.reducer.check_parameters({name: tuple(real(p.detach()).shape) for name, p in self._parameters.items()})
             self._fragments = [
@@ -133,25 +128,23 @@ class LocalSteps(Driver):
             entry.settings["fragments"] = [list(vector.parameters) for vector in self._vectors]
         self._scope, self._owns_comm = "local", comm is None
         self.comm = PrivateComm(replicas, self.device) if comm is None else comm
-        try:
+        if isinstance(self.comm, GroupComm) and self._owns_comm:
+            prepare(self.reducer, self.comm, self.device)
+        else:
             self.reducer.prepare(self.comm, self.device)
-        except ValueError:
-            self._close_comm()
-            raise
         self.every, self.delay, self.mix = every, delay, mix
-        self.outer, self.on_round = outer, on_round
-        self._model, self._policy = model, str(buffers)
+        self.on_round = on_round
         self._frozen = {name: p for name, p in plain_parameters(model).items() if name not in self._parameters}
-        self.num_steps = self._steps_in_round = 0
+        self.num_steps = self.steps_in_round = 0
         self.stats: RoundStats | None = None
         self._lane: Lane | None = None  # beside which inner steps go on; simulated ranks meet in one call
         if delay and isinstance(self.comm, GroupComm):
             self._lane = CallerLane(self.device) if self.device.type == "cuda" else ThreadLane(self.device)
-        self._kept_buffers = copies(learnt_buffers(model))
+        self.buffers = Buffers(model, buffers)
         self._versions: int | None = None
         self._hooks = [self.optimizers[0].register_step_pre_hook(self._before)]
         self._hooks.append(self.optimizers[-1].register_step_post_hook(lambda *_: self.after_step()))
-        IN_USE.update(self.optimizers)
+        checks.IN_USE.update(self.optimizers)
 
     @property
     def _vectors(self) -> list[FlatWeights]:
@@ -160,11 +153,6 @@ class LocalSteps(Driver):
     @property
     def _under_way(self) -> list[UnderWay]:
         return [fragment.under_way for fragment in self._fragments if fragment.under_way is not None]
-
-    @property
-    def steps_in_round(self) -> int:
-        """Inner steps since the start of the round, where weights are equal on all ranks but for what is delayed."""
-        return self._steps_in_round
 
     @property
     def is_equal(self) -> bool:
@@ -179,13 +167,13 @@ class LocalSteps(Driver):
     @property
     def ranks_meet_next(self) -> bool:
         """Whether an exchange begins or ends after the next step, so that all simulated ranks must take it at once."""
-        begins = any(fragment.phase == self._steps_in_round + 1 for fragment in self._fragments)
+        begins = any(fragment.phase == self.steps_in_round + 1 for fragment in self._fragments)
         return begins or any(under_way.age + 1 == self.delay for under_way in self._under_way)
 
     def share_start(self, first: "LocalSteps") -> None:
         """Have the global weights and the outer optimizer in memory once for simulated ranks, as those of ``first``.
 
-        Each of them calls this, the first with itself. Between two exchanges none may be a step ahead of another.
+        Each of them calls this. Between two exchanges none may be a step ahead of another.
         """
         for own, shared in zip(self._vectors, first._vectors, strict=True):
             own.share(shared, self.comm)
@@ -205,7 +193,7 @@ class LocalSteps(Driver):
 
     def _before(self, *_: object) -> None:
         with self._failing_together():
-            check_frozen(self._frozen)
+            checks.check_frozen(self._frozen)
         if self._versions is not None and self._versions != self._version():
             raise RuntimeError(
                 "weights were changed in the middle of a round, by other than the optimizer: load them at the start "
@@ -215,8 +203,8 @@ class LocalSteps(Driver):
     def after_step(self) -> None:
         """Count a step of the optimizer, end the exchanges that are due and begin others; its hook calls this."""
         self.num_steps += 1
-        step = self._steps_in_round + 1
-        self._steps_in_round = step % self.every
+        step = self.steps_in_round + 1
+        self.steps_in_round = step % self.every
         for fragment in self._fragments:
             fragment.advance()
         for fragment in self._fragments:
@@ -236,8 +224,8 @@ class LocalSteps(Driver):
         finished takes part in the exchanges of those that go on, with what it has moved since its own last one, as a
         rule nothing. The mean is over all ranks still.
         """
-        begun = [fragment for fragment in self._fragments if fragment.under_way is not None]
-        for fragment in sorted(begun, key=lambda fragment: -fragment.under_way.age):  # type: ignore[union-attr]
+        begun = {fragment: each.age for fragment in self._fragments if (each := fragment.under_way) is not None}
+        for fragment in sorted(begun, key=lambda fragment: -begun[fragment]):
             self._end(fragment)
         while True:
             with self._failing_together():
@@ -246,7 +234,7 @@ class LocalSteps(Driver):
                 break
             self._begin(self._fragments[number], keeps_own=False, has_met=True)
             self._end(self._fragments[number], mix=1.0)
-        self._steps_in_round = 0
+        self.steps_in_round = 0
         self._note_versions()
 
     def _place(self, fragment: Fragment | None) -> Place:
@@ -256,10 +244,7 @@ class LocalSteps(Driver):
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Let the parameters be the weights that the last exchanges have given, the same on all ranks, in this context.
-
-        For an evaluation in the middle of a round. They must not be trained there.
-        """
+        """Let the parameters be the weights that the last exchanges have given, the same on all ranks: to evaluate."""
         apart = [v for fragment in self._fragments if fragment.is_apart for v in fragment.weights]
         kept = [vector.own_weights() for vector in apart]
         for vector in apart:
@@ -285,7 +270,7 @@ class LocalSteps(Driver):
             entry.parameters = self._parameters
         for fragment in self._fragments:
             fragment.begin()
-        self._steps_in_round, self._versions = 0, None
+        self.steps_in_round, self._versions = 0, None
 
     def _begin(self, fragment: Fragment, *, keeps_own: bool, has_met: bool = False) -> None:
         """Measure how far this rank has moved, and begin to reduce that."""
@@ -299,8 +284,8 @@ class LocalSteps(Driver):
                 fragment=fragment.number,
                 num_steps=fragment.num_steps,
                 weights=fragment.weights,
-                buffers=copies(learnt_buffers(self._model)) if is_last else [],
-                policy=self._policy,
+                buffers=self.buffers.copies() if is_last else [],
+                policy=self.buffers.policy,
                 place=None if has_met else self._place(fragment),
                 keeps_own=keeps_own,
             )
@@ -308,22 +293,18 @@ class LocalSteps(Driver):
         fragment.under_way = under_way = UnderWay(work.buffers)
         lane = self._lane if keeps_own else None
         beside = lane is not None and self.device.type == "cuda"
-        run = partial(under_way.run, partial(self._exchange, work), notes_stream=beside)
+        exchange = self._failing_together()(partial(work.do, self.reducer, self.comm))
+        run = partial(under_way.run, exchange, notes_stream=beside)
         if lane is None:
             run()
         else:
             lane.put(run, [*(vector.moved for vector in work.weights), *work.buffers])
         under_way.exposed_s = time.perf_counter() - started
 
-    def _exchange(self, work: Work) -> RoundStats:
-        with self._failing_together():
-            return work.do(self.reducer, self.comm)
-
-    def _end(self, fragment: Fragment, mix: float | None = None) -> None:
+    def _end(self, fragment: Any, mix: float | None = None) -> None:
         """Wait for the exchange of a fragment, and take the outer step."""
         started = time.perf_counter()
         under_way, fragment.under_way = fragment.under_way, None
-        assert under_way is not None
         fragment.num_rounds += 1
         try:
             stats = under_way.result()
@@ -336,17 +317,11 @@ class LocalSteps(Driver):
             else:
                 fragment.step(self.mix if mix is None else mix)
                 if under_way.buffers:
-                    self._take_buffers(under_way.buffers)
+                    self.buffers.take(under_way.buffers)
         exposed_s = under_way.exposed_s + time.perf_counter() - started
         self.stats = replace(stats, exposed_s=exposed_s)
         if self.on_round is not None:
             self.on_round(self.stats)
-
-    def _take_buffers(self, buffers: Sequence[Tensor]) -> None:
-        if self._policy != "own":
-            for buffer, exchanged in zip(learnt_buffers(self._model), buffers, strict=True):
-                buffer.copy_(exchanged)
-        self._kept_buffers = copies(learnt_buffers(self._model))
 
     def _go_back(self) -> None:
         """Return to the global weights; a rank that had left the finite numbers forgets its inner state too."""
@@ -355,7 +330,7 @@ class LocalSteps(Driver):
                 optimizer.state.clear()
         for fragment in self._fragments:
             fragment.go_back()
-        self.take_saved_buffers()
+        self.buffers.restore()
         self._versions = None
 
     @contextmanager
@@ -385,12 +360,12 @@ class LocalSteps(Driver):
         """
         return {
             **self._header(self.num_steps),
-            **self._streaming(),
+            **{name: getattr(self, name) for name in STREAMING},
             "num_rounds": self.num_rounds,
-            "steps_in_round": self._steps_in_round,
+            "steps_in_round": self.steps_in_round,
             "fragments": [fragment.save() for fragment in self._fragments],
             "buckets": [vector for fragment in self._fragments for vector in fragment.save_vectors()],
-            "buffers": copies(self._kept_buffers),
+            "buffers": [kept.clone() for kept in self.buffers.kept],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -401,36 +376,25 @@ class LocalSteps(Driver):
                 ``every``, ``delay`` or ``mix``.
         """
         self._check_header(saved)
-        for name, own in self._streaming().items():
-            if saved[name] != own:
+        for name in STREAMING:
+            if saved[name] != (own := getattr(self, name)):
                 raise ValueError(f"state was saved with {name}={saved[name]}, this has {name}={own}: use the same")
         if [saved_layout(bucket) for bucket in saved["buckets"]] != [vector.layout for vector in self._vectors]:
             raise ValueError("state is of other parameters or fragments than these: use the model that saved it")
         vectors = iter(saved["buckets"])
         for fragment, place in zip(self._fragments, saved["fragments"], strict=True):
             fragment.load(place, [next(vectors) for _ in fragment.weights])
-        self._kept_buffers = [kept.to(self.device) for kept in saved["buffers"]]
-        self.num_steps, self._steps_in_round = saved["step"], saved["steps_in_round"]
+        self.buffers.kept = [kept.to(self.device) for kept in saved["buffers"]]
+        self.num_steps, self.steps_in_round = saved["step"], saved["steps_in_round"]
         self._note_versions()
-
-    def _streaming(self) -> dict[str, Any]:
-        return {"every": self.every, "delay": self.delay, "mix": self.mix}
-
-    def take_saved_buffers(self) -> None:
-        """Give the model the buffers that it had at the end of the last round."""
-        for buffer, kept in zip(learnt_buffers(self._model), self._kept_buffers, strict=True):
-            buffer.copy_(kept)
 
     def close(self) -> None:
         """Let go of the optimizer: its steps exchange nothing any more. The model keeps this rank's weights."""
         for hook in self._hooks:
             hook.remove()
         for optimizer in self.optimizers:
-            IN_USE.discard(optimizer)
+            checks.IN_USE.discard(optimizer)
         if self._lane is not None:
             self._lane.close()
-        self._close_comm()
-
-    def _close_comm(self) -> None:
         if self._owns_comm and isinstance(self.comm, GroupComm):
             self.comm.close()

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import fully_shard
 
 import micro
 
@@ -102,10 +102,6 @@ def summed(tensors: dict[str, Tensor], mesh: DeviceMesh) -> dict[str, Tensor]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def half_precision() -> MixedPrecisionPolicy:
-    return MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)
 
 
 def attached(reducer: micro.Reducer, **settings: Any) -> tuple[Net, micro.ShardedAttachment]:

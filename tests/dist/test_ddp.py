@@ -104,32 +104,6 @@ def dense_beside_ddp(settings: dict[str, Any], net: type[nn.Module] = Net) -> li
     return same
 
 
-def accumulated_and_at_once(reducer: micro.Reducer) -> list[tuple[Tensor, Tensor]]:
-    """Return the gradients of three micro-batches, and of one batch that holds all of them."""
-
-    def at_once(model: nn.Module, step: int) -> Iterator[Tensor]:
-        yield model(torch.cat([batch(step, part) for part in range(3)])).square().sum()
-
-    first, attachment = wrap(build(Net), reducer)
-    second, _ = wrap(build(Net), reducer)
-    pairs = []
-    for step in range(3):
-        parts, whole = ddp_gradients(first, accumulated, step), ddp_gradients(second, at_once, step)
-        pairs += list(zip(parts.values(), whole.values(), strict=True))
-        assert [stats.step for stats in attachment.stats] == [step], "a micro-batch was reduced by itself"
-    return pairs
-
-
-def train_mixed(reducer: micro.Reducer) -> dict[str, Tensor]:
-    ddp, _ = wrap(build(MixedNet), reducer, bucket_cap_mb=TINY_MB)
-    optimizer = torch.optim.SGD([p for p in ddp.parameters() if p.requires_grad], lr=0.01)
-    for step in range(4):
-        ddp_gradients(ddp, one_loss, step)
-        optimizer.step()
-    assert ddp.module.frozen.weight.grad is None
-    return {name: p.detach() for name, p in ddp.module.named_parameters()}
-
-
 def weights_by(optimizer: type[torch.optim.Optimizer], **settings: Any) -> dict[str, Tensor]:
     """Return the weights after some steps of an optimizer on gradients reduced by MiCRO."""
     ddp, _ = wrap(build(Net), MICRO, bucket_cap_mb=TINY_MB)
@@ -168,24 +142,6 @@ def resume(settings: dict[str, Any]) -> tuple[list[bool], list[bool]]:
     return came_back, same
 
 
-def refused_states() -> list[str]:
-    small, attachment = wrap(build(Net), TOPK)
-    ddp_gradients(small, one_loss, 0)
-    _, other = wrap(nn.Sequential(nn.Linear(8, 8)), TOPK)
-    words = [words_of(ValueError, lambda: other.load_state_dict(attachment.state_dict()))]
-    wide = Net()
-    wide.layers[2] = nn.Linear(8, 9)
-    _, other = wrap(wide, TOPK)
-    return [*words, words_of(ValueError, lambda: other.load_state_dict(attachment.state_dict()))]
-
-
-def refused_models() -> list[str]:
-    ddp, _ = wrap(build(Net), TOPK)
-    words = [words_of(ValueError, lambda: micro.attach(ddp, TOPK))]
-    embedding = DistributedDataParallel(nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2)))
-    return [*words, words_of(ValueError, lambda: micro.attach(embedding, TOPK))]
-
-
 def poisoned(model: nn.Module, step: int) -> Iterator[Tensor]:
     """At step 2, rank 1 (the only rank, if there is one) adds a NaN to the gradient of layer 1's bias."""
     x = model(batch(step)).square().sum()
@@ -210,28 +166,6 @@ def stop_at_nan(reducer: micro.Reducer, settings: dict[str, Any], timed: bool = 
     return words, went_on and steps == [3] * len(attachment.state_dict()["buckets"])
 
 
-def skip_nan(reducer: micro.Reducer, settings: dict[str, Any]) -> dict[str, bool]:
-    """Return what holds of a step in which one bucket of one rank has a NaN."""
-    ddp, attachment = wrap(build(Net), reducer, **settings)
-    for step in range(2):
-        ddp_gradients(ddp, poisoned, step)
-    before = residuals(attachment.state_dict())
-    local = local_gradients(ddp.module, poisoned, 2)
-    grads = ddp_gradients(ddp, poisoned, 2)
-    kept = residuals(attachment.state_dict())
-    skipped = attachment.skipped and all(stats.skipped for stats in attachment.stats)
-    after = ddp_gradients(ddp, poisoned, 3)
-    return {
-        "all buckets say skipped": skipped and len(attachment.stats) == len(attachment.bucket_names),
-        "the update is zero": not any(bool(grad.any()) for grad in grads.values()),
-        "what is finite waits": all(
-            torch.equal(kept[name], before[name] + local[name].nan_to_num(nan=0.0).view_as(before[name]))
-            for name in kept
-        ),
-        "the next step counts": is_sound(after) and not attachment.skipped,
-    }
-
-
 def scaled_losses(policy: str) -> tuple[list[float], list[bool], list[Tensor]]:
     """Train with a scaler; at step 2 the gradient of the last rank overflows.
 
@@ -253,15 +187,6 @@ def scaled_losses(policy: str) -> tuple[list[float], list[bool], list[Tensor]]:
             scales.append(scaler.get_scale())
             skipped.append(attachment.skipped)
     return scales, skipped, [p.detach().cpu() for p in ddp.parameters()]
-
-
-def traffic_of_dense(settings: dict[str, Any]) -> tuple[list[float], list[float]]:
-    """Return the bytes that each bucket's statistics report, and what an all-reduce of it sends."""
-    ddp, attachment = wrap(build(Net), DENSE, **settings)
-    for step in range(2):
-        ddp_gradients(ddp, one_loss, step)
-    n = dist.get_world_size()
-    return [s.bytes_sent for s in attachment.stats], [2 * 8 * s.numel * (n - 1) / n for s in attachment.stats]
 
 
 def part_of_the_ranks(members: list[int]) -> bool:
@@ -354,18 +279,6 @@ def test_the_dense_reducer_divides_half_precision_where_ddp_does() -> None:
     assert ranks(3).run(dense_beside_ddp, {}, HalfNet) == [[True] * 3] * 3
 
 
-@pytest.mark.parametrize("settings", ONCE)
-def test_every_bucket_reports_its_own_bytes(settings: str) -> None:
-    for reported, expected in ranks(3).run(traffic_of_dense, ONCE[settings]):
-        assert reported == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("reducer", REDUCERS)
-def test_accumulated_gradients_equal_one_big_batch(reducer: str) -> None:
-    for parts, whole in ranks(2).run(accumulated_and_at_once, REDUCERS[reducer])[0]:
-        torch.testing.assert_close(parts, whole)
-
-
 @pytest.mark.parametrize("settings", ["one bucket", "static graph"])
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_nothing_is_lost_of_mixed_dtypes_but_the_rounding_of_updates(reducer: str, settings: str) -> None:
@@ -376,14 +289,6 @@ def test_nothing_is_lost_of_mixed_dtypes_but_the_rounding_of_updates(reducer: st
         for name, rtol in (("wide.weight", 1e-10), ("single.weight", 1e-5), ("narrow.weight", narrow), ("scale", 1e-5)):
             scale = float(given[name].abs().max())
             torch.testing.assert_close(booked[name], given[name], rtol=rtol, atol=rtol * scale)
-
-
-@pytest.mark.parametrize("reducer", REDUCERS)
-def test_mixed_dtypes_and_frozen_parameters_train_alike_on_all_ranks(reducer: str) -> None:
-    first, *others = ranks(3).run(train_mixed, REDUCERS[reducer])
-    assert all(value.isfinite().all() for value in first.values())
-    for other in others:
-        torch.testing.assert_close(other, first, rtol=0, atol=0)
 
 
 def test_an_optimizer_sharded_over_ranks_steps_like_a_whole_one() -> None:
@@ -400,21 +305,6 @@ def test_state_goes_into_a_fresh_model() -> None:
         assert all(came_back)
 
 
-def test_state_of_another_model_is_refused() -> None:
-    for other_names, other_shapes in ranks(2).run(refused_states):
-        assert other_names.startswith("state holds 'layers.")
-        assert other_names.endswith("the model has none")
-        assert other_shapes == "state holds 'layers.2.weight' of shape (8, 8), the model has (9, 8)"
-
-
-def test_models_that_cannot_be_attached_to() -> None:
-    with pytest.raises(ValueError, match="model must be wrapped in DistributedDataParallel, got Net"):
-        micro.attach(Net(), TOPK)  # type: ignore[arg-type]
-    for twice, sparse in ranks(2).run(refused_models):
-        assert twice == "model has an attachment: close that one first, for instance by micro.detach(model)"
-        assert sparse == "gradients must be dense tensors, '0' makes sparse ones: build it with sparse=False"
-
-
 @pytest.mark.parametrize("settings", ["one bucket", "small buckets", "views"])
 @pytest.mark.parametrize("reducer", REDUCERS)
 def test_a_nan_stops_all_ranks_with_the_same_words(reducer: str, settings: str) -> None:
@@ -426,15 +316,6 @@ def test_a_nan_stops_all_ranks_with_the_same_words(reducer: str, settings: str) 
     assert ("on rank 1" in words) == (reducer != "dense")
     assert "\n" not in words
     assert went_on
-
-
-@pytest.mark.parametrize("settings", ONCE)
-@pytest.mark.parametrize(
-    "reducer", [micro.SparseReducer(micro.Micro(), 0.1, nonfinite="skip"), micro.DenseReducer("skip")]
-)
-def test_a_nan_leaves_the_step_out_in_all_buckets_of_all_ranks(reducer: micro.Reducer, settings: str) -> None:
-    for held in ranks(2).run(skip_nan, reducer, ONCE[settings]):
-        assert all(held.values()), held
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])

@@ -15,15 +15,11 @@ import micro
 from tests.dist.ddp_steps import words_of
 from tests.dist.fsdp_steps import (
     MICRO,
-    SKIP,
     TOPK,
-    Net,
     attached,
     backward,
-    batch,
     build,
     check_books,
-    half_precision,
     keep_books,
     meshes,
     same,
@@ -59,10 +55,6 @@ def trained(reducer: micro.Reducer, settings: dict[str, Any]) -> tuple[dict[str,
     return weights(net), list(attachment.stats)
 
 
-def trained_in_bfloat16() -> dict[str, Tensor]:
-    return trained(MICRO, {"mp_policy": half_precision()})[0]
-
-
 def resumed(reducer: micro.Reducer) -> bool:
     """Return whether a run that was stopped and restored takes the same steps as one that was not, bit for bit."""
     net, attachment = attached(reducer)
@@ -87,64 +79,6 @@ def nan_stops() -> tuple[str, bool, bool]:
     update_(net)
     applied = train(net, range(3, 5))
     return str(caught.value), are_zero, all(torch.isfinite(shard).all() for step in applied for shard in step.values())
-
-
-def nan_is_skipped() -> tuple[bool, bool, bool]:
-    """Return whether the step counts as skipped; whether all gradients were zero; whether the mass was kept.
-
-    The scale alone becomes infinite, which lies on one rank of each node.
-    """
-    _, local, _ = meshes()
-    net, attachment = attached(SKIP)
-    backward(net, 0)
-    net.zero_grad()
-    kept = [residual.clone() for residual in attachment.residuals()]
-    rank = dist.get_rank()
-    handle = net.register_forward_hook(lambda _module, _inputs, output: output + bad(net) if rank == 3 else output)
-    backward(net, 1)
-    handle.remove()
-    alone = build(local)
-    backward(alone, 1)
-    index = next(
-        i for i, bucket in enumerate(attachment.state_dict()["buckets"]) if "layers.0.weight" in bucket["shapes"]
-    )
-    gained = attachment.residuals()[index] - kept[index]
-    total = sum(shard.sum() for name, shard in shards(alone).items() if name.startswith("layers.0."))
-    is_zero = not any(shard.any() for shard in shards(net).values())
-    return attachment.skipped, is_zero, bool(torch.isclose(gained.sum(), total))
-
-
-def bad(net: Net) -> Tensor:
-    """Return zero, with an infinite gradient at the first element of the scale."""
-    return _InfiniteGradient.apply(net.scale[:1]).sum() * 0  # type: ignore[no-any-return]
-
-
-class _InfiniteGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return torch.full_like(grad, float("inf"))
-
-
-def micro_batches() -> tuple[bool, list[int]]:
-    """Return whether two micro-batches count as one batch of both, whichever way they wait; the numbers of steps."""
-    rank = dist.get_rank()
-    (whole, _), *others = [attached(TOPK) for _ in range(3)]
-    is_close = True
-    for step in range(2):
-        whole(torch.cat([batch(step, rank), batch(10 + step, rank)])).square().sum().backward()
-        for (net, _), wait in zip(others, ("set_requires_gradient_sync", "set_requires_all_reduce"), strict=True):
-            getattr(net, wait)(False)
-            backward(net, step)
-            getattr(net, wait)(True)
-            backward(net, 10 + step)
-            is_close &= all(torch.allclose(shards(net)[name], shard) for name, shard in shards(whole).items())
-            update_(net)
-        update_(whole)
-    return is_close, [attachment.summary.step for _, attachment in others]
 
 
 def clipped(clip_norm: str, clip: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -263,13 +197,6 @@ def test_replicas_stay_equal_bit_for_bit(name: str) -> None:
             assert (mine.counts, mine.global_count) == (theirs.counts, theirs.global_count)
 
 
-def test_gradients_that_are_reduced_in_bfloat16_leave_replicas_equal() -> None:
-    outcomes = ranks(4).run(trained_in_bfloat16)
-    for here, there in zip(outcomes[:2], outcomes[2:], strict=True):
-        assert same(here, there)
-        assert all(torch.isfinite(value).all() for value in here.values())
-
-
 @pytest.mark.parametrize("name", REDUCERS)
 def test_a_restored_run_equals_the_uninterrupted_one_bit_for_bit(name: str) -> None:
     assert ranks(4).run(resumed, REDUCERS[name]) == [True] * 4
@@ -281,14 +208,6 @@ def test_a_nan_on_one_rank_stops_all_and_training_goes_on() -> None:
     assert "on node 1 is not finite at step 2" in words[0]
     assert all(are_zero)
     assert all(go_on)
-
-
-def test_an_infinite_shard_of_one_module_takes_back_the_update_of_all() -> None:
-    assert ranks(4).run(nan_is_skipped) == [(True, True, True)] * 4
-
-
-def test_micro_batches_that_wait_are_one_step() -> None:
-    assert ranks(4).run(micro_batches) == [(True, [1, 1])] * 4
 
 
 @pytest.mark.parametrize("clip_norm", ["node", "global"])

@@ -1,6 +1,5 @@
 """The lane: buckets travel while backward goes on, in one order, and what goes wrong there is told by backward."""
 
-import gc
 import threading
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,12 +17,10 @@ from micro.reducers.outcome import Outcome
 from micro.requests import Reduction
 from micro.scope import Scope
 from tests.dist.ddp_steps import (
-    DENSE,
     MICRO,
     TINY_MB,
     TOPK,
     Net,
-    batch,
     build,
     ddp_gradients,
     keep_books,
@@ -113,35 +110,6 @@ def books_of_scope(scope: Scope, losses: Any, settings: dict[str, Any]) -> tuple
     return given, booked
 
 
-def tensors_chosen() -> list[tuple[int, int]]:
-    """Return how many buckets there are, and the elements updated in each, where each tensor gives its own."""
-    ddp = DistributedDataParallel(build(Net), **SMALL)
-    attachment = micro.attach(ddp, micro.SparseReducer(micro.TopK(), density=0.25), scope="tensor")
-    for step in range(3):
-        ddp_gradients(ddp, one_loss, step)
-    return [
-        (len(names), stats.target_count) for names, stats in zip(attachment.bucket_names, attachment.stats, strict=True)
-    ]
-
-
-def threads_left() -> int:
-    before = lanes()
-    ddp = DistributedDataParallel(build(Net), **SMALL)
-    micro.attach(ddp, MICRO)
-    ddp_gradients(ddp, one_loss, 0)
-    new = lanes() - before
-    assert len(new) == 1
-    del ddp
-    gc.collect()
-    for thread in new:
-        thread.join(10)
-    return sum(thread.is_alive() for thread in new)
-
-
-def lanes() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "micro-lane"}
-
-
 def test_backward_goes_on_while_a_bucket_waits_on_the_lane() -> None:
     for same, exposed_s in ranks(2).run(goes_on):
         assert same
@@ -168,37 +136,3 @@ def test_nothing_is_lost_in_any_scope(scope: Scope, losses: Any) -> None:
     settings = {**SMALL, "find_unused_parameters": losses is some_unused}
     for given, booked in ranks(2).run(books_of_scope, scope, losses, settings):
         torch.testing.assert_close(booked, given, rtol=1e-10, atol=1e-12)
-
-
-def test_each_tensor_gives_its_own_share() -> None:
-    for rows in ranks(2).run(tensors_chosen):
-        assert len(rows) > 1
-        assert sum(count for _, count in rows) == 4 * (16 + 2)  # a quarter of each 8 x 8 weight and of each bias
-
-
-def test_the_lane_ends_with_its_model() -> None:
-    assert ranks(2).run(threads_left) == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("scope", "reducer", "words"),
-    [
-        ("tensor", DENSE, "scope=tensor means nothing for dense, which chooses no elements: use scope=bucket"),
-        (
-            "model",
-            micro.PowerSGD(),
-            "scope=model means nothing for powersgd, which chooses no elements: use scope=bucket",
-        ),
-        ("layer", TOPK, "scope must be one of bucket, tensor, model, got 'layer'"),
-    ],
-)
-def test_scopes_that_mean_nothing_are_refused(scope: Scope, reducer: micro.Reducer, words: str) -> None:
-    for said in ranks(2).run(refused, scope, reducer):
-        assert said == words
-
-
-def refused(scope: Scope, reducer: micro.Reducer) -> str:
-    ddp = DistributedDataParallel(build(Net))
-    ddp(batch(0))
-    assert dist.is_initialized()
-    return words_of(ValueError, lambda: micro.attach(ddp, reducer, scope=scope))

@@ -79,15 +79,6 @@ def test_what_no_new_bucket_claimed_is_still_kept(num_claimed: int) -> None:
     assert {bucket["step"] for bucket in states.save()} == {7}
 
 
-def test_the_bucket_that_claimed_a_parameter_last_holds_it() -> None:
-    states = states_with_one_bucket()
-    states.of(layout_of("p0"), torch.float32, CPU).residual.fill_(-1.0)
-    states.of(layout_of("p1", "p0"), torch.float32, CPU)
-    states.of(layout_of("p2", "p1"), torch.float32, CPU).residual[:6] = -2.0
-    want = expected() | {"p0": torch.full((6,), -1.0), "p2": torch.full((6,), -2.0)}
-    torch.testing.assert_close(kept(states), want, rtol=0, atol=0)
-
-
 def test_a_state_that_does_not_fit_leaves_all_as_it_was() -> None:
     states = states_with_one_bucket()
     saved = [dict(bucket) for bucket in states_with_two_buckets().save()]

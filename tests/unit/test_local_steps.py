@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import micro
 from micro.comm import Comm
@@ -15,6 +17,7 @@ from micro.local import RoundStats
 from micro.reducers.wrapping import innermost
 from tests.local_training import ADAM, LR, SGD, SPARSE, Inner, assert_same, backward, flat, network, on_ranks, trained
 from tests.products import grid
+from tests.refusals import refused as refused_in_line
 from tests.saving import through_a_file
 from tests.sparsifiers import TABLE, Row
 
@@ -105,13 +108,6 @@ def test_weights_are_equal_bit_for_bit_after_each_round_and_apart_within(row: Ro
     found = trained(row.world_size(2), 4, row.make(0.2, 0), ADAM, every=2)
     equal = [all(torch.equal(found[0][step], other[step]) for other in found) for step in range(4)]
     assert equal == [False, True, False, True]
-
-
-def test_any_optimizer_may_be_the_outer_one() -> None:
-    found = trained(2, 4, micro.DenseReducer(), every=2, outer=partial(torch.optim.Adam, lr=0.01))
-    assert torch.equal(found[0][1], found[1][1])
-    moved = found[0][1] - flat(network())
-    torch.testing.assert_close(moved.abs(), torch.full_like(moved, 0.01), rtol=1e-3, atol=1e-5)  # Adam's first step
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -328,6 +324,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "rank 0 has every=2, rank 1 every=3",
     ),
     "other weights on a rank": ({"model": by_rank(shifted)}, "'b.bias' of rank 1 differs from rank 0's"),
+    "a range of the first rank": (
+        {"every": by_rank(lambda rank: 2 * rank)},
+        "every must be a number of steps, at least 1",
+    ),
     "replicas and comm": ({"replicas": object()}, "replicas and comm both say who the ranks are"),
 }
 
@@ -338,26 +338,6 @@ def test_what_does_not_fit_is_refused_on_all_ranks(case: str) -> None:
     for said in refused(**settings):
         assert message in said
         assert "\n" not in said
-
-
-def test_an_optimizer_drives_one_object_at_a_time() -> None:
-    model = network()
-    optimizer = SGD(model.parameters())
-    first = micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm())
-    with pytest.raises(ValueError, match="drives other local steps already"):
-        micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm())
-    first.close()
-    micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm())
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_an_optimizer_that_sends_messages_is_refused() -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    model = network()
-    sending = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
-    with pytest.raises(ValueError, match="optimizer ZeroRedundancyOptimizer exchanges in each step"):
-        micro.LocalSteps(model, sending, SPARSE, every=2)
 
 
 def test_a_parameter_that_is_unfrozen_later_ends_the_steps() -> None:
@@ -424,24 +404,6 @@ def test_a_rank_that_has_finished_counts_in_the_mean_as_one_that_stands_still() 
     torch.testing.assert_close(found, before - moved / 2)
 
 
-def test_all_ranks_refuse_where_one_does() -> None:
-    first, second = refused(every=by_rank(lambda rank: 2 * rank))
-    assert first == "every must be a number of steps, at least 1, got 0"
-    assert second == f"rank 0 refused micro.LocalSteps: {first}"
-
-
-@pytest.mark.parametrize("settings", [{"lr": 0.0}, {"lr": -1.0}, {"momentum": 1.0}, {"nesterov": True}])
-def test_the_outer_optimizer_has_a_range(settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="of the outer optimizer"):
-        micro.Outer(**settings)
-
-
-def test_without_ranks_there_is_nothing_to_exchange_with() -> None:
-    model = network()
-    with pytest.raises(ValueError, match=r"call torch\.distributed\.init_process_group first"):
-        micro.LocalSteps(model, SGD(model.parameters()), SPARSE, every=2)
-
-
 def test_weights_that_change_within_a_round_are_found() -> None:
     model = network()
     optimizer = SGD(model.parameters())
@@ -458,23 +420,27 @@ def test_weights_that_change_within_a_round_are_found() -> None:
         assert local.num_rounds == 1
 
 
-def test_a_state_of_other_settings_is_refused() -> None:
+@pytest.mark.usefixtures("one_rank")
+def test_what_one_rank_alone_does_wrong_is_refused() -> None:
     model = network()
     optimizer = SGD(model.parameters())
-    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm()) as local:
-        saved = local.state_dict()
-    with (
-        micro.LocalSteps(model, optimizer, SPARSE, every=3, comm=Comm()) as other,
-        pytest.raises(ValueError, match="saved with every=2"),
-    ):
-        other.load_state_dict(saved)
 
+    def make(of: Any = optimizer, **settings: Any) -> micro.LocalSteps:
+        return micro.LocalSteps(model, of, SPARSE, **{"every": 1, "comm": Comm()} | settings)
 
-def test_closed_local_steps_leave_the_optimizer_alone() -> None:
-    model = network()
-    optimizer = SGD(model.parameters())
-    local = micro.LocalSteps(model, optimizer, SPARSE, every=1, comm=Comm())
-    local.close()
+    first = make()
+    refused_in_line(make, "drives other local steps", "close()")
+    first.close()
     backward(model, 0, 0)
     optimizer.step()
-    assert local.num_rounds == 0
+    assert first.num_rounds == 0, "closed local steps leave the optimizer alone"
+    with make() as second, make(SGD(model.parameters()), every=3) as other:
+        refused_in_line(lambda: other.load_state_dict(second.state_dict()), "saved with every", 1)
+    sending = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    refused_in_line(lambda: make(sending), "exchanges in each step", "ZeroRedundancyOptimizer")
+    for setting, value in (("lr", 0.0), ("lr", -1.0), ("momentum", 1.0)):
+        refused_in_line(lambda setting=setting, value=value: micro.Outer(**{setting: value}), setting, value)  # type: ignore[misc]
+    refused_in_line(lambda: micro.Outer(nesterov=True), "nesterov", 0)
+    dist.destroy_process_group()
+    refused_in_line(lambda: make(comm=None), "need ranks", "init_process_group")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

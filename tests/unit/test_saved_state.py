@@ -16,6 +16,7 @@ from micro.selectors.scaled_elements import ScaledElements
 from micro.wrappers import plain_names
 from micro.zoo.accordion import Accordion
 from micro.zoo.exdyna import ExDyna
+from tests.refusals import refused
 from tests.saving import through_a_file
 from tests.small_models import batch
 from tests.sparsifiers import TABLE
@@ -56,14 +57,6 @@ def train(model: nn.Module, steps: range) -> None:
                 parameter -= LR * parameter.grad if parameter.grad is not None else 0
 
 
-def refused(attachment: micro.Attachment, saved: Any) -> str:
-    with pytest.raises(ValueError, match=r"\w") as caught:
-        attachment.load_state_dict(saved)
-    words = str(caught.value)
-    assert "\n" not in words
-    return words
-
-
 def weights(model: nn.Module) -> list[Tensor]:
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -72,24 +65,6 @@ def saved_after_training(reducer: micro.Reducer = TOPK, **settings: Any) -> dict
     model, attachment = attached(reducer, **settings)
     train(model, range(2))
     return through_a_file(attachment.state_dict())
-
-
-def test_a_state_says_who_saved_it_and_with_which_method() -> None:
-    saved = saved_after_training(MOMENTUM)
-    assert {key: saved[key] for key in ("format", "version", "rank", "world_size", "step", "scope")} == {
-        "format": "micro.attachment",
-        "version": VERSION,
-        "rank": 0,
-        "world_size": 1,
-        "step": 2,
-        "scope": "bucket",
-    }
-    assert saved["method"]["settings"]["feedback"] == {
-        "name": "momentum",
-        "rule": None,
-        "has_state": False,
-        "settings": {"momentum": 0.9, "nesterov": False, "clip": None},
-    }
 
 
 @pytest.mark.parametrize(
@@ -115,17 +90,6 @@ def test_a_run_goes_on_from_its_state_with_no_rehearsal(selector: Any, scope: st
             assert torch.equal(ours, theirs)
 
 
-def test_a_state_that_was_loaded_is_saved_as_it_was() -> None:
-    saved = saved_after_training(micro.SparseReducer(micro.Micro(), density=0.2))
-    _, attachment = attached(micro.SparseReducer(micro.Micro(), density=0.2))
-    attachment.load_state_dict(saved)
-    again = attachment.state_dict()
-    assert [list(bucket["shapes"]) for bucket in again["buckets"]] == [list(b["shapes"]) for b in saved["buckets"]]
-    assert {key: again[key] for key in again if key != "buckets"} == {
-        key: saved[key] for key in saved if key != "buckets"
-    }
-
-
 def test_loading_leaves_gradients_and_hooks_alone() -> None:
     saved = saved_after_training()
     model, attachment = attached()
@@ -144,63 +108,6 @@ def test_loading_leaves_gradients_and_hooks_alone() -> None:
     assert bool((gradient == 1).all())
 
 
-def test_the_state_of_another_rank_or_group_is_refused_with_the_remedy() -> None:
-    _, attachment = attached()
-    saved = saved_after_training()
-    assert refused(attachment, saved | {"rank": 3}) == (
-        "state is of rank 3, this is rank 0: save the state of every rank and load each rank's own "
-        "(micro.RankStates does it for torch.distributed.checkpoint)"
-    )
-    assert refused(attachment, saved | {"world_size": 4}) == (
-        "state is of world_size 4, this group has 1: load micro.average(states, 1)[rank] of the states of all 4 ranks"
-    )
-    assert refused(attachment, saved | {"version": VERSION + 1}) == (
-        f"state has version {VERSION + 1}, this micro reads up to {VERSION}: install a newer micro"
-    )
-
-
-@pytest.mark.parametrize("given", [None, {}, {"model": 1, "optimizer": 2}, {"format": "other", "buckets": []}])
-def test_what_is_no_state_of_an_attachment_is_refused(given: Any) -> None:
-    _, attachment = attached()
-    assert refused(attachment, given).startswith("state must be what Attachment.state_dict() returned, got ")
-
-
-@pytest.mark.parametrize(
-    ("saved_with", "loaded_into", "words"),
-    [
-        (MOMENTUM, TOPK, "saved with feedback momentum, this reducer has feedback residual"),
-        (TOPK, MOMENTUM, "saved with feedback residual, this reducer has feedback momentum"),
-        (
-            MOMENTUM,
-            micro.SparseReducer(micro.TopK(), density=0.2, feedback=micro.MomentumCorrection(momentum=0.5)),
-            "saved with feedback momentum momentum=0.9, this reducer has feedback momentum momentum=0.5",
-        ),
-        (
-            TOPK,
-            micro.SparseReducer(micro.TopK(), density=0.2, exchange=micro.Gather()),
-            "saved with exchange union, this reducer has exchange gather",
-        ),
-        (
-            TOPK,
-            micro.SparseReducer(micro.TopK(), density=0.2, codec=micro.Half()),
-            "saved with codec raw, this reducer has codec half",
-        ),
-        (
-            TOPK,
-            micro.SparseReducer(micro.Micro(), density=0.2),
-            "saved with selector topk, this reducer has selector m",
-        ),
-        (TOPK, micro.DenseReducer(), "saved with sparse, this reducer has dense"),
-    ],
-)
-def test_the_state_of_another_method_is_refused_by_name(
-    saved_with: micro.Reducer, loaded_into: micro.Reducer, words: str
-) -> None:
-    saved = saved_after_training(saved_with)
-    _, attachment = attached(loaded_into)
-    assert words in refused(attachment, saved)
-
-
 def test_a_density_with_a_state_of_its_own_must_stay() -> None:
     def by_layer(density: Any) -> Any:
         return describe(micro.SparseReducer(micro.PerTensor(selector=micro.TopK()), density=density))
@@ -210,11 +117,6 @@ def test_a_density_with_a_state_of_its_own_must_stay() -> None:
     assert misfit(by_layer(accordion), by_layer(steadier)) is None
 
 
-def test_another_scope_is_refused() -> None:
-    _, attachment = attached(scope="model")
-    assert "saved with scope=bucket, this reducer has scope=model" in refused(attachment, saved_after_training())
-
-
 def test_density_seed_and_policy_may_change() -> None:
     saved = saved_after_training()
     warmed = micro.WarmUp(density=0.01, start_density=0.2, steps=10)
@@ -222,21 +124,6 @@ def test_density_seed_and_policy_may_change() -> None:
         _, attachment = attached(micro.SparseReducer(micro.TopK(), density=density, seed=5, nonfinite="skip"))
         attachment.load_state_dict(saved)
         assert attachment.state_dict()["step"] == 2
-
-
-def test_momentum_does_not_vanish_from_a_state_without_version() -> None:
-    _, attachment = attached()
-    old = {"buckets": saved_after_training(MOMENTUM)["buckets"]}
-    assert "state keeps momentum and residual for each parameter, the reducer residual" in refused(attachment, old)
-
-
-def test_a_state_without_version_is_loaded() -> None:
-    model, attachment = attached()
-    train(model, range(2))
-    saved = attachment.state_dict()
-    _, second = attached()
-    second.load_state_dict({"buckets": saved["buckets"], "carry": None})
-    assert second.state_dict()["step"] == 2
 
 
 def test_names_are_those_without_wrappers() -> None:
@@ -287,21 +174,6 @@ def test_average_gives_a_state_to_every_new_rank_and_keeps_the_mean() -> None:
     assert attachment.state_dict()["step"] == 2
 
 
-def test_average_refuses_what_is_not_one_checkpoint() -> None:
-    saved = saved_after_training() | {"world_size": 2}
-    other = saved | {"rank": 1}
-    with pytest.raises(ValueError, match=r"ranks 0 to 1, one each, got those of \[0, 0\]"):
-        micro.average([saved, saved], 1)
-    with pytest.raises(ValueError, match=r"ranks 0 to 1, one each, got those of \[0\]"):
-        micro.average([saved], 1)
-    with pytest.raises(ValueError, match=r"one step, got those of steps \[2, 7\]"):
-        micro.average([saved, other | {"step": 7}], 1)
-    with pytest.raises(ValueError, match="world_size must be at least 1, got 0"):
-        micro.average([saved, other], 0)
-    with pytest.raises(ValueError, match="one state per rank, got none"):
-        micro.average([], 1)
-
-
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_every_method_has_a_description_that_fits_itself_after_a_file(row: Any) -> None:
     described = describe(row.make(0.1, 0))
@@ -334,3 +206,57 @@ def test_a_state_is_laid_out_in_the_memory_format_of_the_model_that_loads_it(
     found = own.state_dict()["buckets"][0]
     torch.testing.assert_close(found["memory"], expected["memory"])
     torch.testing.assert_close(found["selector"], expected["selector"])
+
+
+def composed(**parts: Any) -> micro.SparseReducer:
+    return micro.SparseReducer(**{"selector": micro.TopK(), "density": 0.2} | parts)
+
+
+SLOWER = composed(feedback=micro.MomentumCorrection(momentum=0.5))
+
+
+@pytest.mark.parametrize(
+    ("saved_with", "loaded_into", "key", "given"),
+    [
+        (MOMENTUM, TOPK, "saved with feedback momentum", "feedback residual"),
+        (MOMENTUM, SLOWER, "saved with feedback momentum momentum=0.9", "momentum=0.5"),
+        (TOPK, composed(exchange=micro.Gather()), "saved with exchange union", "exchange gather"),
+        (TOPK, composed(codec=micro.Half()), "saved with codec raw", "codec half"),
+        (TOPK, composed(selector=micro.Micro()), "saved with selector topk", "selector micro"),
+        (TOPK, micro.DenseReducer(), "saved with sparse", "dense"),
+    ],
+)
+def test_the_state_of_another_method_is_refused_by_name(
+    saved_with: micro.Reducer, loaded_into: micro.Reducer, key: str, given: str
+) -> None:
+    saved = saved_after_training(saved_with)
+    _, attachment = attached(loaded_into)
+    refused(lambda: attachment.load_state_dict(saved), key, given)
+
+
+def test_what_is_not_this_ranks_state_is_refused_with_the_remedy() -> None:
+    saved = saved_after_training()
+    _, attachment = attached()
+    for change, key in (
+        ({"rank": 3}, "micro.RankStates"),
+        ({"world_size": 4}, "micro.average(states, 1)[rank]"),
+        ({"version": VERSION + 1}, "install a newer micro"),
+        ({"scope": "model"}, "saved with scope=model"),
+        ({"format": "other"}, "Attachment.state_dict()"),
+    ):
+        refused(lambda change=change: attachment.load_state_dict(saved | change), key, "state")  # type: ignore[misc]
+    for given in (None, {}, {"model": 1}):
+        refused(lambda given=given: attachment.load_state_dict(given), "Attachment.state_dict()", "state")  # type: ignore[misc]
+
+
+def test_average_refuses_what_is_not_one_checkpoint() -> None:
+    first = saved_after_training() | {"world_size": 2}
+    second = first | {"rank": 1}
+    for states, world_size, key, given in (
+        ([first, first], 1, "ranks 0 to 1", [0, 0]),
+        ([first], 1, "ranks 0 to 1", [0]),
+        ([first, second | {"step": 7}], 1, "one step", [2, 7]),
+        ([first, second], 0, "world_size", 0),
+        ([], 1, "one state per rank", "none"),
+    ):
+        refused(lambda states=states, n=world_size: micro.average(states, n), key, given)  # type: ignore[misc]

@@ -7,7 +7,7 @@ import torch
 
 import micro
 from micro.drivers.loss_scale import check_scaler
-from micro.reducers.wrapping import WrappingReducer, innermost, layers
+from micro.reducers.wrapping import innermost, layers
 from micro.scope import scoped
 
 MICRO = micro.SparseReducer(micro.Micro(), density=0.1)
@@ -21,12 +21,6 @@ def split(reducer: micro.Reducer) -> micro.Split:
 
 def two_level(reducer: micro.Reducer) -> micro.TwoLevel:
     return micro.TwoLevel(reducer=reducer, ranks_per_node=2)
-
-
-def test_the_base_is_no_method() -> None:
-    wrapping = {name for name, cls in micro.known(micro.Reducer).items() if issubclass(cls, WrappingReducer)}
-    assert wrapping == {"split", "two_level"}
-    assert WrappingReducer not in micro.known(micro.Reducer).values()
 
 
 @pytest.mark.parametrize(

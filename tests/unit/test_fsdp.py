@@ -1,4 +1,4 @@
-"""micro.attach_fsdp in every kind of backward, on a group of one rank: what is applied, kept and refused."""
+"""micro.attach_fsdp on a group of one rank: every kind of backward, its settings, and what it refuses."""
 
 import warnings
 from collections.abc import Callable
@@ -7,13 +7,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import micro
 from micro.drivers.gradient_watch import DISCARDED as NOTE
 from micro.flat import Layout
 from micro.fsdp.vectors import own, vector_of
+from tests.refusals import refused
 from tests.sharded_models import (
     REDUCER,
     SKIP,
@@ -27,9 +31,10 @@ from tests.sharded_models import (
     sharded,
     total,
 )
-from tests.small_models import batch
+from tests.small_models import TwoHeads, batch
 
 pytestmark = pytest.mark.usefixtures("one_rank")
+TOPK = micro.SparseReducer(micro.TopK(), density=0.2)
 
 
 def test_a_module_that_no_step_uses_gets_no_update_and_its_residual_waits() -> None:
@@ -70,13 +75,6 @@ def test_a_parameter_of_a_module_that_a_step_does_not_use_gets_no_update() -> No
     assert set(gradients(model)) == {"heads.0.weight", "heads.0.bias"}
     assert torch.equal(kept(attachment)["heads.1.weight"], waiting["heads.1.weight"])
     assert not torch.equal(kept(attachment)["heads.0.weight"], waiting["heads.0.weight"])
-
-
-def test_gradients_that_are_not_removed_are_part_of_the_next_exchange() -> None:
-    model, attachment = attached()
-    backward(model, 0)
-    backward(model, 1)
-    assert_same(total(gradients(model), kept(attachment)), total(given(0), given(1)))
 
 
 def test_a_paused_backward_touches_no_residual() -> None:
@@ -338,3 +336,145 @@ def test_gradients_are_exchanged_in_the_memory_in_which_fsdp_leaves_them() -> No
     assert vector.grad.data_ptr() == own(model.body.weight.grad).data_ptr()
     assert not vector_of(parameters, layout, frozenset(), torch.float32).is_view, "no update for what none has used"
     assert not vector_of(parameters, layout, frozenset(layout.names), torch.bfloat16).is_view
+
+
+# --- its settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip_norm", ["node", "global"])
+def test_clip_bounds_the_norm_of_the_whole_gradient(clip_norm: str) -> None:
+    model, attachment = attached(micro.DenseReducer(), clip=0.5, clip_norm=clip_norm)
+    backward(model, 0)
+    expected = given(0)
+    scale = 0.5 / float(torch.cat([gradient.flatten() for gradient in expected.values()]).norm())
+    assert_same(gradients(model), {name: scale * gradient for name, gradient in expected.items()})
+    attachment.clip = None
+    model.zero_grad()
+    backward(model, 0)
+    assert_same(gradients(model), given(0))
+
+
+def test_chosen_parameters_are_reduced_densely() -> None:
+    model, attachment = attached(dense=["*.bias", "body*"])
+    backward(model, 0)
+    expected = given(0)
+    for name, gradient in gradients(model).items():
+        assert torch.allclose(gradient, expected[name]) == (name.endswith("bias") or name.startswith("body")), name
+    assert set(kept(attachment)) == {"first.weight", "second.weight"}
+
+
+@pytest.mark.parametrize("scope", ["tensor", "model"])
+def test_nothing_is_lost_in_any_scope(scope: str) -> None:
+    model, attachment = attached(TOPK, scope=scope)
+    applied = []
+    for step, both in enumerate([True, False, True]):
+        model.zero_grad()
+        backward(model, step, both=both)
+        applied.append(gradients(model))
+    assert len(attachment.stats) == (1 if scope == "model" else 3)
+    assert "second.weight" not in applied[1]
+    assert_same(total(*applied, kept(attachment)), total(given(0), given(1, both=False), given(2)))
+
+
+def test_a_function_gets_each_step_and_its_error_leaves_the_updates() -> None:
+    seen: list[micro.StepSummary] = []
+    model, attachment = attached(on_step=seen.append)
+    backward(model, 0)
+    assert [summary.step for summary in seen] == [0]
+    assert seen[0].exposed_s == attachment.exposed_s > 0
+    assert attachment.bucket_names == [(f"{name}.weight", f"{name}.bias") for name in ("body", "first", "second")]
+    other, _ = attached(on_step=lambda _: {}["of on_step"])
+    with pytest.raises(KeyError, match="of on_step"):
+        backward(other, 0)
+    assert_same(gradients(other), gradients(model))
+
+
+def test_a_scaler_sees_an_overflow_and_residuals_follow_the_scale() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+    model, attachment = attached(scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    backward(model, 0, factor=scaler.scale(torch.ones(())).item())
+    waiting = kept(attachment)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    backward(model, 1, factor=float("inf"))
+    assert attachment.skipped
+    assert all(torch.isinf(gradient).all() for gradient in gradients(model).values())
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0
+    optimizer.zero_grad()
+    backward(model, 2, factor=2.0)
+    expected = total({n: w / 2 for n, w in waiting.items()}, {n: 2 * g for n, g in given(2).items()})
+    assert_same(total(gradients(model), kept(attachment)), expected)
+    assert attachment.state_dict()["loss_scale"] == 2.0
+
+
+def test_a_state_of_another_place_is_refused_by_name() -> None:
+    model, attachment = attached()
+    backward(model, 0)
+    saved = attachment.state_dict()
+    for change, key in (
+        ({"world_size": 4}, "shards of a node have no mean"),
+        ({"rank": 1}, "this is rank 0"),
+        ({"shard": [1, 2]}, "this rank has shard 0 of 1"),
+        ({"scope": "model shard"}, "saved with scope"),
+        ({"format": "other"}, "state must be what"),
+    ):
+        refused(lambda change=change: attachment.load_state_dict(saved | change), key, "state")  # type: ignore[misc]
+    refused(lambda: micro.average([saved], 2), "shards have no mean", "attach_fsdp")
+    _, other = attached(TOPK)
+    refused(lambda: other.load_state_dict(saved), "use the method that saved it", "topk")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def whole(**settings: Any) -> nn.Module:
+    return fully_shard(TwoHeads(), mesh=one_rank_mesh(), **settings)
+
+
+def parallel() -> nn.Module:
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "tensor"))
+    return fully_shard(parallelize_module(TwoHeads(), mesh["tensor"], {"body": ColwiseParallel()}), mesh=mesh["data"])
+
+
+def partly() -> nn.Module:
+    model = TwoHeads()
+    fully_shard(model.body)
+    return model
+
+
+TWO_LEVEL = micro.TwoLevel(reducer=TOPK, ranks_per_node=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "key", "given"),
+    [
+        (whole, {"clip": 0.0}, "clip must be positive", 0.0),
+        (whole, {"clip": 1.0, "clip_norm": "rank"}, "clip_norm", "rank"),
+        (whole, {"on_step": 3}, "on_step", "int"),
+        (whole, {"scaler": 2.0}, "scaler", "float"),
+        (whole, {"dense": "nothing*"}, "no trained parameter is called", "nothing*"),
+        (whole, {"reducer": TWO_LEVEL}, "two_level", "the reducer in it"),
+        (whole, {"reducer": micro.Micro()}, "reducer", "Micro"),
+        (whole, {"reducer": micro.DenseReducer(), "scope": "model"}, "scope=model", "dense"),
+        (whole, {"scope": "layer"}, "scope", "layer"),
+        (whole, {"replicas": None}, "replicas", "mesh['node']"),
+        (lambda: whole(offload_policy=CPUOffloadPolicy(pin_memory=False)), {}, "offload_policy", "CPUOffloadPolicy"),
+        (lambda: whole().requires_grad_(False), {}, "model", "no parameter that is trained"),
+        (parallel, {}, "mesh of 2 dimensions", "fully_shard"),
+        (partly, {}, "'first.weight' is not sharded", "fully_shard"),
+        (TwoHeads, {}, "fully_shard", "TwoHeads"),
+        (lambda: DistributedDataParallel(TwoHeads()), {}, "fully_shard", "use micro.attach"),
+        (lambda: FullyShardedDataParallel(TwoHeads(), device_id=torch.device("cpu")), {}, "fully_shard", "FSDP1"),
+        (lambda: attached()[0], {}, "all-reduce hook", "close the attachment"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_remedy(
+    make: Callable[[], nn.Module], settings: dict[str, Any], key: str, given: Any
+) -> None:
+    model = make()
+    arguments = {"reducer": REDUCER, "replicas": one_rank_mesh()} | settings
+    refused(lambda: micro.attach_fsdp(model, **arguments), key, given)

@@ -1,0 +1,45 @@
+"""A model's buffers, such as batch norm's statistics, at the ends of rounds."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+
+BufferPolicy = Literal["mean", "first", "own"]
+"""Numbers with a fraction become their mean and others rank 0's; all become rank 0's; each rank keeps its own."""
+
+
+class Buffers:
+    """The buffers that are part of a model's state.
+
+    Attributes:
+        policy: what becomes of them at the end of a round.
+        kept: copies of them as they were then.
+    """
+
+    def __init__(self, model: nn.Module, policy: BufferPolicy | str) -> None:
+        self._model, self.policy = model, str(policy)
+        self.kept = self.copies()
+
+    def copies(self) -> list[Tensor]:
+        """Return copies of them as they are."""
+        return [buffer.detach().clone() for buffer in self._own()]
+
+    def take(self, exchanged: Sequence[Tensor]) -> None:
+        """Give the model what ranks have exchanged, unless each keeps its own, and keep what it has then."""
+        if self.policy != "own":
+            self._write(exchanged)
+        self.kept = self.copies()
+
+    def restore(self) -> None:
+        """Give the model those of the last round."""
+        self._write(self.kept)
+
+    def _write(self, values: Sequence[Tensor]) -> None:
+        for buffer, value in zip(self._own(), values, strict=True):
+            buffer.copy_(value)
+
+    def _own(self) -> list[Tensor]:
+        parameters = {id(parameter) for parameter in self._model.parameters()}
+        state = self._model.state_dict(keep_vars=True).values()
+        return [tensor for tensor in state if isinstance(tensor, Tensor) and id(tensor) not in parameters]
