@@ -5,7 +5,7 @@ combinations.py. Of files only the content is hashed that a run's name says.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -139,26 +139,26 @@ def check_values(settings: Any, group: str = "") -> None:
     Args:
         group: the dotted name of ``settings`` in a run, empty for all.
     """
-
-    def given(keys: Sequence[str] | dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        for key in keys:
-            if key.startswith(group):
-                value = _value(settings, key.removeprefix(group).strip("."))
-                yield from ((key, each) for each in (value if isinstance(value, list) else [value]) if each is not None)
-
-    for key, value in given(NAMES):
-        check_name(key, value)
-    for key, value in given(PATHS):
-        check_path(key, value)
-    for key, value in given(RANGES):
-        RANGES[key].check(key, value)
-    for key, value in given(CHOICES):
-        check_choice(key, CHOICES[key], value)
-    for key, value in given(TEXTS):
-        if not (isinstance(value, str) and re.fullmatch(TEXTS[key][1], value)):
-            raise UserError(f"{key} must be {TEXTS[key][0]}, got {short(str(value))!r}")
+    checks: dict[str, Callable[[str, Any], None]] = {
+        **dict.fromkeys(NAMES, check_name),
+        **dict.fromkeys(PATHS, check_path),
+        **{key: allowed.check for key, allowed in RANGES.items()},
+        **dict.fromkeys(CHOICES, lambda key, given: check_choice(key, CHOICES[key], given)),
+        **dict.fromkeys(TEXTS, _check_text),
+    }
+    for key, check in checks.items():
+        if key.startswith(group):
+            value = _value(settings, key.removeprefix(group).strip("."))
+            for each in value if isinstance(value, list) else [value]:
+                if each is not None:
+                    check(key, each)
     if not group:
         _check_lists(settings)
+
+
+def _check_text(key: str, given: Any) -> None:
+    if not (isinstance(given, str) and re.fullmatch(TEXTS[key][1], given)):
+        raise UserError(f"{key} must be {TEXTS[key][0]}, got {short(str(given))!r}")
 
 
 def _value(settings: Any, key: str) -> Any:

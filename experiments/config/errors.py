@@ -20,9 +20,10 @@ class RunFailed(RuntimeError):
 @contextmanager
 def as_user_error(*kinds: type[Exception], before: str = "") -> Iterator[None]:
     """Have ValueError, and errors of these kinds, raise UserError in this context, its line after ``before``."""
+    expected: tuple[type[Exception], ...] = (ValueError, *kinds)
     try:
         yield
-    except (ValueError, *kinds) as error:
+    except expected as error:
         raise UserError(f"{before}{one_line(error)}") from None
 
 

@@ -70,7 +70,7 @@ def explained(error: Exception) -> str:
         return cannot_remove(key)
     is_value = isinstance(cause, ValidationError) and not isinstance(cause, InterpolationResolutionError)
     if is_value and (what := _words_of(kind_of(key), is_element=bool(bracket))):
-        return f"{key} must be {what}, got {shown(cause.value)}"
+        return f"{key} must be {what}, got {shown(getattr(cause, 'value', None))}"
     lines = [line.strip() for each in dict.fromkeys((str(error), str(cause))) for line in each.splitlines()]
     kept = [line for line in lines if line.strip(" ^") and not line.startswith(_HINTS)]
     return (f"{key}: " if key else "") + ("; ".join(kept[:3]) or one_line(error))

@@ -54,36 +54,27 @@ def agreed_plan(config: TrainConfig, model: nn.Module, comm: Comm) -> Plan | Non
     """Return rank 0's plan on all ranks; each has checked that it fits its own model.
 
     Raises:
-        UserError: on all ranks: there is no plan, it does not fit the model of a rank, or ranks have other plans.
+        UserError: on all ranks: there is no plan, or it does not fit the model of a rank.
     """
-    plan, error = None, None
+    found: Plan | UserError | None = None
     if comm.rank == 0:
         try:
-            plan = make_plan(config, model)
+            found = make_plan(config, model)
         except UserError as mistake:
-            error = mistake
-    found = gather_objects(error or plan)[0]
-    if isinstance(found, UserError):
-        raise found
-    assert found is None or isinstance(found, Plan)
-    _check_agreement(found, model)
-    return found
-
-
-def _check_agreement(plan: Plan | None, model: nn.Module) -> None:
-    problem = None
+            found = mistake
+    plan, problem = gather_objects(found)[0], None
+    if isinstance(plan, UserError):
+        raise plan
+    assert plan is None or isinstance(plan, Plan)
     try:
         if plan:
             plan.check_model(gradient_bytes(model))
     except ValueError as error:
         problem = str(error)
-    answers = gather_objects((plan.digest if plan else None, problem))
-    for rank, answer in enumerate(answers):
-        assert isinstance(answer, tuple)
-        if answer[1]:
-            raise UserError(f"rank {rank}: {answer[1]}")
-        if answer != answers[0]:
-            raise UserError(f"rank {rank} has another plan than rank 0: run the same code on all nodes")
+    for rank, answer in enumerate(gather_objects(problem)):
+        if answer:
+            raise UserError(f"rank {rank}: {answer}")
+    return plan
 
 
 def bucket_caps(config: TrainConfig, model: nn.Module, plan: Plan | None) -> dict[str, Any]:

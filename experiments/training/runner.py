@@ -6,6 +6,7 @@ train, -m, submitit, torchrun and srun come by ``carry_out``, the runs of a swee
 import socket
 import sys
 import traceback
+from typing import Any
 
 import data
 from experiments.config.command_line import MISTAKE
@@ -160,7 +161,8 @@ def _check_each_host(config: TrainConfig, ranks: RankEnvironment) -> None:
             check_runs([config])
     except UserError as error:
         problem = str(error)
-    for host, why in gather_objects((socket.gethostname(), problem)):  # type: ignore[misc]
+    found: list[Any] = gather_objects((socket.gethostname(), problem))
+    for host, why in found:
         if why:
             leave_group()
             if ranks.rank:

@@ -9,7 +9,6 @@ from experiments.config.compose import NAME, compose_run, compose_runs, composed
 from experiments.config.conf_files import choices_of
 from experiments.config.descriptions import GROUPS
 from experiments.config.identity import run_name
-from experiments.config.paths import CONF
 from experiments.sweeps.study import jobs_of, parts_of, studies
 from experiments.training.preflight import prepare_runs
 
@@ -74,10 +73,3 @@ def test_a_typed_model_and_data_set_win_over_those_of_a_recipe(recipe: str, scal
     typed = compose_run([f"experiment={recipe}", f"scale={scale}", "model=mlp", "dataset=synthetic"])
     alone = compose_run(["model=mlp", "dataset=synthetic"])
     assert (typed.model, typed.dataset) == (alone.model, alone.dataset)
-
-
-def test_every_recipe_of_a_model_or_data_set_is_one_of_a_recipe() -> None:
-    recipes = "".join(path.read_text() for path in (CONF / "experiment").glob("*.yaml"))
-    for group in ("model", "dataset"):
-        for path in (CONF / group / "recipe").glob("*.yaml"):
-            assert f"override /{group}: recipe/{path.stem}\n" in recipes

@@ -105,10 +105,6 @@ def test_resolvers_are_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runs()) == 1
 
 
-def test_information_is_printed() -> None:
-    assert "model/gpt_small" in train("--info", "defaults", "experiment=micro_lstm_wikitext2", "model=gpt_small").out
-
-
 def test_all_runs_are_checked_before_the_first_starts() -> None:
     refused = call(["train", "-m", *WORDS, "lr=0.1,-1"])
     assert (refused.code, refused.err.count("\n"), runs()) == (2, 1, set())
@@ -145,6 +141,7 @@ def test_optuna_chooses_runs() -> None:
 
 
 def test_options_stand_before_and_after_words() -> None:
+    assert "model/gpt_small" in train("model=gpt_small", "--info", "defaults", "experiment=micro_lstm_wikitext2").out
     printed = {train(*words).out for words in (["--cfg", "job", "lr=1", "seed=2"], ["lr=1", "--cfg", "job", "seed=2"])}
     assert len(printed) == 1
     train(*WORDS, "hydra/launcher=basic", "-m", "seed=0,1")

@@ -58,15 +58,6 @@ def test_two_texts_of_a_user_are_two_runs(roots: tuple[Path, Path], tmp_path: Pa
     assert train(*words, f"dataset.root={roots[0]}").stdout.startswith("done: ")
 
 
-def test_a_rerun_and_a_job_name_the_data_that_they_are_of(roots: tuple[Path, Path], tmp_path: Path) -> None:
-    words = ["dataset=text", *SMALL]
-    digest = configured(tmp_path, *words, f"dataset.root={roots[0]}", world_size=2).dataset.digest
-    config = configured(tmp_path, *words, f"dataset.root={roots[0]}", f"dataset.digest={digest}", world_size=2)
-    assert config.dataset.digest == digest
-    refused = train(*words, *SIMULATED, f"dataset.root={roots[1]}", f"dataset.digest={digest}")
-    assert str(digest) in one_line(refused)
-
-
 @pytest.mark.parametrize("manifest", ["manifest.json", "attempts/2/manifest.json"], ids=["begun", "broken off"])
 def test_a_published_set_of_other_content_is_refused(manifest: str, roots: tuple[Path, Path], tmp_path: Path) -> None:
     words = [*SMALL, "dataset=wikitext2", f"dataset.root={roots[0]}"]

@@ -19,14 +19,10 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 @pytest.mark.parametrize(
     "words",
     [
-        "train --help",
         "train --cfg job",
         "train epochs=abc",
-        "sweep --help",
         "sweep demo --list",
-        "sweep status demo",
         "sweep methods/digits --dry-run",
-        "figures --help",
     ],
 )
 def test_the_command_loads_neither_torch_nor_numba(words: str, tmp_path: Path) -> None:
@@ -35,13 +31,4 @@ def test_the_command_loads_neither_torch_nor_numba(words: str, tmp_path: Path) -
     command = [sys.executable, "-c", REPORT, f"experiments.{module}", *rest, *settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == (2 if "epochs=abc" in rest else 0), done.stderr
-    assert done.stderr.splitlines()[-1] == "loaded:", done.stderr
-
-
-@pytest.mark.parametrize("words", [["--help"], ["--only", "nonsense"]])
-def test_figures_loads_what_draws_only_to_draw(words: list[str]) -> None:
-    report = REPORT.replace('{"torch", "numba"}', '{"pandas", "matplotlib"}')
-    command = [sys.executable, "-c", report, "experiments.figures", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    assert done.returncode == (2 if "nonsense" in words else 0), done.stderr
     assert done.stderr.splitlines()[-1] == "loaded:", done.stderr

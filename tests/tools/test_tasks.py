@@ -67,17 +67,6 @@ def test_files_that_are_no_part_of_a_text_are_named_on_the_terminal_and_in_the_m
     assert sorted(unused) == [*(f"chapter-{number:02}.txt" for number in range(20)), "novel.txt"]
 
 
-def test_perplexity_is_that_of_all_words_and_not_a_mean_over_batches(tmp_path: Path) -> None:
-    task = task_of(tmp_path, "text")
-    task.model.eval()
-    losses, carry = [], None
-    for words, targets in data.EvalColumns(task.content.test, sequence_length=32, rank=0, world_size=1):
-        logits, carry = task.model(words, carry)
-        losses.append(torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none"))
-    expected = torch.cat(losses).double().mean().exp().item()
-    assert task.measures(task.evaluate(0, 1))["perplexity"] == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_the_steps_foretold_are_those_that_come(tmp_path: Path, name: str) -> None:
     task = task_of(tmp_path, name)

@@ -11,7 +11,7 @@ from experiments.config.digests import complete_digests
 from experiments.config.errors import UserError
 from experiments.config.identity import identity, run_name
 from experiments.config.schema import TrainConfig, flat, to_yaml
-from experiments.runs.finished_requests import check_requests, unmet_request
+from experiments.runs.finished_requests import check_requests
 from experiments.runs.run_folder import RunFolder, folder_of
 from tests.finished_runs import finished
 
@@ -98,15 +98,6 @@ def test_a_finished_run_is_refused_what_it_has_not(words: list[str], line: str, 
     with pytest.raises(UserError, match=line) as caught:
         check_requests([config, compose_run([*common, "seed=5"])])
     assert "\n" not in str(caught.value)
-
-
-def test_a_finished_run_is_not_refused_what_it_has(tmp_path: Path) -> None:
-    folder = done(compose_run([f"output={tmp_path}", "measure_residual_every=10"]))
-    folder.weights_path.touch()
-    (folder.path / "wandb" / "offline-run-1-name").mkdir(parents=True)
-    words = ["save_weights=true", "measure_residual_every=20", "tracking=wandb"]
-    assert unmet_request(compose_run([f"output={tmp_path}", *words]), folder) == ""
-    assert unmet_request(compose_run([f"output={tmp_path}"]), folder) == ""
 
 
 def test_runs_with_and_without_a_newer_key_are_one_experiment() -> None:
