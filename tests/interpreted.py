@@ -24,11 +24,15 @@ assert os.environ.get("TRITON_INTERPRET") == "1", "import this before any test r
 
 
 @contextmanager
-def serving_the_cpu() -> Iterator[None]:
-    """Let the kernels serve tensors of the CPU, which the interpreter runs; what they do not serve is plain torch's."""
-    one_at_a_time, run = threading.Lock(), GridExecutor.__call__
+def serving_the_cpu() -> Iterator[list[object]]:
+    """Let the kernels serve tensors of the CPU, which the interpreter runs; what they do not serve is plain torch's.
+
+    What is given is the kernels that were run.
+    """
+    one_at_a_time, run, launched = threading.Lock(), GridExecutor.__call__, list[object]()
 
     def locked(self: GridExecutor, *arguments: object, **more: object) -> object:
+        launched.append(self)
         with one_at_a_time:  # the interpreter knows one program at a time, simulated ranks are threads
             return run(self, *arguments, **more)
 
@@ -41,6 +45,6 @@ def serving_the_cpu() -> Iterator[None]:
         patch.object(table, "_is_gpu", lambda device: True),
         patch.object(table, "TRIED", ("triton",)),
     ):
-        yield
+        yield launched
     table._runs.cache_clear()
     table._operations.cache_clear()

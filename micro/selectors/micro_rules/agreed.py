@@ -138,8 +138,9 @@ def _find(state: AgreedState, search: Search, room: Room | None) -> Reduction[_F
     if room is None:
         rows = counts = yield AllGather(mine=own_counts, read=True)
     else:
-        sizes = {"sure": float(room.sure[search.comm.rank]), "capacity": room.capacity, "width": room.width}
-        row = message(mine, start=search.start, lowest=state.lowest_bits, shift=state.shift, **sizes)
+        bins = {"start": search.start, "lowest": state.lowest_bits, "shift": state.shift}
+        sure = float(room.sure[search.comm.rank])  # in the host's memory
+        row = message(mine, **bins, sure=sure, capacity=room.capacity, width=room.width)
         rows = yield AllGather(mine=row, kind="indices")
         counts = rows[:, :NUM_BINS].cpu()  # host sync: counts shape what follows
     place: Cut = yield Once(work=lambda: cut(counts, search.step.target_count))
