@@ -36,8 +36,7 @@ from experiments.reports.report_opening import opening
 from experiments.runs.git_state import git_state
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.studies.method_comparison.files import write
-from experiments.studies.method_comparison.measure import ShowProgress, measure
-from experiments.studies.method_comparison.settings import ComparisonSettings
+from experiments.studies.method_comparison.measure import ComparisonSettings, ShowProgress, measure
 from experiments.studies.method_comparison.tasks import Results
 from experiments.studies.methods import known_methods, select_names
 from experiments.studies.selection_times import REPEATS, wide_spread
@@ -104,61 +103,29 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
 def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser("experiments.compare", description=__doc__)
-    words, whole_numbers, densities = comma_list(str), comma_list(whole_number()), comma_list(to_density)
-    parser.add_argument(
-        "--methods", type=words, default=[], metavar="A,B", help="names of conf/sparsifier; all by default"
-    )
-    parser.add_argument(
-        "--streams",
-        type=words,
-        default=[],
-        metavar="A,B",
-        help=f"of {', '.join([*SHAPES, RECORDED])}; all by default",
-    )
-    parser.add_argument(
-        "--world-sizes",
-        type=whole_numbers,
-        default="2,4,8,16,32,64",
-        metavar="N,N",
-        help="numbers of workers (%(default)s)",
-    )
-    parser.add_argument(
-        "--density", type=to_density, default=0.01, help="target of every method, in (0, 1] (%(default)s)"
-    )
-    parser.add_argument(
-        "--densities",
-        type=densities,
-        default=[],
-        metavar="P,P",
-        help="further ones, for error over compression on the last stream",
-    )
-    parser.add_argument(
-        "--equal-bytes",
-        metavar="METHOD",
-        help="find densities at which all send what this one does, on the last stream",
-    )
-    parser.add_argument(
-        "--numel", type=whole_number(), default=50_000, help="length d of drawn gradients (%(default)s)"
-    )
-    parser.add_argument("--steps", type=whole_number(), default=60, help="steps of each run (%(default)s)")
-    parser.add_argument(
-        "--seed", type=whole_number(0, LARGEST_SEED), default=0, help="of drawn gradients (%(default)s)"
-    )
-    parser.add_argument(
-        "--select-numel",
-        type=comma_list_or_none(whole_number()),
-        default="100000,1000000,5000000,20000000",
-        metavar="D,D",
-        help="lengths at which selection is timed on one rank; the word none leaves it out (%(default)s)",
-    )
-    parser.add_argument(
-        "--repeats", type=whole_number(), default=REPEATS, help="steps that each time is the median of (%(default)s)"
-    )
-    parser.add_argument("--max-gb", type=to_positive, default=1.0, help="memory that gradients may take (%(default)s)")
-    parser.add_argument("--out", type=to_path, default=Path("results/figures/compare"), help="folder (%(default)s)")
-    add_settings(
-        parser, help="the training to record, as for experiments.train; its default model and data when none is given"
-    )
+    add, words, numbers = parser.add_argument, comma_list(str), comma_list(whole_number())
+    add("--methods", type=words, default=[], metavar="A,B", help="names of conf/sparsifier; all by default")
+    help = f"of {', '.join([*SHAPES, RECORDED])}; all by default"
+    add("--streams", type=words, default=[], metavar="A,B", help=help)
+    sizes = "2,4,8,16,32,64"
+    add("--world-sizes", type=numbers, default=sizes, metavar="N,N", help="numbers of workers (%(default)s)")
+    add("--density", type=to_density, default=0.01, help="target of every method, in (0, 1] (%(default)s)")
+    help = "further ones, for error over compression on the last stream"
+    add("--densities", type=comma_list(to_density), default=[], metavar="P,P", help=help)
+    help = "find densities at which all send what this one does, on the last stream"
+    add("--equal-bytes", metavar="METHOD", help=help)
+    add("--numel", type=whole_number(), default=50_000, help="length d of drawn gradients (%(default)s)")
+    add("--steps", type=whole_number(), default=60, help="steps of each run (%(default)s)")
+    add("--seed", type=whole_number(0, LARGEST_SEED), default=0, help="of drawn gradients (%(default)s)")
+    lengths, default = comma_list_or_none(whole_number()), "100000,1000000,5000000,20000000"
+    help = "lengths at which selection is timed on one rank; the word none leaves it out (%(default)s)"
+    add("--select-numel", type=lengths, default=default, metavar="D,D", help=help)
+    help = "steps that each time is the median of (%(default)s)"
+    add("--repeats", type=whole_number(), default=REPEATS, help=help)
+    add("--max-gb", type=to_positive, default=1.0, help="memory that gradients may take (%(default)s)")
+    add("--out", type=to_path, default=Path("results/figures/compare"), help="folder (%(default)s)")
+    help = "the training to record, as for experiments.train; its default model and data when none is given"
+    add_settings(parser, help=help)
     return parser
 
 

@@ -13,7 +13,6 @@ with the published slope and the usual one. With --two-level also levels.md, and
 level and in two.
 """
 
-import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -23,21 +22,13 @@ from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import comma_list, to_density, to_path, to_positive, whole_number
 from experiments.reports.output import check_folder, write_or_rescue
 from experiments.studies.simulated_steps.files import write
-from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
+from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S
 from experiments.studies.simulated_steps.networks import ALGORITHMS, INTRA, RANKS_PER_NODE
-from experiments.studies.simulated_steps.questions import compute
-from experiments.studies.simulated_steps.settings import (
-    METHODS,
-    NETWORKS,
-    QUESTIONS,
-    SCHEDULES,
-    TRACES,
-    WORKERS,
-    Study,
-    study_of,
-)
+from experiments.studies.simulated_steps.steps import EXACT, GRAINS
+from experiments.studies.simulated_steps.study import QUESTIONS, compute, study_of
 from experiments.studies.simulated_steps.tables import speedups
-from experiments.studies.simulated_steps.trace_changes import GRAINS
+
+TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     options = parser().parse_args(words)
-    study = check_options(options)
+    study = study_of(options)
     check_folder(options.out)
     frames = compute(study, print)
     print(speedups(frames["steps"]))
@@ -58,91 +49,42 @@ def _run(words: list[str]) -> int:
     return 0
 
 
-def check_options(options: argparse.Namespace) -> Study:
-    """Return what the command line asks for: methods, schedules, traces and networks. Raises: UserError."""
-    return study_of(options)
-
-
 def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser("experiments.simulate", description=__doc__)
-    add = parser.add_argument
-    add(
-        "--trace",
-        type=comma_list(to_path),
-        default=TRACES,
-        metavar="FILE,FILE",
-        help="of models; the published by default",
-    )
-    add(
-        "--network",
-        type=comma_list(str),
-        default=NETWORKS,
-        metavar="A,B",
-        help="of conf/network, a yaml like those, or a table (json) of experiments.profile link, for its own number "
-        "of workers only (%(default)s)",
-    )
-    add(
-        "--algorithm",
-        type=comma_list(str),
-        default=[],
-        metavar="A,B",
-        help=f"of the all-reduce, among {', '.join(ALGORITHMS)}; hierarchical: the network joins nodes; best: call by "
-        "call the fastest of the flat ones; each network's own by default",
-    )
-    add(
-        "--ranks-per-node",
-        type=whole_number(),
-        metavar="G",
-        help="workers of a node, fewer are one node; as the network's file has it, with hierarchical else "
-        f"{RANKS_PER_NODE}",
-    )
-    add(
-        "--intra",
-        metavar="NAME_OR_FILE",
-        help=f"network within a node; as the network's file has it, with hierarchical else {INTRA}",
-    )
-    add(
-        "--two-level",
-        action="store_true",
-        help="also in two levels: densely within a node, by each method between nodes; the network needs nodes",
-    )
-    add(
-        "--workers",
-        type=comma_list(whole_number()),
-        default=WORKERS,
-        metavar="N,N",
-        help="numbers of workers (%(default)s)",
-    )
-    add("--schedules", type=comma_list(str), default=SCHEDULES, metavar="A,B", help="of the dense method (%(default)s)")
-    add(
-        "--methods", type=comma_list(str), default=METHODS, metavar="A,B", help="names of conf/sparsifier (%(default)s)"
-    )
+    add, names, numbers = parser.add_argument, comma_list(str), comma_list(whole_number())
+    help = "of models; the published by default"
+    add("--trace", type=comma_list(to_path), default=TRACES, metavar="FILE,FILE", help=help)
+    help = "of conf/network, a yaml like those, or a table (json) of experiments.profile link, for its own number of "
+    help += "workers only (%(default)s)"
+    add("--network", type=names, default="k80_10gbe", metavar="A,B", help=help)
+    help = f"of the all-reduce, among {', '.join(ALGORITHMS)}; hierarchical: the network joins nodes; best: call by "
+    help += "call the fastest of the flat ones; each network's own by default"
+    add("--algorithm", type=names, default=[], metavar="A,B", help=help)
+    file = "as the network's file has it, with hierarchical else"
+    help = f"workers of a node, fewer are one node; {file} {RANKS_PER_NODE}"
+    add("--ranks-per-node", type=whole_number(), metavar="G", help=help)
+    add("--intra", metavar="NAME_OR_FILE", help=f"network within a node; {file} {INTRA}")
+    help = "also in two levels: densely within a node, by each method between nodes; the network needs nodes"
+    add("--two-level", action="store_true", help=help)
+    powers = ",".join(str(2**power) for power in range(12))
+    add("--workers", type=numbers, default=powers, metavar="N,N", help="numbers of workers (%(default)s)")
+    schedules = f"layerwise,single,mgwfbp,{EXACT}"
+    add("--schedules", type=names, default=schedules, metavar="A,B", help="of the dense method (%(default)s)")
+    methods = f"{DENSE},micro,oktopk,topk"
+    add("--methods", type=names, default=methods, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
     add("--density", type=to_density, default=0.001, help="of sparse methods, in (0, 1] (%(default)s)")
     add("--grain", choices=list(GRAINS), default="layer", help="what a group is made of (%(default)s)")
     add("--select", type=to_path, metavar="FILE", help="table of experiments.profile select; a formula by default")
-    add(
-        "--memory-gb-s",
-        type=to_positive,
-        default=MEMORY_GB_S,
-        help="bandwidth of memory in that formula, in GB/s; the default is an assumption of ours, neither measured nor "
-        "published (%(default)s)",
-    )
-    add(
-        "--compute-s",
-        default="published",
-        metavar="SECONDS",
-        help="what a step without communication takes, the trace's proportions kept; 'trace': as it was measured; "
-        "'published', the default: what brings our gains of merged gradients nearest to the published ones, and as "
-        "measured where none are",
-    )
-    add(
-        "--only",
-        type=comma_list(str),
-        default=[],
-        metavar="A,B",
-        help=f"of {', '.join(QUESTIONS)}; all by default, and speedup always",
-    )
+    help = "bandwidth of memory in that formula, in GB/s; the default is an assumption of ours, neither measured nor "
+    help += "published (%(default)s)"
+    add("--memory-gb-s", type=to_positive, default=MEMORY_GB_S, help=help)
+    help = "what a step without communication takes, the trace's proportions kept; 'trace': as it was measured; "
+    help += "'published', the default: what brings our gains of merged gradients nearest to the published ones, and "
+    help += "as measured where none are"
+    add("--compute-s", default="published", metavar="SECONDS", help=help)
+    help = f"of {', '.join(QUESTIONS)}; all by default, and speedup always"
+    add("--only", type=names, default=[], metavar="A,B", help=help)
     add("--out", type=to_path, default=Path("results/simulate"), help="folder (%(default)s)")
     return parser
 

@@ -48,16 +48,11 @@ def _run(words: list[str]) -> int:
 def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser("experiments.staleness", description=__doc__)
-    parser.add_argument(
-        "--methods",
-        type=comma_list(str),
-        default=METHODS,
-        metavar="NAME,NAME",
-        help="of conf/sparsifier, in this order (%(default)s)",
-    )
-    parser.add_argument("--steps", type=whole_number(), default=200, help="of the training (%(default)s)")
-    parser.add_argument("--world-size", type=whole_number(), default=4, help="simulated workers (%(default)s)")
-    parser.add_argument("--out", type=to_path, default=Path("results/figures/staleness"), help="folder (%(default)s)")
+    add, help = parser.add_argument, "of conf/sparsifier, in this order (%(default)s)"
+    add("--methods", type=comma_list(str), default=METHODS, metavar="NAME,NAME", help=help)
+    add("--steps", type=whole_number(), default=200, help="of the training (%(default)s)")
+    add("--world-size", type=whole_number(), default=4, help="simulated workers (%(default)s)")
+    add("--out", type=to_path, default=Path("results/figures/staleness"), help="folder (%(default)s)")
     add_settings(parser, help="the training, as for experiments.train; its default model and data when none is given")
     return parser
 

@@ -57,11 +57,12 @@ class Network(Protocol):
 
 
 class Work(NamedTuple):
-    """What a collective takes of a link: messages in turn, and bytes sent and added per byte of its size."""
+    """What a collective takes of a link: messages in turn, and how often a share of its size is sent and added."""
 
-    messages: float
-    sent: float
-    added: float
+    messages: int
+    share: float
+    sent: int = 1
+    added: int = 0
 
 
 def rounds(n: int) -> int:
@@ -70,11 +71,11 @@ def rounds(n: int) -> int:
 
 
 ALL_REDUCE: Mapping[str, Callable[[int], Work]] = {
-    "ring": lambda n: Work(2 * (n - 1), 2 * (n - 1) / n, (n - 1) / n),
-    "halving_doubling": lambda n: Work(2 * rounds(n), 2 * (n - 1) / n, (n - 1) / n),
-    "double_tree": lambda n: Work(2 * rounds(n), 2, 1),
-    "binary_tree": lambda n: Work(2 * rounds(n), 2 * rounds(n), rounds(n)),
-    "recursive_doubling": lambda n: Work(rounds(n), rounds(n), rounds(n)),
+    "ring": lambda n: Work(2 * (n - 1), (n - 1) / n, sent=2, added=1),
+    "halving_doubling": lambda n: Work(2 * rounds(n), (n - 1) / n, sent=2, added=1),
+    "double_tree": lambda n: Work(2 * rounds(n), 1, sent=2, added=1),
+    "binary_tree": lambda n: Work(2 * rounds(n), rounds(n), sent=2, added=1),
+    "recursive_doubling": lambda n: Work(rounds(n), rounds(n), added=1),
 }
 ALGORITHMS = tuple(ALL_REDUCE)
 PUBLISHED_TREE = "double_tree_published"
@@ -87,15 +88,15 @@ def work_of(op: Op, n: int, algorithm: str) -> Work:
     all-gather; down one tree with binary_tree and recursive_doubling. What is scattered is sent pairwise.
     """
     if op == "all_reduce":
-        return Work(2 * rounds(n), 1, 1) if algorithm == PUBLISHED_TREE else ALL_REDUCE[algorithm](n)
+        return Work(2 * rounds(n), 1, added=1) if algorithm == PUBLISHED_TREE else ALL_REDUCE[algorithm](n)
     if op == "scatter":
-        return Work(n - 1, 1, 0)
+        return Work(n - 1, 1)
     if op == "broadcast" and algorithm in ("binary_tree", "recursive_doubling"):
-        return Work(rounds(n), rounds(n), 0)
+        return Work(rounds(n), rounds(n))
     gathering = n - 1 if algorithm == "ring" else rounds(n)
     if op == "broadcast":
-        return Work(rounds(n) + gathering, 2 * (n - 1) / n, 0)
-    return Work(gathering, n - 1, 0)
+        return Work(rounds(n) + gathering, (n - 1) / n, sent=2)
+    return Work(gathering, n - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,8 @@ class Flat:
         if self.world_size == 1:
             return 0.0
         link, work = self.link, work_of(op, self.world_size, self.algorithm)
-        return work.messages * link.alpha_s + num_bytes * (work.sent * link.beta_s + work.added * link.gamma_s)
+        byte_s = work.sent * link.beta_s + work.added * link.gamma_s
+        return work.messages * link.alpha_s + work.share * num_bytes * byte_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ def scaled(alpha_s: float, beta_s: float, fitted_at: int, algorithm: str = "ring
         op: what was fitted; sizes as in micro.planning.tables.LinkTable.
     """
     work = work_of(op, fitted_at, algorithm)
-    return Link(alpha_s / work.messages, beta_s / work.sent)
+    return Link(alpha_s / work.messages, beta_s / (work.share * work.sent))
 
 
 def gather_part(network: Network, num_bytes: float) -> float:

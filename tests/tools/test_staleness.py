@@ -9,30 +9,17 @@ import torch
 
 import micro
 from experiments import staleness
-from experiments.studies.staleness.counts import Staleness, Waits
-
-LAYOUT = micro.Layout(("often", "empty", "seldom"), ((10,), (0,), (2, 5)))
+from experiments.studies.staleness.measure import waits
+from tests.refusals import refused
 
 
 def test_waits_are_those_counted_by_hand() -> None:
-    seen = Staleness(LAYOUT)
-    for step in range(6):
-        update = torch.zeros(20)
-        update[0:6] = 1.0  # six of ten at every step, the others at every third
-        update[6:10] = -1.0 if step % 3 == 0 else 0.0
-        update[10:15] = 2.0 if step == 4 else 0.0  # half of them once, the others never
-        seen.observe(update)
-    waits = seen.by_parameter()
-    assert list(waits) == ["often", "seldom"]
-    assert waits["often"] == Waits(numel=10, density=pytest.approx(0.6 + 0.4 / 3), median=1.0, tail=3.0, never=0.0)
-    assert waits["seldom"].never == 0.5
-    assert waits["seldom"].density == pytest.approx(0.5 / 6)
-    assert waits["seldom"].median == waits["seldom"].tail == math.inf
-
-
-def test_of_no_step_nothing_is_known() -> None:
-    with pytest.raises(ValueError, match="staleness of no step: call observe first"):
-        Staleness(LAYOUT).by_parameter()
+    layout = micro.Layout(("often", "empty", "seldom"), ((10,), (0,), (2, 5)))
+    counts = torch.tensor([6] * 6 + [2] * 4 + [1] * 5 + [0] * 5)  # of six steps
+    found = waits(counts, layout, 6).set_index("parameter").T
+    assert list(found) == ["often", "seldom"]
+    assert list(found["often"]) == pytest.approx([10, 0.6 + 0.4 / 3, 1, 3, 0])
+    assert list(found["seldom"]) == pytest.approx([10, 0.5 / 6, math.inf, math.inf, 0.5])
 
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
@@ -47,6 +34,5 @@ def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     assert "| parameter" in (out / "staleness.md").read_text()
 
 
-def test_what_the_command_sets_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert staleness.main(["sparsifier=topk"]) == 2
-    assert "'sparsifier=topk': methods, workers and device are options of the command" in capsys.readouterr().err
+def test_what_the_command_sets_is_refused() -> None:
+    refused("staleness sparsifier=topk", "options of the command", "sparsifier=topk")

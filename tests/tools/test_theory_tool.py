@@ -9,39 +9,29 @@ import torch
 
 from experiments import theory
 from experiments.studies.selection_times import wide_spread
-from experiments.studies.topk_theory.accumulators import Vector
-from experiments.studies.topk_theory.bound import check, error_numbers
-from experiments.studies.topk_theory.files import write_times
+from experiments.studies.topk_theory.measure import check, error_numbers
 from tests.legible import every_figure_is_legible
 from tests.refusals import refused
 
 
 def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
-    randomness = torch.Generator().manual_seed(0)
-    normal = check(Vector("normal", torch.randn(4000, generator=randomness)))
-    equal = check(Vector("equal", torch.ones(400)))
+    normal = check(torch.randn(4000, generator=torch.Generator().manual_seed(0)))
+    equal = check(torch.ones(400))
     assert normal["holds"]
     assert normal["worst_ratio"] < 1
     assert abs(normal["excess_kurtosis"]) < 0.5
     assert not equal["holds"]
     assert not equal["below_line"]
     assert math.isnan(equal["excess_kurtosis"])
-
-
-def test_worst_ratio_of_equal_magnitudes_is_in_closed_form() -> None:
-    row = check(Vector("equal", torch.ones(400)))
-    assert row["worst_ratio"] == pytest.approx(1 / (1 - row["worst_share"]))  # (1 - s) / (1 - s)^2
+    assert equal["worst_ratio"] == pytest.approx(1 / (1 - equal["worst_share"]))  # (1 - s) / (1 - s)^2
 
 
 def test_errors_are_those_of_sorting() -> None:
     values = torch.tensor([3.0, -1.0, 2.0, 0.5, -4.0])
-    numbers = error_numbers(Vector("five", values))
     squares = sorted((v * v for v in values.tolist()), reverse=True)
-    for _, row in numbers.iterrows():
-        k = round(row["share"] * 5)
-        assert row["top_k"] == pytest.approx(sum(squares[k:]) / sum(squares))
-        assert row["bound"] == pytest.approx((1 - k / 5) ** 2)
-        assert row["random_k"] == pytest.approx(1 - k / 5)
+    for share, top_k, bound, random_k in error_numbers(values).itertuples(index=False):
+        k = round(share * 5)
+        assert (top_k, bound, random_k) == pytest.approx((sum(squares[k:]) / sum(squares), (1 - k / 5) ** 2, 1 - k / 5))
 
 
 def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,15 +51,11 @@ def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: p
     assert (times["select_s"] <= times["select_s_high"]).all()
 
 
-@pytest.mark.parametrize(("upper_quartile", "is_named"), [(0.0011, False), (0.023, True)])
-def test_times_whose_quartiles_are_far_apart_are_named(upper_quartile: float, is_named: bool, tmp_path: Path) -> None:
+def test_times_whose_quartiles_are_far_apart_are_named() -> None:
     quiet = {"method": "micro", "numel": 2000, "select_s": 0.001, "select_s_low": 0.001, "select_s_high": 0.001}
-    times = pd.DataFrame([quiet, quiet | {"method": "topk", "numel": 100_000, "select_s_high": upper_quartile}])
-    lines = wide_spread(times)
-    assert len(lines) == is_named
-    for part in ("topk", "100,000", "23 ms") if is_named else ():
-        assert part in lines[0]
-    assert len(write_times(times, 0.01, 4, tmp_path)) == 3
+    assert wide_spread(pd.DataFrame([quiet, quiet | {"select_s_high": 0.0011}])) == []
+    (line,) = wide_spread(pd.DataFrame([quiet, quiet | {"method": "topk", "numel": 100_000, "select_s_high": 0.023}]))
+    assert all(part in line for part in ("topk", "100,000", "23 ms"))
 
 
 def test_a_mistake_is_one_line() -> None:

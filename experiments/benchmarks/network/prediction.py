@@ -8,7 +8,7 @@ import micro
 from experiments.profiles import backward, link, select
 from experiments.ranks.group import RankGroup
 from experiments.ranks.hosts import bits_per_s
-from experiments.studies.simulated_steps.trace_changes import rescaled
+from experiments.studies.simulated_steps.steps import rescaled
 from experiments.training.schedule_problem import problem_of
 from micro.planning.schedules.base import Plan, Problem, Schedule
 from micro.planning.tables import LinkTable, SelectTable

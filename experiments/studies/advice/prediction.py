@@ -9,9 +9,8 @@ import pandas as pd
 
 from experiments.config.errors import UserError, one_line
 from experiments.studies.advice.evidence import Evidence
-from experiments.studies.simulated_steps.borders import crossing
 from experiments.studies.simulated_steps.method_choices import DENSE, methods_of
-from experiments.studies.simulated_steps.step import simulate_step
+from experiments.studies.simulated_steps.steps import crossing, simulate_step
 from micro.planning import costs
 from micro.planning.costs import Link
 from micro.planning.traces import Trace

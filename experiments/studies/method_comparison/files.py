@@ -18,10 +18,9 @@ from experiments.studies.method_comparison.figures import (
     draw_streams,
     draw_tradeoff,
 )
-from experiments.studies.method_comparison.measure import Comparison
+from experiments.studies.method_comparison.measure import Comparison, ComparisonSettings
 from experiments.studies.method_comparison.numbers import ordered_rows, sparse_rows, tradeoff_numbers, volumes
 from experiments.studies.method_comparison.report import report
-from experiments.studies.method_comparison.settings import ComparisonSettings, figure_world_size
 from experiments.studies.selection_times import ONE_READ, TORCH_TOPK, wide_spread
 
 
@@ -34,7 +33,8 @@ def write(done: Comparison, settings: ComparisonSettings, out: Path, opening: st
     written = []
     if done.rows:
         numbers = ordered_rows(done.rows)
-        world_size = figure_world_size([int(n) for n in numbers["world_size"].unique()])
+        sizes = {int(n) for n in numbers["world_size"]}  # fewer than were asked for, after Ctrl-C
+        world_size = settings.figure_world_size if settings.figure_world_size in sizes else max(sizes)
         written.append(write_csv(numbers, out / "compare.csv"))
         written.append(write_file(out / "compare.md", report(opening, done, numbers, world_size, settings)))
         written += _density_figures(numbers, pd.DataFrame(done.steps), world_size, settings, out)

@@ -2,8 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -17,7 +16,6 @@ import micro
 from experiments.config.errors import UserError
 from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size, synthetic
 from experiments.studies.method_comparison.equal_bytes import match_bytes
-from experiments.studies.method_comparison.settings import ComparisonSettings
 from experiments.studies.method_comparison.tasks import Results, Task, carry_out, processes
 from experiments.studies.method_comparison.trial import Row, one_thread, trial
 from experiments.studies.methods import build_methods
@@ -25,9 +23,50 @@ from experiments.studies.recorded_gradients import numel_of, record, training_co
 from experiments.studies.selection_times import TIMES, reference_times, time_selection, timing_gradient
 from micro import kernels
 
+FIGURE_WORLD_SIZE = 16  # of figures and tables that show one number of workers, where it was measured
 WORTH_PROCESSES = 2e9  # elements of gradients over all trials, from where processes of their own gain
 Methods = dict[str, micro.Reducer]
 ShowProgress = Callable[[str, int], None]  # of the task that ended, and of how many there are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonSettings:
+    """What is compared, and on which gradients.
+
+    Attributes:
+        methods: names of conf/sparsifier.
+        streams: of gradients, keys of gradient_sources.TITLES.
+        world_sizes: numbers of simulated ranks, ascending.
+        density: target of every method.
+        densities: further targets, for the error over compression on the last stream.
+        equal_bytes: a method; the others' densities are found at which they send as much, on the last stream.
+        numel: length of drawn gradients.
+        num_steps: of each trial.
+        seed: of drawn gradients.
+        recorded_training: overrides of the training that is recorded, as for experiments.train.
+        selection_lengths: numbers of elements at which selection is timed.
+        repeats: steps that each time is the median of.
+        max_gb: memory that gradients may take.
+    """
+
+    methods: Sequence[str]
+    streams: Sequence[str]
+    world_sizes: Sequence[int]
+    density: float
+    densities: Sequence[float] = ()
+    equal_bytes: str | None = None
+    numel: int
+    num_steps: int
+    seed: int = 0
+    recorded_training: Sequence[str] = ()
+    selection_lengths: Sequence[int] = ()
+    repeats: int
+    max_gb: float
+
+    @property
+    def figure_world_size(self) -> int:
+        """The number of workers of what is measured or shown for one number alone."""
+        return FIGURE_WORLD_SIZE if FIGURE_WORLD_SIZE in self.world_sizes else max(self.world_sizes)
 
 
 @dataclass(slots=True)
@@ -59,12 +98,12 @@ class Comparison:
 
     def add(self, kind: str, result: Any) -> None:
         """Add the result of a task, whose kind is the list that it belongs to."""
-        if kind in ("rows", "tradeoffs"):
-            row, steps = result
-            getattr(self, kind).append(row)
-            self.steps += steps if kind == "rows" else []
-        else:
+        if kind not in ("rows", "tradeoffs"):
             getattr(self, kind).extend(result)
+            return
+        row, steps = result
+        getattr(self, kind).append(row)
+        self.steps += steps if kind == "rows" else []
 
 
 def measure(settings: ComparisonSettings, show_progress: ShowProgress, results: Results) -> Comparison:
@@ -81,30 +120,24 @@ def measure(settings: ComparisonSettings, show_progress: ShowProgress, results: 
     methods = build_methods(settings.methods, settings.density)
     done = Comparison()
     with tempfile.TemporaryDirectory(prefix="micro-compare-") as folder, processes(num_processes(settings)) as pool:
-        of_streams = {
-            stream: _tasks_of(stream, methods, settings, Path(folder) / stream) for stream in settings.streams
-        }
+        files = {stream: Path(folder) / stream for stream in settings.streams}
+        trials = {stream: list(_tasks_of(stream, methods, settings, path)) for stream, path in files.items()}
         times = [task for numel in settings.selection_lengths for task in _selection_times(settings, methods, numel)]
-        every_task = [*(task for tasks in of_streams.values() for task in tasks), *times]
-
-        def run(tasks: Sequence[Task], pool: ProcessPoolExecutor | None) -> None:
-            for name in carry_out(tasks, results, pool):
-                show_progress(name, len(every_task))
-
+        every_task = [*(task for tasks in trials.values() for task in tasks), *times]
         try:
-            for stream, tasks in of_streams.items():
-                path = Path(folder) / stream
+            for stream, tasks in trials.items():
                 if any(task.name not in results.done for task in tasks):
-                    _make_file(stream, settings, path)
-                run(tasks, pool)
-                path.unlink(missing_ok=True)
-            run(times, None)  # with nothing beside them
+                    _make_file(stream, settings, files[stream])
+                for name in carry_out(tasks, results, pool):
+                    show_progress(name, len(every_task))
+                files[stream].unlink(missing_ok=True)
+            for name in carry_out(times, results, None):  # with nothing beside them
+                show_progress(name, len(every_task))
         except KeyboardInterrupt:
             done.interrupted = True
         except BrokenProcessPool:
-            done.failures.append(
-                "failed: a process was killed, perhaps for want of memory; the same command does what is left"
-            )
+            why = "a process was killed, perhaps for want of memory; the same command does what is left"
+            done.failures.append(f"failed: {why}")
     for task in every_task:
         if task.name in results.done:
             done.add(task.kind, results.done[task.name])
@@ -125,8 +158,8 @@ def _check(settings: ComparisonSettings) -> None:
     if set(settings.streams) != {RECORDED}:
         check_size(settings.num_steps, world_size, settings.numel, settings.max_gb)
     if RECORDED in settings.streams:
-        config = training_config(words, world_size)
-        check_size(settings.num_steps, world_size, numel_of(config), settings.max_gb)
+        numel = numel_of(training_config(words, world_size))
+        check_size(settings.num_steps, world_size, numel, settings.max_gb)
     elif words:
         raise UserError(f"'{words[0]}' is for the stream recorded: add it to --streams, or leave out the settings")
     longest = max(settings.selection_lengths, default=0)
@@ -157,23 +190,20 @@ def _read_file(path: Path) -> Gradients:
     return made
 
 
-def _tasks_of(stream: str, methods: Methods, settings: ComparisonSettings, path: Path) -> list[Task]:
-    """Return the trials on a stream; on the last one also at further densities, and the searches for equal bytes."""
-    tasks = [
-        Task(f"{name} on {TITLES[stream]} gradients, {n} workers", "rows", partial(_trial, path, name, reducer, n))
-        for n in settings.world_sizes
-        for name, reducer in methods.items()
-    ]
+def _tasks_of(stream: str, methods: Methods, settings: ComparisonSettings, path: Path) -> Iterator[Task]:
+    """Yield the trials on a stream; on the last one also at further densities, and the searches for equal bytes."""
+    for n in settings.world_sizes:
+        for name, reducer in methods.items():
+            named = f"{name} on {TITLES[stream]} gradients, {n} workers"
+            yield Task(named, "rows", partial(_trial, path, name, reducer, n))
     if stream != settings.streams[-1]:
-        return tasks
+        return
     for density in settings.densities:
         for name, reducer in build_methods(settings.methods, density).items():
             at_density = partial(_trial, path, name, reducer, settings.figure_world_size)
-            tasks.append(Task(f"{name} at density {density:g}", "tradeoffs", at_density))
+            yield Task(f"{name} at density {density:g}", "tradeoffs", at_density)
     for name in settings.methods if settings.equal_bytes else ():
-        search = partial(_match, path, name, settings)
-        tasks.append(Task(f"{name} with the bytes of {settings.equal_bytes}", "matches", search))
-    return tasks
+        yield Task(f"{name} with the bytes of {settings.equal_bytes}", "matches", partial(_match, path, name, settings))
 
 
 def _trial(path: Path, method: str, reducer: micro.Reducer, world_size: int) -> tuple[Row, list[Row]]:
@@ -192,15 +222,14 @@ def _bytes_share(path: Path, method: str, density: float, world_size: int) -> fl
     return float(trial(method, reducer, _read_file(path), world_size=world_size)[0]["bytes_share"])
 
 
-def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int) -> list[Task]:
-    of = numel, settings.density, settings.repeats
-    return [Task(f"references of selection, d = {numel:,}", "times", partial(_reference_times, *of))] + [
-        Task(f"selection of {name}, d = {numel:,}", "times", partial(_time_selection, name, reducer, *of))
-        for name, reducer in methods.items()
-    ]
-
-
 _gradient = lru_cache(maxsize=1)(timing_gradient)
+
+
+def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int) -> Iterator[Task]:
+    of = numel, settings.density, settings.repeats
+    yield Task(f"references of selection, d = {numel:,}", "times", partial(_reference_times, *of))
+    for name, reducer in methods.items():
+        yield Task(f"selection of {name}, d = {numel:,}", "times", partial(_time_selection, name, reducer, *of))
 
 
 def _reference_times(numel: int, density: float, repeats: int) -> list[Row]:

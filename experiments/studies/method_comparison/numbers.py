@@ -1,7 +1,5 @@
 """The rows of a comparison as frames: what tables show and figures draw."""
 
-from collections.abc import Mapping
-
 import numpy as np
 import pandas as pd
 
@@ -16,13 +14,12 @@ Point = tuple[float, float]
 def ordered_rows(rows: list[Row]) -> pd.DataFrame:
     """Return the rows by stream, number of workers and method, each in its order."""
     frame = pd.DataFrame(rows)
-    order = {method: place for place, method in enumerate(in_order(frame["method"]))}
-    streams = list(TITLES)
-    return (
-        frame.assign(stream_place=frame["stream"].map(streams.index), method_place=frame["method"].map(order))
-        .sort_values(["stream_place", "world_size", "method_place"], kind="stable", ignore_index=True)
-        .drop(columns=["stream_place", "method_place"])
-    )
+    orders = {"stream": list(TITLES), "method": in_order(frame["method"])}
+
+    def places(column: pd.Series) -> pd.Series:
+        return column.map(orders[str(column.name)].index) if column.name in orders else column
+
+    return frame.sort_values(["stream", "world_size", "method"], key=places, kind="stable", ignore_index=True)
 
 
 def sparse_rows(numbers: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +62,5 @@ def front(points: list[Point]) -> list[Point]:
 def front_methods(rows: pd.DataFrame, error: str) -> list[str]:
     """Return the methods on the front of ``error`` against bytes, the one that sends least first."""
     finite = rows[np.isfinite(rows[error]) & (rows["bytes_share"] > 0)]
-    methods: Mapping[Point, str] = {
-        (x, y): method for method, x, y in zip(finite["method"], finite["bytes_share"], finite[error], strict=True)
-    }
-    return [methods[point] for point in front(list(methods))]
+    named = dict(zip(zip(finite["bytes_share"], finite[error], strict=True), finite["method"], strict=True))
+    return [named[point] for point in front(list(named))]

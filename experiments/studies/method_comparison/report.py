@@ -8,9 +8,8 @@ import pandas as pd
 from experiments.reports.markdown import table
 from experiments.reports.names import in_order, label
 from experiments.studies.gradient_sources import TITLES
-from experiments.studies.method_comparison.measure import Comparison
+from experiments.studies.method_comparison.measure import Comparison, ComparisonSettings
 from experiments.studies.method_comparison.numbers import front_methods, sparse_rows
-from experiments.studies.method_comparison.settings import ComparisonSettings
 
 HOW_TO_READ = """\
 Every method gets the same gradients on simulated ranks. Drawn gradients have the scale at which the threshold

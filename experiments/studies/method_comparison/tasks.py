@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,19 @@ class Results:
 
     def __init__(self, path: Path, basis: dict[str, Any]) -> None:
         self._path, self._head = path, json.dumps(basis, sort_keys=True, default=str)
+        self.done: dict[str, Any] = {}
+        self.failed: dict[str, str] = {}
         self._is_begun = False
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        self.done = dict(filter(None, map(_result, lines[1:]))) if lines[:1] == [self._head] else {}
-        self.failed: dict[str, str] = {}
+        for line in lines[1:] if lines[:1] == [self._head] else []:
+            with suppress(ValueError):  # an interrupt may have torn the last line
+                name, result = json.loads(line)
+                self.done[name] = result
 
     def add(self, name: str, result: Any) -> None:
         """Keep a result."""
-        if not self._is_begun:  # written again, for an interrupt may have torn the last line
-            lines = [self._head, *map(json.dumps, self.done.items())]
-            write_file(self._path, "".join(f"{line}\n" for line in lines))
+        if not self._is_begun:
+            write_file(self._path, "\n".join([self._head, *map(json.dumps, self.done.items()), ""]))
             self._is_begun = True
         self.done[name] = result
         with self._path.open("a", encoding="utf-8") as file:
@@ -86,10 +89,10 @@ def carry_out(tasks: Sequence[Task], results: Results, pool: ProcessPoolExecutor
         ended = ((futures[future], future) for future in as_completed(futures))
     for name, future in ended:
         error = future.exception()
+        if isinstance(error, BrokenProcessPool):
+            raise error
         if error is None:
             results.add(name, future.result())
-        elif isinstance(error, BrokenProcessPool):
-            raise error
         else:
             results.failed[name] = f"{type(error).__name__}: {error}"
         yield name
@@ -130,12 +133,3 @@ def _prepare() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     kernels.prepare()
-
-
-def _result(line: str) -> tuple[str, Any] | None:
-    """Return a name and its result, None where the line is torn."""
-    try:
-        name, result = json.loads(line)
-    except ValueError:
-        return None
-    return name, result

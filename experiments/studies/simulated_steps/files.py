@@ -14,9 +14,8 @@ from experiments.studies.simulated_steps.figures import (
     draw_trees,
 )
 from experiments.studies.simulated_steps.method_choices import DENSE
-from experiments.studies.simulated_steps.questions import RATES, Frames
-from experiments.studies.simulated_steps.settings import Study
-from experiments.studies.simulated_steps.step import EXACT
+from experiments.studies.simulated_steps.steps import EXACT
+from experiments.studies.simulated_steps.study import RATES, Frames, Study
 from experiments.studies.simulated_steps.tables import SETTING, level_report, report
 
 

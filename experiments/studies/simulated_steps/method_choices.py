@@ -36,16 +36,20 @@ class SelectionFormula:
 
     Every method adds the residual and clears the gradient, 16 bytes an element; one with a threshold reads all of it
     once more, 4 bytes, one with exclusive slices reads a share of 1 in ``world_size``. PowerSGD's products of matrices
-    with a few columns pass through memory too. Starting a kernel costs nothing.
+    with a few columns pass through memory too. Starting a kernel costs nothing. In two levels a method selects from a
+    shard, and 20 bytes an element take shards apart and together.
 
     Attributes:
-        selectors: the name of each method's selector.
+        selectors: the name of each method's selector; dense, which is not among them, selects nothing.
+        world_size: of the ranks that select: those of one place in all nodes, in two levels.
         bytes_per_s: of memory, assumed.
+        ranks_per_node: number of shards; None: one level.
     """
 
     selectors: dict[str, str]
     world_size: int
     bytes_per_s: float
+    ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
         known = (*SORTED, *SLICED, *SCANNED, MATRICES)
@@ -58,32 +62,21 @@ class SelectionFormula:
 
     def seconds(self, method: str, numel: float) -> float:
         """Return the seconds that a method takes for ``numel`` elements."""
-        if self.selectors[method] == MATRICES:
+        if self.ranks_per_node is None:
+            return self._of_one_level(method, numel)
+        return SHARE_BYTES * numel / self.bytes_per_s + self._of_one_level(method, numel / self.ranks_per_node)
+
+    def _of_one_level(self, method: str, numel: float) -> float:
+        selector = self.selectors.get(method)
+        if selector is None:
+            return 0.0
+        if selector == MATRICES:
             return MATRIX_BYTES * numel / self.bytes_per_s
         kept_s = KEEP_BYTES * numel / self.bytes_per_s
-        if self.selectors[method] in SORTED:
+        if selector in SORTED:
             return kept_s + SORT_S * numel * math.log2(max(numel, 2))
-        share = self.world_size if self.selectors[method] in SLICED else 1
+        share = self.world_size if selector in SLICED else 1
         return kept_s + SCAN_BYTES * numel / share / self.bytes_per_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TwoLevelFormula:
-    """Seconds of selection in two levels: from a shard, and 20 bytes an element to take shards apart and together.
-
-    Attributes:
-        of_shard: of the methods among as many ranks as there are nodes; dense, which it does not know, selects nothing.
-        ranks_per_node: number of shards.
-    """
-
-    of_shard: SelectionFormula
-    ranks_per_node: int
-
-    def seconds(self, method: str, numel: float) -> float:
-        """Return the seconds that a method takes for ``numel`` elements."""
-        shared_s = SHARE_BYTES * numel / self.of_shard.bytes_per_s
-        selects = method in self.of_shard.selectors
-        return shared_s + (self.of_shard.seconds(method, numel / self.ranks_per_node) if selects else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,11 +85,11 @@ class Methods:
 
     Attributes:
         reducers: by name of conf/sparsifier; dense is among them.
-        selection: seconds of selection, for a number of workers.
+        selection: seconds of selection, for a number of workers and, in two levels, the ranks of a node.
     """
 
     reducers: Mapping[str, micro.Reducer]
-    selection: Callable[[int], Selection]
+    selection: Callable[[int, int | None], Selection]
 
     @property
     def sparse(self) -> list[str]:
@@ -105,8 +98,8 @@ class Methods:
 
     def problem(self, trace: Trace, network: Network, method: str, world_size: int) -> Problem:
         """Return the problem that a schedule solves for a method on ``world_size`` workers."""
-        reducer, select = self.reducers[method], self.selection(world_size)
-        return problem_of(trace, network, reducer, world_size, select=select, method=method)
+        select = self.selection(world_size, None)
+        return problem_of(trace, network, self.reducers[method], world_size, select=select, method=method)
 
     def two_level(self, method: str, ranks_per_node: int) -> micro.TwoLevel:
         """Return a method between nodes, with a dense mean within them."""
@@ -114,11 +107,8 @@ class Methods:
 
     def two_level_problem(self, trace: Trace, network: NodeNetwork, method: str) -> Problem:
         """Return the problem for a method between nodes, with a dense mean within them."""
-        local, num_nodes = network.ranks_per_node, network.world_size // network.ranks_per_node
-        of_shard = self.selection(num_nodes)
-        assert isinstance(of_shard, SelectionFormula), "times of two levels are computed, not measured"
-        select = TwoLevelFormula(of_shard=of_shard, ranks_per_node=local)
-        reducer = self.two_level(method, local)
+        select = self.selection(network.num_nodes, network.ranks_per_node)
+        reducer = self.two_level(method, network.ranks_per_node)
         return problem_of(trace, network, reducer, network.world_size, select=select, method=method)
 
 
@@ -131,26 +121,25 @@ def methods_of(given: Sequence[str], density: float, *, table: Path | None, memo
         memory_gb_s: bandwidth of memory in the formula.
 
     Raises:
-        UserError: an unknown method, one without seconds of selection, or a number out of its range.
+        UserError: an unknown method, or one without seconds of selection.
     """
-    if not memory_gb_s > 0:
-        raise UserError(f"--memory-gb-s must be above 0, got {memory_gb_s:g}")
     names = select_names(given, known_methods(), "methods")
     reducers = build_methods([DENSE, *(name for name in names if name != DENSE)], density)
+    sparse = [name for name in reducers if name != DENSE]
     if table is not None:
-        measured = _measured(table, [name for name in reducers if name != DENSE])
+        measured = _measured(table, sparse)
         words = f"{table}, measured on {measured.device}, {measured.world_size} ranks, density {measured.density:g}"
-        return Methods(reducers=reducers, selection=lambda _: measured), words
-    selectors = {
-        name: reducer.selector.full_name if isinstance(reducer, micro.SparseReducer) else name
-        for name, reducer in reducers.items()
-        if name != DENSE
-    }
+        return Methods(reducers=reducers, selection=lambda *_: measured), words
+    selectors = {}
+    for name in sparse:
+        reducer = reducers[name]
+        selectors[name] = reducer.selector.full_name if isinstance(reducer, micro.SparseReducer) else name
 
-    def formula(world_size: int) -> SelectionFormula:
-        return SelectionFormula(selectors=selectors, world_size=world_size, bytes_per_s=1e9 * memory_gb_s)
+    def formula(world_size: int, ranks_per_node: int | None) -> SelectionFormula:
+        speed = {"bytes_per_s": 1e9 * memory_gb_s, "ranks_per_node": ranks_per_node}
+        return SelectionFormula(selectors=selectors, world_size=world_size, **speed)  # type: ignore[arg-type]
 
-    formula(1)  # a method without a formula is refused here
+    formula(1, None)  # a method without a formula is refused here
     origin = "an assumption, neither measured nor published" if memory_gb_s == MEMORY_GB_S else "as given"
     words = f"a formula, with memory of {memory_gb_s:g} GB/s, {origin}"
     return Methods(reducers=reducers, selection=formula), words

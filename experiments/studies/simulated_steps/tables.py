@@ -8,10 +8,9 @@ import pandas as pd
 from experiments.reports.markdown import table
 from experiments.reports.names import human, in_order, label
 from experiments.studies.simulated_steps.method_choices import DENSE
-from experiments.studies.simulated_steps.published_gains import Published, nearest
-from experiments.studies.simulated_steps.settings import Study
+from experiments.studies.simulated_steps.published_gains import PUBLISHED, nearest
+from experiments.studies.simulated_steps.study import Study
 
-Show = Callable[[pd.Series], str]
 SCHEDULES = {
     "layerwise": "WFBP",
     "single": "SyncEASGD",
@@ -22,16 +21,17 @@ SCHEDULES = {
     "dear": "DeAR",
 }
 SETTING = ["model", "network", "algorithm", "compute_s"]
-STEPS: dict[str, Show] = {
-    "Speed-up": lambda row: f"{row['speedup']:.4g}",
-    "Exposed, ms": lambda row: f"{1e3 * row['exposed_s']:.3g}",
-    "Groups": lambda row: f"{row['num_groups']}",
+Shown = Mapping[str, Callable[[pd.DataFrame], pd.Series]]
+STEPS: Shown = {
+    "Speed-up": lambda rows: rows["speedup"].map("{:.4g}".format),
+    "Exposed, ms": lambda rows: (1e3 * rows["exposed_s"]).map("{:.3g}".format),
+    "Groups": lambda rows: rows["num_groups"].map(str),
 }
-LEVELS: dict[str, Show] = {
-    "Step, ms": lambda row: f"{1e3 * row['step_s']:.4g}",
+LEVELS: Shown = {
+    "Step, ms": lambda rows: (1e3 * rows["step_s"]).map("{:.4g}".format),
     "Speed-up": STEPS["Speed-up"],
-    "Sent to other nodes, a worker and step, MB": lambda row: f"{row['between_bytes'] / 1e6:.3g}",
-    "Sent within the node, a worker and step, MB": lambda row: f"{row['within_bytes'] / 1e6:.3g}",
+    "Sent to other nodes, a worker and step, MB": lambda rows: (rows["between_bytes"] / 1e6).map("{:.3g}".format),
+    "Sent within the node, a worker and step, MB": lambda rows: (rows["within_bytes"] / 1e6).map("{:.3g}".format),
     "Groups": STEPS["Groups"],
 }
 HOW_TO_READ = """\
@@ -91,8 +91,11 @@ def rate_name(value: float) -> str:
 
 def speedups(steps: pd.DataFrame) -> str:
     """Return speed-ups and, in brackets, numbers of groups: a table per model, network and algorithm."""
-    shown: dict[str, Show] = {"": lambda row: f"{row['speedup']:.4g} ({row['num_groups']})"}
-    return "\n\n".join(block.removeprefix(":\n\n") for block in _sections(steps, "schedule", way_name, shown))
+    cells = steps["speedup"].map("{:.4g}".format) + steps["num_groups"].map(" ({})".format)
+    return "\n\n".join(
+        f"## {_title(setting)}\n\n{_by_workers(own.assign(cell=cells), 'schedule', way_name)}"
+        for setting, own in steps.groupby(SETTING, sort=False)
+    )
 
 
 def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> str:
@@ -131,28 +134,30 @@ def _sections(
     rows: pd.DataFrame,
     kind: str,
     name: Callable[[str, str], str],
-    shown: Mapping[str, Show],
-    assumed: Mapping[str, str] | None = None,
+    shown: Shown,
+    assumed: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield the blocks of a section per model, network and algorithm: its tables have a line per number of workers.
 
     Args:
         kind: column that tells a method's columns apart, as their schedule.
         name: of a column, from the method and its kind.
-        shown: name of each table, and what its cells show of a row.
+        shown: name of each table, and its cells.
         assumed: where the seconds of computation of a model come from.
     """
     for setting, own in rows.groupby(SETTING, sort=False):
         yield f"## {_title(setting)}"
-        if assumed is not None:
-            yield f"Computation {assumed[str(setting[0])]}."
-        ways = dict.fromkeys(zip(own["method"], own[kind], strict=True))
-        for title, show in shown.items():
-            lines = []
-            for workers, some in own.groupby("workers"):
-                cells = {(row["method"], row[kind]): show(row) for _, row in some.iterrows()}
-                lines.append([str(workers), *(cells[way] for way in ways)])
-            yield f"{title}:\n\n{table(['workers', *(name(*way) for way in ways)], lines)}"
+        yield f"Computation {assumed[str(setting[0])]}."
+        for title, cells in shown.items():
+            yield f"{title}:\n\n{_by_workers(own.assign(cell=cells(own)), kind, name)}"
+
+
+def _by_workers(rows: pd.DataFrame, kind: str, name: Callable[[str, str], str]) -> str:
+    """Return the column ``cell`` as a table: a line per number of workers, a column per method and ``kind``."""
+    ways = list(dict.fromkeys(zip(rows["method"], rows[kind], strict=True)))
+    cells = rows.pivot(index="workers", columns=["method", kind], values="cell")[ways]
+    lines = [[str(workers), *line] for workers, line in zip(cells.index, cells.to_numpy(), strict=True)]
+    return table(["workers", *(name(*way) for way in ways)], lines)
 
 
 def _title(setting: tuple[Hashable, ...]) -> str:
@@ -163,33 +168,20 @@ def _title(setting: tuple[Hashable, ...]) -> str:
 def _gains(headline: pd.DataFrame) -> str:
     lines = []
     for (model, grain, fitted_at), rows in headline.groupby(["model", "grain", "fitted_at"], sort=False):
-        published = Published(
-            over_layerwise=rows["published_layerwise"].iloc[0], over_single=rows["published_single"].iloc[0]
-        )
-        best = nearest([dict(row) for _, row in rows.iterrows()], published)
-        lines.append(
-            [
-                f"{human(str(model))}, by {grain} ({best['num_sent']}), fit of {fitted_at}",
-                f"{published.over_layerwise:g}",
-                f"{published.over_single:g}",
-                f"{best['compute_s']:.3g}",
-                f"{best['over_layerwise']:.3g}",
-                f"{best['over_single']:.3g}",
-                f"{rows['over_layerwise'].max():.3g}",
-                f"{rows['over_single'].max():.3g}",
-            ]
-        )
+        best = nearest([dict(row) for _, row in rows.iterrows()], PUBLISHED[str(model)])
+        reading = f"{human(str(model))}, by {grain} ({best['num_sent']}), fit of {fitted_at}"
+        published = [f"{best[name]:g}" for name in ("published_layerwise", "published_single")]
+        ours = [f"{best[name]:.3g}" for name in ("compute_s", "over_layerwise", "over_single")]
+        largest = [f"{rows[name].max():.3g}" for name in ("over_layerwise", "over_single")]
+        lines.append([reading, *published, *ours, *largest])
     names = ["reading", "published / WFBP", "published / SyncEASGD", "nearest, s", "ours", "ours", "largest", "largest"]
     return table(names, lines)
 
 
 def _borders(borders: pd.DataFrame) -> str:
     methods = in_order(borders["method"])
-    lines = [
-        [
-            f"{human(str(model))}, {workers}",
-            *(rate_name(some[some["method"] == name]["border"].iloc[0]) for name in methods),
-        ]
-        for (model, workers), some in borders.groupby(["model", "workers"], sort=False)
-    ]
+    rates = borders.assign(cell=borders["border"].map(rate_name))
+    cells = rates.pivot(index=["model", "workers"], columns="method", values="cell")[methods]
+    order = dict.fromkeys(zip(borders["model"], borders["workers"], strict=True))
+    lines = [[f"{human(model)}, {workers}", *cells.loc[(model, workers)]] for model, workers in order]
     return table(["model, workers", *(f"{label(name)}, bit/s" for name in methods)], lines)

@@ -1,10 +1,11 @@
 """Everything that a check of the theory writes: theory.csv, theory.md, and the figures with their numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from torch import Tensor
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.figure_parts import save
@@ -12,10 +13,8 @@ from experiments.reports.markdown import table
 from experiments.reports.names import label
 from experiments.reports.output import write_file
 from experiments.studies.selection_times import wide_spread
-from experiments.studies.topk_theory.accumulators import Vector
-from experiments.studies.topk_theory.bound import curve_numbers, error_numbers, histogram_numbers
 from experiments.studies.topk_theory.figures import draw_curve, draw_errors, draw_histogram, draw_operators
-from experiments.studies.topk_theory.operators import OPERATORS
+from experiments.studies.topk_theory.measure import OPERATORS, curve_numbers, error_numbers, histogram_numbers
 
 HOW_TO_READ = """\
 u is rank 0's accumulator, d its length. *mean* and *deviation* are those of the normal law fitted to it, *kurtosis* is
@@ -32,22 +31,24 @@ FIGURES = (
 )
 
 
-def write(vectors: Sequence[Vector], rows: list[dict[str, Any]], density: float, out: Path, opening: str) -> list[Path]:
+def write(vectors: Mapping[str, Tensor], rows: pd.DataFrame, density: float, out: Path, opening: str) -> list[Path]:
     """Write table, numbers and figures of the vectors; returns the paths.
 
     Args:
-        rows: of ``check``, one per vector.
+        rows: of ``check``, one per vector; the column ``vector`` names it.
         density: of the training that they are from.
         opening: the first lines of the report.
     """
-    written = [write_csv(pd.DataFrame(rows), out / "theory.csv")]
-    written.append(
-        write_file(out / "theory.md", "\n".join([opening, HOW_TO_READ, table(COLUMNS, map(_cells, rows)), ""]))
-    )
-    title = f"Accumulators under top-k, density {density:g}, d = {vectors[0].values.numel():,}"
+    lines = [_cells(row) for _, row in rows.iterrows()]
+    report = "\n".join([opening, HOW_TO_READ, table(COLUMNS, lines), ""])
+    written = [write_csv(rows, out / "theory.csv"), write_file(out / "theory.md", report)]
+    numel = next(iter(vectors.values())).numel()
     for stem, draw, numbers_of in FIGURES:
-        numbers = pd.concat([numbers_of(vector) for vector in vectors], ignore_index=True)
-        written += save(draw(numbers, title), numbers, out / stem)
+        parts = [numbers_of(values).assign(vector=name) for name, values in vectors.items()]
+        numbers = pd.concat(parts, ignore_index=True)
+        numbers = numbers[["vector", *numbers.columns[:-1]]]
+        figure = draw(numbers, f"Accumulators under top-k, density {density:g}, d = {numel:,}")
+        written += save(figure, numbers, out / stem)
     return written
 
 
@@ -60,7 +61,7 @@ def write_times(times: pd.DataFrame, density: float, world_size: int, out: Path)
     return save(draw_operators(times, names, title), times, out / "operators", notes=wide_spread(times))
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: "pd.Series[Any]") -> list[str]:
     return [
         row["vector"],
         *(f"{row[key]:.3g}" for key in ("mean", "deviation", "excess_kurtosis")),

@@ -1,0 +1,85 @@
+"""One step of training, computed: from a trace of the model, the costs of a network, a method and a schedule."""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from micro.parts import build
+from micro.planning.schedules.base import Problem, Schedule, no_time
+from micro.planning.traces import Layer, Trace
+
+Row = dict[str, Any]
+EXACT, SPARSE_EXACT = "exact", "sparse_exact"
+
+
+def simulate_step(problem: Problem, schedule: str, world_size: int) -> Row:
+    """Return the numbers of one step under a schedule.
+
+    Speed-up is over one worker, which neither sends nor selects: world_size * compute_s / step_s.
+    """
+    part = schedule_for(problem, schedule)
+    ends = part.cut(problem)
+    step = part.timeline(problem, ends)
+    efficiency = problem.trace.compute_s / step.step_s
+    return {
+        "num_groups": len(ends),
+        "step_s": step.step_s,
+        "exposed_s": step.exposed_s,
+        "select_s": step.backward_s - problem.trace.backward_s,
+        "speedup": world_size * problem.trace.compute_s / step.step_s,
+        "efficiency": efficiency,
+    }
+
+
+def schedule_for(problem: Problem, schedule: str) -> Schedule:
+    """Return the schedule of that name; the exact one is the one that knows of selection where there is any."""
+    selects = problem.select is not no_time
+    return build(Schedule, SPARSE_EXACT if schedule == EXACT and selects else schedule)
+
+
+def crossing(gain: Callable[[float], float], low: float, high: float, halvings: int = 4) -> float:
+    """Return where a gain that falls with the rate is 1: by halving between logarithms, then by a line.
+
+    0 where it is below 1 at ``low``, infinity where it is above 1 at ``high``.
+    """
+    above, below = math.log(gain(low)), math.log(gain(high))
+    if below > 0:
+        return math.inf
+    if above <= 0:
+        return 0.0
+    for _ in range(halvings):
+        middle = math.sqrt(low * high)
+        found = math.log(gain(middle))
+        if found > 0:
+            low, above = middle, found
+        else:
+            high, below = middle, found
+    return float(low * (high / low) ** (above / (above - below)))
+
+
+def rescaled(trace: Trace, compute_s: float) -> Trace:
+    """Return a trace whose step without communication takes so long, its proportions kept."""
+    factor = compute_s / trace.compute_s
+    layers = tuple(
+        replace(layer, ready_s=factor * layer.ready_s, used_s=None if layer.used_s is None else factor * layer.used_s)
+        for layer in trace.layers
+    )
+    backward_s = max(factor * trace.backward_s, layers[-1].ready_s)
+    forward_s, update_s = factor * trace.forward_s, factor * trace.update_s
+    return replace(trace, layers=layers, forward_s=forward_s, backward_s=backward_s, update_s=update_s)
+
+
+def by_layer(trace: Trace) -> Trace:
+    """Return a trace in which the parameters of one module, neighbours in backward order, are one."""
+    layers = []
+    for _, members in itertools.groupby(trace.layers, key=lambda layer: layer.name.rpartition(".")[0]):
+        group = list(members)
+        used = min((layer.used_s for layer in group if layer.used_s is not None), default=None)
+        layers.append(Layer(group[0].name, sum(layer.num_bytes for layer in group), group[-1].ready_s, used))
+    return replace(trace, layers=tuple(layers))
+
+
+# What travels as one: the parameters of a layer, or each parameter by itself.
+GRAINS: dict[str, Callable[[Trace], Trace]] = {"layer": by_layer, "tensor": lambda trace: trace}

@@ -1,0 +1,276 @@
+"""What is simulated: the settings, checked before anything is computed, and a frame of rows for each question."""
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+
+import pandas as pd
+
+import micro
+from experiments.config.errors import UserError
+from experiments.config.option_types import to_positive
+from experiments.studies.methods import select_names
+from experiments.studies.simulated_steps.method_choices import DENSE, Methods, methods_of
+from experiments.studies.simulated_steps.networks import (
+    ALGORITHMS,
+    NetworkChoice,
+    NodeOptions,
+    load_measured,
+    network_choices,
+)
+from experiments.studies.simulated_steps.published_gains import (
+    PUBLISHED,
+    PUBLISHED_WORKERS,
+    READINGS,
+    cluster_link,
+    headline,
+    nearest,
+)
+from experiments.studies.simulated_steps.steps import (
+    EXACT,
+    GRAINS,
+    Row,
+    crossing,
+    rescaled,
+    schedule_for,
+    simulate_step,
+)
+from experiments.training.schedule_problem import group_volume, problem_of
+from micro.parts import known
+from micro.planning.costs import PUBLISHED_TREE, Flat
+from micro.planning.nodes import NodeNetwork, level_bytes
+from micro.planning.schedules.base import Schedule
+from micro.planning.traces import Trace
+
+QUESTIONS = ("speedup", "timeline", "borders", "headline", "trees")
+SPARSE_SCHEDULES = [EXACT, "single"]
+TREE_SCHEDULES = ("layerwise", "single", "mgwfbp")
+SLOPES = {"beta + gamma (published)": PUBLISHED_TREE, "2 beta + gamma": "double_tree"}
+RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
+Frames = dict[str, pd.DataFrame]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """What is simulated.
+
+    Attributes:
+        recorded: the traces as they were read.
+        traces: rescaled, and by layer or tensor, as requested.
+        assumed: where the seconds of each model's computation come from, in words.
+        networks: each with each algorithm.
+        two_level: whether methods are simulated in two levels too.
+        methods: dense, and those that are compared with it.
+        schedules: of each method.
+        workers, density: as given.
+        selection: where the seconds of selection come from, in words.
+        questions: of QUESTIONS; the speed-ups are among what is written in any case.
+    """
+
+    recorded: list[Trace]
+    traces: list[Trace]
+    assumed: dict[str, str]
+    networks: list[NetworkChoice]
+    two_level: bool
+    methods: Methods
+    schedules: dict[str, list[str]]
+    workers: tuple[int, ...]
+    density: float
+    selection: str
+    questions: list[str]
+
+
+def study_of(options: argparse.Namespace) -> Study:
+    """Return the study that the options of ``python -m experiments.simulate`` describe, its files read.
+
+    Raises:
+        UserError: a file that cannot be used, a name that does not exist, a number out of its range.
+    """
+    workers = tuple(sorted(set(options.workers)))
+    given = select_names(options.algorithm, ALGORITHMS, "algorithm") if options.algorithm else []
+    algorithms: list[str | None] = [name for name in ALGORITHMS if name in given] or [None]  # None: each network's own
+    nodes = NodeOptions(intra=options.intra, ranks_per_node=options.ranks_per_node, two_level=options.two_level)
+    networks = [each for name in options.network for each in network_choices(name, algorithms, nodes, workers)]
+    for option, value in (("--ranks-per-node", options.ranks_per_node), ("--intra", options.intra)):
+        if value is not None and not any(network.nodes for network in networks):
+            uses = "--algorithm hierarchical, --two-level, or a network of nodes"
+            raise UserError(f"{option} is for {uses}: add one, or leave {option} out")
+    if options.two_level and options.select:
+        raise UserError("--select holds no times of two levels: leave out --select or --two-level")
+    speed = {"table": options.select, "memory_gb_s": options.memory_gb_s}
+    methods, selection = methods_of(options.methods, options.density, **speed)
+    schedules = {DENSE: select_names(options.schedules, list(known(Schedule)), "schedules")}
+    recorded = [load_measured(Trace, path) for path in options.trace]
+    if len({trace.model for trace in recorded}) < len(recorded):
+        models = ", ".join(trace.model for trace in recorded)
+        raise UserError(f"--trace must be of different models, got {models}")
+    for network, trace in itertools.product(networks, recorded):
+        _check_costs(trace, network, methods)
+    timed = [_computing(trace, options.compute_s) for trace in recorded]
+    return Study(
+        recorded=recorded,
+        traces=[GRAINS[options.grain](trace) for trace, _ in timed],
+        assumed={trace.model: words for trace, words in timed},
+        networks=networks,
+        two_level=options.two_level,
+        methods=methods,
+        schedules=schedules | dict.fromkeys(methods.sparse, SPARSE_SCHEDULES),
+        workers=workers,
+        density=options.density,
+        selection=selection,
+        questions=select_names(options.only, QUESTIONS, "--only"),
+    )
+
+
+def _check_costs(trace: Trace, network: NetworkChoice, methods: Methods) -> None:
+    """Compute the costs of each method once, so that an unknown cost is an error before anything else is computed."""
+    world_size = max(network.workers)
+    for method in methods.reducers:
+        try:
+            problem = methods.problem(trace, network.of(world_size), method, world_size)
+            _ = problem.exchange(trace.num_bytes), problem.select(trace.num_bytes), problem.gather(trace.num_bytes)
+        except ValueError as error:
+            raise UserError(f"{method} on {network.name}: {error}") from None
+
+
+def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
+    """Return a trace with the requested seconds of computation, and in words where they come from."""
+    if given == "trace" or (given == "published" and trace.model not in PUBLISHED):
+        return trace, f"as measured on {trace.device}"
+    if given == "published":
+        found = nearest(list(headline(trace, READINGS[:1])), PUBLISHED[trace.model])
+        return rescaled(trace, found["compute_s"]), "chosen: nearest to the published gains"
+    try:
+        return rescaled(trace, to_positive(given)), "as given"
+    except argparse.ArgumentTypeError:
+        raise UserError(f"--compute-s must be a number above 0, 'trace' or 'published', got '{given}'") from None
+
+
+def compute(study: Study, show: Callable[[str], object] = lambda line: None) -> Frames:
+    """Return a frame of rows for each question, those without rows left out; ``show`` gets a line about each."""
+    frames = {}
+    for name, answer in ANSWERS.items():
+        if name in QUESTIONS and name not in study.questions:
+            continue
+        begun = time.perf_counter()
+        frame = pd.DataFrame(list(answer(study)))
+        if not frame.empty:
+            frames[name] = frame
+            show(f"{name}: {len(frame)} rows in {time.perf_counter() - begun:.1f} s")
+    return frames
+
+
+def _settings(study: Study) -> Iterator[tuple[Row, Trace, NetworkChoice]]:
+    """Yield each model on each network, with what its rows begin with."""
+    for trace, network in itertools.product(study.traces, study.networks):
+        facts = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
+        yield facts | {"compute_s": trace.compute_s}, trace, network
+
+
+def _steps(study: Study) -> Iterator[Row]:
+    """Yield a row for every number of workers, method and schedule."""
+    for facts, trace, network in _settings(study):
+        for workers in network.workers:
+            costs = network.of(workers)
+            for method, schedules in study.schedules.items():
+                problem = study.methods.problem(trace, costs, method, workers)
+                for schedule in schedules:
+                    named = {"workers": workers, "method": method, "schedule": schedule}
+                    yield facts | named | simulate_step(problem, schedule, workers)
+
+
+def _timeline(study: Study) -> Iterator[Row]:
+    """Yield when backward, and each group's exchange, begins and ends under each dense schedule, in seconds.
+
+    With as many workers as the published gains are of, or the nearest number that is simulated.
+    """
+    for facts, trace, network in _settings(study):
+        workers = min(network.workers, key=lambda count: abs(count - PUBLISHED_WORKERS))
+        problem = study.methods.problem(trace, network.of(workers), DENSE, workers)
+        for schedule in study.schedules[DENSE]:
+            part = schedule_for(problem, schedule)
+            step = part.timeline(problem, part.cut(problem))
+            named = facts | {"workers": workers, "schedule": schedule}
+            yield named | {"what": "backward", "begin_s": 0.0, "end_s": step.backward_s}
+            for sent in step.transfers:
+                yield named | {"what": "exchange", "begin_s": sent.sent_s, "end_s": sent.done_s}
+
+
+def _levels(study: Study) -> Iterator[Row]:
+    """Yield each method in one level, all workers together, and in two: densely in a node, by the method between.
+
+    ``within_bytes`` and ``between_bytes`` are those that a worker sends in a step, within its node and to other nodes,
+    as means over the workers.
+    """
+    for facts, trace, network in _settings(study) if study.two_level else ():
+        for workers in network.workers:
+            costs = network.of(workers)
+            assert isinstance(costs, NodeNetwork), "without nodes there is one level"
+            local = costs.ranks_per_node
+            for method, one in study.methods.reducers.items():
+                of_levels = {
+                    "one": (one, study.methods.problem(trace, costs, method, workers)),
+                    "two": (
+                        study.methods.two_level(method, local),
+                        study.methods.two_level_problem(trace, costs, method),
+                    ),
+                }
+                for levels, (reducer, problem) in of_levels.items():
+                    row, size = simulate_step(problem, EXACT, workers), trace.element_bytes
+                    ends = (0, *schedule_for(problem, EXACT).cut(problem))
+                    numels = [round(problem.num_bytes(*group) / size) for group in pairwise(ends)]
+                    sent = [level_bytes(group_volume(reducer, n, workers, size), costs) for n in numels]
+                    row |= {"within_bytes": sum(w for w, _ in sent), "between_bytes": sum(b for _, b in sent)}
+                    named = {"workers": workers, "ranks_per_node": local, "method": method, "levels": levels}
+                    yield facts | named | row
+
+
+def _borders(study: Study) -> Iterator[Row]:
+    """Yield, for every method and number of workers, up to which rate its step is shorter than that of dense.
+
+    Both under their exact plans, over a ring with the start-up of the paper's cluster. The border is 0 where the method
+    never gains, infinite where it still does at the highest of RATES.
+    """
+    for trace, workers in itertools.product(study.traces, (count for count in study.workers if count > 1)):
+
+        @cache
+        def step_s(method: str, rate: float, trace: Trace = trace, workers: int = workers) -> float:
+            network = Flat(replace(cluster_link(), beta_s=8 / rate), workers)
+            problem = study.methods.problem(trace, network, method, workers)
+            return float(simulate_step(problem, EXACT, workers)["step_s"])
+
+        for method in study.methods.sparse:
+            border = crossing(lambda rate, method=method: step_s(DENSE, rate) / step_s(method, rate), *RATES)  # type: ignore[misc]
+            yield {"model": trace.model, "workers": workers, "method": method, "border": border}
+
+
+def _headline(study: Study) -> Iterator[Row]:
+    """Yield the gains of merged gradients beside those that are published."""
+    for trace in study.recorded:
+        if published := PUBLISHED.get(trace.model):
+            layerwise, single = published.over_layerwise, published.over_single
+            facts = {"model": trace.model, "published_layerwise": layerwise, "published_single": single}
+            yield from (facts | row for row in headline(trace))
+
+
+def _trees(study: Study) -> Iterator[Row]:
+    """Yield the speed-ups of dense schedules with double trees on the paper's cluster, under both slopes."""
+    for trace, workers, (slope, algorithm) in itertools.product(study.traces, study.workers, SLOPES.items()):
+        problem = problem_of(trace, Flat(cluster_link(), workers, algorithm), micro.DenseReducer(), workers)
+        for schedule in TREE_SCHEDULES:
+            facts = {"model": trace.model, "slope": slope, "workers": workers, "schedule": schedule}
+            yield facts | simulate_step(problem, schedule, workers)
+
+
+ANSWERS: dict[str, Callable[[Study], Iterator[Row]]] = {
+    "steps": _steps,
+    "timeline": _timeline,
+    "levels": _levels,
+    "borders": _borders,
+    "headline": _headline,
+    "trees": _trees,
+}
