@@ -58,9 +58,10 @@ def _run(words: list[str]) -> int:
         return _list(configs)
     if given.backend == "slurm" and given.jobs != "auto":
         raise UserError(f"--jobs {given.jobs} is for --backend local; cluster.slurm.throttle is SLURM's limit")
-    from experiments.training.preflight import check_runs  # imports torch: mistakes are reported before that
+    if not given.dry_run:
+        from experiments.training.preflight import check_runs  # imports torch: mistakes are reported before that
 
-    check_runs(configs)
+        check_runs(configs)
     if given.backend == "slurm":
         name = Path(given.name).stem if Path(given.name).suffix else given.name
         print(submit_array(name, grid, configs, dry_run=given.dry_run))

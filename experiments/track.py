@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import yaml
 
 from experiments.config.checks import CHOICES, check_values
-from experiments.config.command_line import Parser, run_command
-from experiments.config.errors import UserError
+from experiments.config.command_line import Parser, print_error, run_command
+from experiments.config.errors import UserError, one_line
 from experiments.config.option_types import to_path
 from experiments.config.schema import TrackingConfig
 from experiments.runs.records import read_records
@@ -30,11 +30,12 @@ def _run(options: argparse.Namespace) -> int:
             check_values(tracking, "tracking")
             check_wandb(tracking)
             with folder.locked():
-                print(_made(folder, tracking))
+                where = mirror(folder, tracking)
+            print(f"{where}: upload it with: wandb sync {where}" if tracking.mode == "offline" else where)
     except UserError:
         raise
     except Exception as error:  # whatever wandb raises
-        print(f"error: W&B: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        print_error(f"W&B: {one_line(error)}")
         return 1
     return 0
 
@@ -53,11 +54,14 @@ def _parser() -> Parser:
 
 
 def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
-    """Return the options given, completed by the settings of the run; refuse a folder that has no run."""
+    """Return the options given, completed by the settings of the run. Raises: UserError: it is no run, or damaged."""
     for path, why in ((folder.config_path, "it is no run folder"), (folder.manifest_path, "the run never began")):
         if not path.exists():
             raise UserError(f"{folder.path} has no {path.name}: {why}; name a folder such as results/runs/NAME-HASH")
-    _check_whole(folder)
+    if problem := status_of(folder).problem:
+        raise UserError(f"{folder.path.name} is damaged: {problem}; run it again with resume=scratch")
+    for path in filter(lambda path: path.exists(), (folder.steps_path, folder.epochs_path)):
+        read_records(path)
     try:
         own = (yaml.safe_load(folder.config_path.read_text()) or {}).get("tracking") or {}
     except (yaml.YAMLError, ValueError, RecursionError, AttributeError):
@@ -69,21 +73,6 @@ def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
         entity=options.entity or own.get("entity"),
         tags=own.get("tags") or [],
     )
-
-
-def _check_whole(folder: RunFolder) -> None:
-    """Refuse a damaged run before anything is made."""
-    status = status_of(folder)
-    if status.problem:
-        raise UserError(f"{folder.path.name} is damaged: {status.problem}; run it again with resume=scratch")
-    for path in (folder.steps_path, folder.epochs_path):
-        if path.exists():
-            read_records(path)
-
-
-def _made(folder: RunFolder, tracking: TrackingConfig) -> str:
-    where = mirror(folder, tracking)
-    return f"{where}: upload it with: wandb sync {where}" if tracking.mode == "offline" else where
 
 
 if __name__ == "__main__":

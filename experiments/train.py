@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 
 from experiments.config.command_line import run_command
 from experiments.config.compose import NAME, typed
+from experiments.config.errors import RunFailed
 from experiments.config.help_text import train_help
 from experiments.config.hydra_command import job_of_hydra, run_by_hydra
 from experiments.config.paths import CONF
@@ -45,9 +46,19 @@ def main() -> None:
     """Run the command line; exit 2 for a mistake, 1 for a failed run."""
     words = sys.argv[1:]
     asks_for_help = bool({"-h", "--help"} & set(words))
-    code = run_command(_help if asks_for_help else lambda: run_by_hydra(run, words), at_stop=leave)
+    code = run_command(_help if asks_for_help else lambda: _run(words), at_stop=leave)
     if code:
         sys.exit(code)
+
+
+def _run(words: list[str]) -> int:
+    try:
+        return run_by_hydra(run, words)
+    except RunFailed as error:  # of a launcher, which knows jobs and no runs
+        from experiments.training.multirun import not_done
+
+        names = not_done()
+        raise RunFailed(f"{error}; not done: {names}" if names else str(error)) from error
 
 
 def _help() -> int:

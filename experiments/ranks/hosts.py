@@ -15,11 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, NoReturn, Self
 
 from experiments.config.errors import UserError
@@ -35,7 +35,6 @@ _BURST_S = 0.0021  # of the rate: long enough for a timer of 250 Hz on a fast li
 _LEAST_BURST_KB = 128  # with less than 64 KiB and headers the kernel would split each packet of TCP
 _LATENCY = "50ms"  # limit of the queue; TCP keeps it shorter
 _SETTLE_S = 0.3  # after a barrier the queues still hold the last packets
-_EXIT_S = 5.0
 # $PPID differs if the parent died before setpriv set the signal for that case.
 _OWNED_START = 'hostname "$0" && [ "$PPID" = "$1" ] && shift && exec "$@"'
 _serial = itertools.count()
@@ -64,19 +63,14 @@ def unavailable() -> str | None:
     """Try to make a host; return in one line why this machine cannot, None if it can."""
     try:
         with Hosts(1, "1gbit") as hosts:
-            output = hosts.start(0, ["hostname"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            name = output.communicate(timeout=_EXIT_S)[0].strip()
-    except (UserError, OSError, subprocess.TimeoutExpired) as error:
+            name = _tool(*hosts.prefixes()[0], "hostname").strip()
+    except (UserError, OSError) as error:
         return str(error)
     return None if name == hosts.names[0] else f"a process on a host failed: {name}"
 
 
 def bits_per_s(rate: str) -> float:
-    """Return the bits per second of a rate such as 100mbit.
-
-    Raises:
-        UserError: it is not a rate.
-    """
+    """Return the bits per second of a rate such as 100mbit. Raises: UserError: it is not a rate."""
     found = _RATE.fullmatch(rate)
     if not found or not float(found["number"]):
         raise UserError(f"a rate must be a number and kbit, mbit or gbit, such as 100mbit, got '{rate}'")
@@ -84,18 +78,14 @@ def bits_per_s(rate: str) -> float:
 
 
 def burst_s(rate: str) -> float:
-    """Return by how many seconds of its rate a link that has rested is ahead: so much passes at once.
-
-    Raises:
-        UserError: it is not a rate.
-    """
+    """Return by how many seconds of its rate a link that has rested is ahead. Raises: UserError: it is not a rate."""
     return 8 * 1024 * _burst_kb(rate) / bits_per_s(rate)
 
 
 class Hosts:
     """Hosts that exist while a ``with`` lasts; everything is removed at its end.
 
-    Leftovers of a killed process are removed when the next hosts are made.
+    Processes in them are killed, and leftovers of a killed process are removed when the next hosts are made.
 
     Attributes:
         names, addresses: of the hosts, in order. Every host can look up the names.
@@ -119,7 +109,6 @@ class Hosts:
         owner = f"micro-{os.getpid()}-{_start_of(os.getpid())}-{next(_serial)}"
         self._bridge = f"{owner}-bridge"
         self._spaces = tuple(f"{owner}-{name}" for name in self.names)
-        self._started: list[subprocess.Popen[Any]] = []
 
     def __enter__(self) -> Self:
         _check_machine()
@@ -133,17 +122,11 @@ class Hosts:
             self._undo = undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def shape(self, rate: str | None) -> None:
-        """Set the rate of every link, in both directions; None removes the limit.
-
-        Raises:
-            UserError: it is not a rate.
-        """
+        """Set the rate of every link, in both directions; None removes the limit. Raises: UserError: it is no rate."""
         limit = _limit(rate) if rate else None
         for number, space in enumerate(self._spaces):
             for where, link in ((space, "eth0"), (self._bridge, f"port{number}")):
@@ -152,21 +135,6 @@ class Hosts:
                 elif self._rate:
                     _tool("tc", "-n", where, "qdisc", "delete", "dev", link, "root")
         self._rate = rate
-
-    def start(
-        self, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **settings: Any
-    ) -> subprocess.Popen[Any]:
-        """Start a process on a host. It is killed when the ``with`` ends, and sent SIGTERM when this process ends.
-
-        Args:
-            host: its number, from 0.
-            environment: variables added to this process's own.
-            settings: further arguments of subprocess.Popen.
-        """
-        words = [*self.prefixes()[host], *command]
-        self._started = [process for process in self._started if process.poll() is None]
-        self._started.append(subprocess.Popen(words, env={**os.environ, **(environment or {})}, **settings))
-        return self._started[-1]
 
     def prefixes(self) -> list[list[str]]:
         """Return for each host the words that, before a command, run it there as a child of this process.
@@ -212,10 +180,6 @@ class Hosts:
         _tool(*_ip(space), "route", "change", *route)
 
     def _remove(self) -> None:
-        for process in self._started:  # those too that have not entered their namespace yet
-            process.kill()
-        for process in self._started:
-            process.wait()
         for space in (*self._spaces, self._bridge):
             _remove_space(space)
 

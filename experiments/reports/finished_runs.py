@@ -93,7 +93,7 @@ def refuse_damaged(found: Mapping[str, FinishedRun], names: Iterable[str]) -> No
     if problems:
         name, problem = next(iter(problems.items()))
         what = f"{name} is damaged: {problem}" if len(problems) == 1 else f"{len(problems)} runs are damaged"
-        raise UserError(f"{what}; run it again with resume=scratch")
+        raise UserError(f"{what}; run {'them' if len(problems) > 1 else 'it'} again with resume=scratch")
 
 
 def _unfinished_name(folder: RunFolder) -> str:

@@ -16,12 +16,8 @@ def removable(folders: Iterable[RunFolder], *, finished_too: bool = False) -> li
 
     A run that was finished, and is damaged, counts as finished: it may hold the only weights.
     """
-    states = {State.FAILED, State.STOPPED, State.DAMAGED}
-    return [folder for folder in folders if _is_removable(folder, states, finished_too)]
-
-
-def _is_removable(folder: RunFolder, states: set[State], finished_too: bool) -> bool:
-    return finished_too if folder.is_done() else state_of(folder) in states
+    states = (State.FAILED, State.STOPPED, State.DAMAGED)
+    return [each for each in folders if (finished_too if each.is_done() else state_of(each) in states)]
 
 
 def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
@@ -34,16 +30,11 @@ def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
     for folder in folders:
         try:
             with folder.locked():
-                _remove(folder)
+                with suppress(FileNotFoundError):
+                    folder.done_path.unlink()  # first: an interrupted removal must not look like a finished run
+                shutil.rmtree(folder.path)
         except FolderInUse:
             stayed.append(folder)
+        except OSError as error:
+            raise UserError(f"cannot remove {folder.path}: {reason(error)}; remove it by hand") from None
     return stayed
-
-
-def _remove(folder: RunFolder) -> None:
-    try:
-        with suppress(FileNotFoundError):
-            folder.done_path.unlink()  # first: an interrupted removal must not look like a finished run
-        shutil.rmtree(folder.path)
-    except OSError as error:
-        raise UserError(f"cannot remove {folder.path}: {reason(error)}; remove it by hand") from None

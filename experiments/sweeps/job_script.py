@@ -82,20 +82,10 @@ class Array:
 
     @property
     def folder(self) -> Path:
-        """The folder of script, file of runs and logs."""
+        """The folder of ``array.sh``, as it was last submitted, ``runs.txt`` and ``logs``."""
         place = arrays_folder(Path(self.config.output)).resolve()
         digest = hashlib.sha256(f"{place}\n{self.rows}".encode()).hexdigest()[:8]
         return place / f"{self.study}-{digest}"
-
-    @property
-    def script_path(self) -> Path:
-        """The job script, as it was last submitted."""
-        return self.folder / "array.sh"
-
-    @property
-    def rows_path(self) -> Path:
-        """The file of runs."""
-        return self.folder / "runs.txt"
 
 
 def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> list[Array]:
@@ -110,12 +100,16 @@ def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> l
     study = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"  # it becomes the name of job and folder
     shapes: dict[tuple[str, ...], list[tuple[TrainConfig, tuple[str, ...]]]] = {}
     for words, config in zip(jobs, configs, strict=True):
-        _check_gpus(config)
+        cluster, needed = config.cluster, num_processes(config)
+        if cluster.slurm.gpus_per_node < needed and cluster.device == "cuda":
+            requested = f"cluster.slurm.gpus_per_node is {cluster.slurm.gpus_per_node} for {needed} workers on a node"
+            raise UserError(f"{requested}: set it to {needed}, or to 0 and cluster.device=cpu to train without")
         for text in (config.output, *words):
             _check_one_line(text)
         # By its digest a job refuses other data than that of the machine that submits it.
         digest = [f"dataset.digest={config.dataset.digest}"] if config.dataset.digest else []
-        shapes.setdefault(_shape(config), []).append((config, (*words, *digest)))
+        shape = config.output, str((cluster.nnodes, needed, cluster.simulated, cluster.slurm))
+        shapes.setdefault(shape, []).append((config, (*words, *digest)))
     return [
         Array(
             study=study,
@@ -147,7 +141,7 @@ def script(array: Array, rows: list[int], *, python: str | None = None, working:
         f"# Study {array.study}: task N runs line N of runs.txt, which holds the run's folder and then its settings.",
         *(f"#SBATCH {option}" for option in _options(array, rows, working)),
         "",
-        _READ_ROW.format(rows=shlex.quote(str(array.rows_path))),
+        _READ_ROW.format(rows=shlex.quote(str(array.folder / "runs.txt"))),
         *([_MEETING] if cluster.nnodes > 1 else []),
         *cluster.slurm.setup,
         f"export {LAUNCH}=node  # each task of srun starts the workers of its node",
@@ -182,19 +176,6 @@ def arrays_folder(output: Path) -> Path:
 def _check_one_line(text: str) -> None:
     if "\n" in text:
         raise UserError(f"a job of SLURM takes paths and settings without line breaks, got {text!r}")
-
-
-def _check_gpus(config: TrainConfig) -> None:
-    cluster, needed = config.cluster, num_processes(config)
-    requested = cluster.slurm.gpus_per_node
-    if requested < needed and cluster.device == "cuda":
-        remedy = f"set it to {needed}, or to 0 and cluster.device=cpu to train without"
-        raise UserError(f"cluster.slurm.gpus_per_node is {requested} for {needed} workers on a node: {remedy}")
-
-
-def _shape(config: TrainConfig) -> tuple[str, ...]:
-    cluster = config.cluster
-    return config.output, str((cluster.nnodes, num_processes(config), cluster.simulated, cluster.slurm))
 
 
 def _cpus(config: TrainConfig) -> int:

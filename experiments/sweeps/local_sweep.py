@@ -11,7 +11,6 @@ import sys
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -29,19 +28,8 @@ from experiments.runs.status import State, failure_log, state_of
 from experiments.sweeps.num_jobs import threads_per_process
 from experiments.sweeps.one_run import carry_out
 
-_STOPPED = "stopped by the signal that the sweep received"
 _forked = multiprocessing.get_context("forkserver")
 _forked.set_forkserver_preload(["experiments.sweeps.one_run"])
-
-
-@dataclass(frozen=True)
-class _Process:
-    """The process of a run; ``answer`` ends when the process does."""
-
-    config: TrainConfig
-    folder: RunFolder
-    process: BaseProcess
-    answer: Connection
 
 
 class LocalSweep:
@@ -56,13 +44,10 @@ class LocalSweep:
     """
 
     def __init__(self, runs: Mapping[RunFolder, TrainConfig], *, at_once: int, on_error: str = "continue") -> None:
-        self._runs = runs
-        self._waiting = deque(runs.items())
-        self._at_once = at_once
-        self._on_error = on_error
-        self._processes: list[_Process] = []
-        self._num_failed = 0
-        self._signal = 0
+        self._runs, self._waiting = runs, deque(runs.items())
+        self._at_once, self._on_error = at_once, on_error
+        self._processes: dict[Connection, tuple[RunFolder, BaseProcess]] = {}  # by what ends with the process
+        self._num_failed = self._signal = 0
         self._is_ending = False
 
     def run(self) -> int:
@@ -70,10 +55,10 @@ class LocalSweep:
         with handled(self._stop):
             try:
                 while self._start_more() or self._processes:
-                    ready = wait([each.answer for each in self._processes])
-                    for ended in [each for each in self._processes if each.answer in ready]:
-                        self._record_end(ended)
-                        self._processes.remove(ended)
+                    ended = wait(list(self._processes))
+                    for answer in [each for each in self._processes if each in ended]:
+                        self._record_end(answer, *self._processes[answer])
+                        del self._processes[answer]
             finally:
                 self._pass_on(signal.SIGTERM)  # after an error of the sweep itself; else no process is left
         num_done = sum(state_of(folder) == State.DONE for folder in self._runs)
@@ -88,7 +73,7 @@ class LocalSweep:
         while self._waiting and len(self._processes) < self._at_once and not (self._signal or self._is_ending):
             folder, config = self._waiting.popleft()
             if folder.is_locked():
-                self._skip(folder)
+                _print_skipped(folder)
             elif state_of(folder) != State.DONE:
                 self._start(folder, config)
         return len(self._processes) > before
@@ -104,28 +89,31 @@ class LocalSweep:
         process = _forked.Process(target=carry_out, args=(config, folder, sender, variables, threads))
         process.start()
         sender.close()
-        self._processes.append(_Process(config, folder, process, answer))
+        self._processes[answer] = folder, process
         if self._signal:  # received before the process was in the list
             self._pass_on(signal.SIGTERM)
 
-    def _record_end(self, ended: _Process) -> None:
+    def _record_end(self, answer: Connection, folder: RunFolder, process: BaseProcess) -> None:
         """Print how a run ended, and count it if it failed."""
-        folder, name = ended.folder, ended.folder.path.name
-        why = _answer_of(ended, has_signal=bool(self._signal))
+        name = folder.path.name
+        try:
+            why: str | None = answer.recv()
+        except EOFError:
+            process.join()
+            if self._signal:
+                _print(f"stopped: {name}")
+                return
+            why = _described(process.exitcode or 0)
+        process.join()
         if why is None:
             _print(f"done: {name} {in_words(last_row(folder.epochs_path))}".rstrip())
-        elif why == _STOPPED:
-            _print(f"stopped: {name}")
         elif folder.is_locked():  # another process was first
-            self._skip(folder)
+            _print_skipped(folder)
         else:
             log = failure_log(folder)
             _print(f"failed: {name}: {why}" + (f"; see {log}" if log else ""))
             self._num_failed += 1
-            self._is_ending |= self._on_error == "stop" or not _can_be_written(ended.config)
-
-    def _skip(self, folder: RunFolder) -> None:
-        _print(f"skipped: {folder.path.name} is in use by {folder.owner() or 'another process'}")
+            self._is_ending |= self._on_error == "stop" or not _can_be_written(self._runs[folder])
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         is_second = number == self._signal == signal.SIGINT
@@ -133,25 +121,16 @@ class LocalSweep:
         self._pass_on(signal.SIGKILL if is_second else signal.SIGUSR1 if number == signal.SIGUSR1 else signal.SIGTERM)
 
     def _pass_on(self, number: int) -> None:
-        for each in self._processes:
-            if each.process.pid and each.process.is_alive():
-                os.kill(each.process.pid, number)
+        for _, process in self._processes.values():
+            if process.pid and process.is_alive():
+                os.kill(process.pid, number)
 
 
-def _answer_of(ended: _Process, *, has_signal: bool) -> str | None:
-    """Return why a run failed, None after a success; wait for the end of its process."""
-    try:
-        return ended.answer.recv()
-    except EOFError:
-        pass
-    finally:
-        ended.process.join()
-    if has_signal:
-        return _STOPPED
-    code = ended.process.exitcode
-    if code in {exit_code(number) for number in STOP_SIGNALS} or -(code or 0) in STOP_SIGNALS:
+def _described(code: int) -> str:
+    """Return how a process ended that sent no answer."""
+    if code in {exit_code(number) for number in STOP_SIGNALS} or -code in STOP_SIGNALS:
         return "stopped by a signal: run the same command to resume"
-    return f"killed by {name_of(-code)}" if code and code < 0 else f"its process ended with exit code {code}"
+    return f"killed by {name_of(-code)}" if code < 0 else f"its process ended with exit code {code}"
 
 
 def _can_be_written(config: TrainConfig) -> bool:
@@ -161,6 +140,10 @@ def _can_be_written(config: TrainConfig) -> bool:
         _print(f"error: {error}")
         return False
     return True
+
+
+def _print_skipped(folder: RunFolder) -> None:
+    _print(f"skipped: {folder.path.name} is in use by {folder.owner() or 'another process'}")
 
 
 def _print(line: str) -> None:

@@ -8,7 +8,6 @@ import threading
 import traceback
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 
@@ -40,11 +39,14 @@ def carry_out(
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         try:
-            _redirect_output(folder.log_path)
-        except OSError as error:
-            answer.send(str(cannot_write(folder.path, error)))
-            return
-        answer.send(_failure(config, folder))
+            folder.make()
+            with folder.log_path.open("ab", buffering=0) as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+        except (UserError, OSError) as error:
+            answer.send(str(cannot_write(folder.log_path, error) if isinstance(error, OSError) else error))
+        else:
+            answer.send(_failure(config, folder))
 
 
 def _failure(config: TrainConfig, folder: RunFolder) -> str | None:
@@ -60,14 +62,6 @@ def _failure(config: TrainConfig, folder: RunFolder) -> str | None:
         return None
     print(f"error: {reason}", file=sys.stderr)
     return reason
-
-
-def _redirect_output(path: Path) -> None:
-    """Write what this process and its children print to the end of a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as log:
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
 
 
 def _stop_with_parent() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import cannot_write, write_atomic
+from experiments.runs.atomic_files import write_atomic
+from experiments.runs.lock import make_folder
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, state_of
-from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script
+from experiments.sweeps.job_script import arrays_folder, arrays_of, ranges, script
 
 _ANSWER_S = 60
 
@@ -31,16 +32,33 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
     lines: list[str] = []
     for array in arrays_of(name, jobs, configs):
         output = Path(array.config.output)
-        queued = _in_queue_if_any(output) if dry_run else in_queue(output)
+        try:
+            queued = in_queue(output)
+        except UserError:  # where there is no SLURM a dry run still shows the script
+            if not dry_run:
+                raise
+            queued = set()
         done = {run for run in array.runs if state_of(RunFolder(output / run)) == State.DONE}
         missing = [row for row, run in enumerate(array.runs, start=1) if run not in done | queued]
         state = f"{len(done)} done, {len(queued.intersection(array.runs) - done)} queued or running"
+        script_path, rows_path = array.folder / "array.sh", array.folder / "runs.txt"
         if not missing:
             lines.append(f"nothing to submit of {len(array.runs)} runs: {state}")
-        elif dry_run:
-            lines.append(f"# {array.script_path}\n{script(array, missing)}\n# {array.rows_path}\n{array.rows}")
-        else:
-            lines.append(f"{_submit(array, missing, lines)} of {len(array.runs)} runs: {state}; {array.script_path}")
+            continue
+        text = script(array, missing)
+        if dry_run:
+            lines.append(f"# {script_path}\n{text}\n# {rows_path}\n{array.rows}")
+            continue
+        make_folder(array.folder / "logs")
+        write_atomic(rows_path, array.rows)
+        write_atomic(script_path, text)
+        try:
+            job = _run("sbatch", "--parsable", str(script_path)).strip().partition(";")[0]
+        except UserError as error:
+            before = f"; before it: {'; '.join(lines)}" if lines else ""
+            raise UserError(f"{error} ({script_path}){before}") from None
+        submitted = f"submitted {len(missing)} as array {job} (rows {ranges(missing)})"
+        lines.append(f"{submitted} of {len(array.runs)} runs: {state}; {script_path}")
     return "\n".join(lines)
 
 
@@ -50,11 +68,10 @@ def in_queue(output: Path) -> set[str]:
     Raises:
         UserError: squeue is missing or does not answer.
     """
-    folder = arrays_folder(output)
     found: set[str] = set()
     for line in _run("squeue", "--noheader", "--array", "--format=%K %j").splitlines():
         number, _, job = line.strip().partition(" ")
-        path = folder / job / "runs.txt"
+        path = arrays_folder(output) / job / "runs.txt"
         if number.isdecimal() and path.exists():
             rows = path.read_text().splitlines()
             found.update(row.split(" ", 1)[0] for row in rows[int(number) - 1 : int(number)])
@@ -73,38 +90,13 @@ def queued_folders(configs: Iterable[TrainConfig]) -> set[RunFolder]:
         return set()
 
 
-def _submit(array: Array, rows: list[int], lines: list[str]) -> str:
-    try:
-        (array.folder / "logs").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise cannot_write(array.folder, error) from None
-    write_atomic(array.rows_path, array.rows)
-    write_atomic(array.script_path, script(array, rows))
-    try:
-        job = _run("sbatch", "--parsable", str(array.script_path)).strip().partition(";")[0]
-    except UserError as error:
-        before = f"; before it: {'; '.join(lines)}" if lines else ""
-        raise UserError(f"{error} ({array.script_path}){before}") from None
-    return f"submitted {len(rows)} as array {job} (rows {ranges(rows)})"
-
-
-def _in_queue_if_any(output: Path) -> set[str]:
-    """Return the runs in the queue; none on a machine without SLURM, where a dry run still shows the script."""
-    try:
-        return in_queue(output)
-    except UserError:
-        return set()
-
-
 def _run(*command: str) -> str:
     """Run a command of SLURM and return its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
     except FileNotFoundError:
-        raise UserError(
-            f"--backend slurm needs {command[0]}, which is not on this machine: call it where jobs are submitted, or "
-            "add --dry-run"
-        ) from None
+        what = f"--backend slurm needs {command[0]}, which is not on this machine"
+        raise UserError(f"{what}: call it where jobs are submitted, or add --dry-run") from None
     except subprocess.TimeoutExpired:
         raise UserError(f"{command[0]} did not answer within {_ANSWER_S} s: is slurmctld up?") from None
     if done.returncode:

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
-from experiments.config.errors import UserError, check_choice, suggestion
+from experiments.config.errors import UserError, check_choice
 from experiments.config.identity import run_name
 from experiments.config.paths import CONF
 from experiments.config.ranges import check_num_runs, check_path
@@ -22,27 +22,7 @@ from experiments.config.schema import Flat, TrainConfig, flat
 from experiments.runs.output import distinct
 
 SEVERAL = ("parts", "scales")  # keys under which a file has several grids
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
-    """Runs that differ in some keys.
-
-    Attributes:
-        words: of all runs.
-        values: what each key is set to; a list among them is several words that are set together.
-    """
-
-    words: list[str]
-    values: dict[str, list[Any]]
-
-    def __len__(self) -> int:
-        return math.prod(map(len, self.values.values()))
-
-    def jobs(self) -> list[list[str]]:
-        """Return the words of each run: the product of the values."""
-        choices = [[_words(key, value) for value in values] for key, values in self.values.items()]
-        return [[*self.words, *itertools.chain(*job)] for job in itertools.product(*choices)]
+Jobs = list[list[str]]  # the words of each run
 
 
 def studies() -> list[str]:
@@ -53,11 +33,10 @@ def studies() -> list[str]:
 def parts_of(name: str) -> list[str]:
     """Return NAME/PART for each part or scale of a file of conf/sweep; its name where it has none."""
     study = read_yaml(_path_of(name))
-    parts = next((study[key] for key in SEVERAL if key in study), None)
-    return [f"{name}/{part}" for part in parts] if parts else [name]
+    return [f"{name}/{part}" for key in SEVERAL for part in study.get(key, ())] or [name]
 
 
-def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
+def jobs_of(name: str, overrides: list[str]) -> Jobs:
     """Return the words of each run of a study; a run that several of its parts have comes several times.
 
     Args:
@@ -67,10 +46,10 @@ def jobs_of(name: str, overrides: list[str]) -> list[list[str]]:
     Raises:
         UserError: no such study, or its file has the wrong form.
     """
-    return [[*job, *overrides] for grid in _grids(name) for job in grid.jobs()]
+    return [[*job, *overrides] for grid in _grids(name) for job in grid]
 
 
-def runs_of(name: str, overrides: list[str]) -> tuple[list[list[str]], list[TrainConfig]]:
+def runs_of(name: str, overrides: list[str]) -> tuple[Jobs, list[TrainConfig]]:
     """Return the words and the configuration of each run of a study, each run once.
 
     Raises:
@@ -78,7 +57,7 @@ def runs_of(name: str, overrides: list[str]) -> tuple[list[list[str]], list[Trai
     """
     runs: dict[str, tuple[list[str], TrainConfig]] = {}
     for grid in _grids(name):
-        jobs = [[*job, *overrides] for job in grid.jobs()]
+        jobs = [[*job, *overrides] for job in grid]
         for words, config in zip(*distinct(jobs, compose_runs(jobs)), strict=True):
             runs.setdefault(run_name(config), (words, config))
     return [words for words, _ in runs.values()], [config for _, config in runs.values()]
@@ -94,17 +73,17 @@ def planned_runs(name: str, device: str = "cpu") -> dict[str, Flat]:
     return {run_name(config): flat(dataclasses.asdict(config)) for config in configs}
 
 
-def _grids(name: str) -> list[Grid]:
-    """Return the grids that a name means. Raises: UserError: as jobs_of."""
+def _grids(name: str) -> list[Jobs]:
+    """Return the jobs of each grid that a name means. Raises: UserError: as jobs_of."""
     file, part = (name, "") if _is_path(name) else name.partition("/")[::2]
     path = _path_of(file)
     study = read_yaml(path)
     kind = next((key for key in SEVERAL if key in study), "")
-    parts = study.get(kind)
+    parts, common = study.get(kind), study.get("overrides", []) if kind else []
     if not kind:
         if part:
             raise UserError(f"study {file} has no parts, got '{name}'")
-        grids = [_grid(str(path), study, [])]
+        chosen = {str(path): study}
     elif not isinstance(parts, dict) or not set(study) <= {"overrides", kind} or not parts:
         raise UserError(f"{path} must have a mapping of {' or '.join(SEVERAL)}, and overrides for all of them")
     elif kind == "scales" and not part:
@@ -112,13 +91,14 @@ def _grids(name: str) -> list[Grid]:
     else:
         if part:
             check_choice(f"part of {file}", list(parts), part)
-        common = study.get("overrides", [])
-        grids = [_grid(f"{path}: {each}", parts[each], common) for each in ([part] if part else parts)]
-    check_num_runs(name, sum(map(len, grids)))
-    return grids
+        chosen = {f"{path}: {each}": parts[each] for each in ([part] if part else parts)}
+    for where, given in chosen.items():
+        _check_grid(where, given, common)
+    check_num_runs(name, sum(math.prod(map(len, (grid["grid"] or {}).values())) for grid in chosen.values()))
+    return [_jobs([*common, *(grid.get("overrides") or [])], grid["grid"] or {}) for grid in chosen.values()]
 
 
-def _grid(where: str, given: Any, common: list[Any]) -> Grid:
+def _check_grid(where: str, given: Any, common: Any) -> None:
     if not isinstance(given, dict) or "grid" not in given or not set(given) <= {"overrides", "grid"}:
         raise UserError(f"{where} must have the keys overrides and grid")
     words, values = given.get("overrides") or [], given["grid"] or {}
@@ -127,7 +107,19 @@ def _grid(where: str, given: Any, common: list[Any]) -> Grid:
     for key, some in values.items():
         if not isinstance(some, list) or not some:
             raise UserError(f"{where}: grid.{key} must be a list of values, got {some!r}")
-    return Grid(words=list(map(str, [*common, *words])), values=values)
+
+
+def _jobs(words: list[Any], values: dict[str, list[Any]]) -> Jobs:
+    """Return the words of each run: those of all, and the product of the values."""
+    choices = [[_words(key, value) for value in some] for key, some in values.items()]
+    return [[*map(str, words), *itertools.chain(*job)] for job in itertools.product(*choices)]
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """Return the words of a value; a list is several words that are set together."""
+    if isinstance(value, list):
+        return [str(word) for word in value]
+    return [f"{key}={value if isinstance(value, str) else Override._get_value_element_as_str(value)}"]
 
 
 def _is_path(name: str) -> bool:
@@ -138,12 +130,5 @@ def _path_of(name: str) -> Path:
     if _is_path(name):
         check_path("the file of a study", name)
         return Path(name)
-    if name not in studies():
-        raise UserError(f"study must be one of {', '.join(studies())}, got '{name}'{suggestion(name, studies())}")
+    check_choice("study", studies(), name)
     return CONF / "sweep" / f"{name}.yaml"
-
-
-def _words(key: str, value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [str(word) for word in value]
-    return [f"{key}={value if isinstance(value, str) else Override._get_value_element_as_str(value)}"]

@@ -7,39 +7,26 @@ from typing import Any
 from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import RunFolder
-from experiments.tracking.progress import Bar, bar
-from experiments.tracking.wandb_mirror import LiveMirror
-
-
-class Live:
-    """Passes on each row that rank 0 records."""
-
-    def __init__(self, *shown: Bar | LiveMirror | None) -> None:
-        self._shown = [each for each in shown if each]
-
-    def show(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Show a row of ``steps`` or ``epochs``."""
-        for each in self._shown:
-            each.show(kind, row)
+from experiments.tracking.progress import Show, bar
+from experiments.tracking.wandb_mirror import live_mirror
 
 
 @contextmanager
-def followed(config: TrainConfig, folder: RunFolder, *, done: int, total: int) -> Iterator[Live]:
+def followed(config: TrainConfig, folder: RunFolder, *, done: int, total: int) -> Iterator[Show]:
     """Follow a run while the context lasts; its configuration, manifest and kept rows are in its folder.
 
     Args:
         done: steps that were taken before.
         total: steps of the run.
+
+    Yields:
+        What is to be given each row that rank 0 records.
     """
-    mirror = LiveMirror(folder, config.tracking) if config.tracking.name == "wandb" else None
-    try:
-        with bar(label(config), done, total) as progress:
-            yield Live(progress, mirror)
-    finally:
-        if mirror:
-            mirror.close()
+    label = f"{config.model.name} on {config.dataset.name}, {method_of(config)}, seed {config.seed}"
+    with live_mirror(folder, config.tracking) as mirrored, bar(label, done, total) as drawn:
 
+        def show(kind: str, row: Mapping[str, Any]) -> None:
+            for each in filter(None, (drawn, mirrored)):
+                each(kind, row)
 
-def label(config: TrainConfig) -> str:
-    """Return the name of a run on the terminal."""
-    return f"{config.model.name} on {config.dataset.name}, {method_of(config)}, seed {config.seed}"
+        yield show

@@ -2,59 +2,21 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from tqdm import tqdm
 
 from experiments.launching.process_lifetime import TERMINAL
 from experiments.reports.measures import in_words
 
-
-class Bar:
-    """A bar with the number of steps, the last loss and the last measure of the test set."""
-
-    def __init__(self, terminal: TextIO, label: str, done: int, total: int) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[numbers]}", markup=False),
-            console=_Console(file=terminal, width=_width(terminal)),
-        )
-        self._task = self._progress.add_task(label, total=total, completed=done, numbers="")
-        self._measured = ""
-        self._progress.start()
-
-    def show(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Show a row of ``steps`` or ``epochs``."""
-        self._measured = in_words(row) or self._measured
-        if kind == "steps":
-            numbers = ", ".join(filter(None, [f"loss {row['loss']:.4g}", self._measured]))
-            self._progress.update(self._task, completed=row["step"] + 1, numbers=numbers)
-        else:
-            self._progress.update(self._task, completed=row["step"])
-
-    def close(self) -> None:
-        """Draw it a last time, unless the terminal is gone."""
-        with suppress(OSError):
-            self._progress.stop()
-
-
-class _Console(Console):
-    """A console whose cursor stays: a rank that is killed could not show it again."""
-
-    def show_cursor(self, show: bool = True) -> bool:
-        return False
+Show = Callable[[str, Mapping[str, Any]], None]  # is given the name of a record, and each of its rows
 
 
 @contextmanager
-def bar(label: str, done: int, total: int) -> Iterator[Bar | None]:
-    """Draw the progress of a run while the context lasts; None where there is no terminal to draw on.
+def bar(label: str, done: int, total: int) -> Iterator[Show | None]:
+    """Draw steps, the last loss and the last measure while the context lasts; None where there is no terminal.
 
     Args:
         label: the name of the run for the user.
@@ -65,11 +27,24 @@ def bar(label: str, done: int, total: int) -> Iterator[Bar | None]:
         if terminal is None:
             yield None
             return
-        drawn = Bar(terminal, label, done, total)
+        drawn, measured = tqdm(desc=label, initial=done, total=total, file=terminal, dynamic_ncols=True), ""
+
+        def show(kind: str, row: Mapping[str, Any]) -> None:
+            nonlocal measured
+            measured = in_words(row) or measured
+            with suppress(OSError):  # the terminal is gone
+                if kind == "steps":
+                    numbers = filter(None, [f"loss {row['loss']:.4g}", measured])
+                    drawn.set_postfix_str(", ".join(numbers), refresh=False)
+                    drawn.update(row["step"] + 1 - drawn.n)
+                else:
+                    drawn.set_postfix_str(measured)
+
         try:
-            yield drawn
+            yield show
         finally:
-            drawn.close()
+            with suppress(OSError):
+                drawn.close()
 
 
 @contextmanager
@@ -86,10 +61,3 @@ def _terminal() -> Iterator[TextIO | None]:
         return
     with suppress(OSError), file:
         yield file
-
-
-def _width(terminal: TextIO) -> int | None:
-    try:
-        return os.get_terminal_size(terminal.fileno()).columns or None
-    except (OSError, ValueError):
-        return None

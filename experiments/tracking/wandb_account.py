@@ -5,7 +5,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
 
-from experiments.config.errors import UserError, one_line
+from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.schema import TrackingConfig
 
 _MODES = ("online", "offline", "disabled", "dryrun", "shared")  # of wandb's own settings
@@ -13,25 +13,18 @@ _MODES = ("online", "offline", "disabled", "dryrun", "shared")  # of wandb's own
 
 def check_wandb(tracking: TrackingConfig) -> None:
     """Check that the mirror that ``tracking`` describes can be made on this machine. Raises: UserError."""
-    if tracking.name == "none":
-        return
-    require_wandb("tracking=wandb")
-    check_mode()
-    if tracking.mode == "online":
-        require_key("tracking.mode=online", "use tracking.mode=offline")
+    if tracking.name != "none":
+        require_wandb("tracking=wandb")
+        if tracking.mode == "online":
+            require_key("tracking.mode=online", "use tracking.mode=offline")
 
 
 def require_wandb(needed_by: str) -> None:
-    """Check that the package wandb is installed. Raises: UserError, which names ``needed_by``."""
+    """Check that wandb is installed, and that it understands WANDB_MODE. Raises: UserError, naming ``needed_by``."""
     if find_spec("wandb") is None:
         raise UserError(f"{needed_by} needs the package wandb, which is not installed: pip install wandb")
-
-
-def check_mode() -> None:
-    """Check the variable WANDB_MODE, which wandb reads itself. Raises: UserError."""
-    given = os.environ.get("WANDB_MODE", "")
-    if given and given not in _MODES:
-        raise UserError(f"WANDB_MODE must be one of {', '.join(_MODES)}, got '{given}': change or unset it")
+    if given := os.environ.get("WANDB_MODE", ""):
+        check_choice("WANDB_MODE", _MODES, given)
 
 
 def require_key(needed_by: str, otherwise: str) -> None:
@@ -41,7 +34,6 @@ def require_key(needed_by: str, otherwise: str) -> None:
         needed_by: The setting or option that needs the key.
         otherwise: What the user can do without a key.
     """
-    check_mode()
     import wandb
 
     try:

@@ -5,7 +5,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -87,46 +87,42 @@ def mirror(folder: RunFolder, tracking: TrackingConfig) -> str:
 
     A mirror that was there is removed when this one stands.
     """
-    mirror = Mirror(folder, tracking)
+    made = Mirror(folder, tracking)
     try:
-        return mirror.finish()
+        return made.finish()
     except BaseException:
-        mirror.drop()
+        made.drop()
         raise
 
 
-class LiveMirror:
-    """A mirror that is made while the run trains: W&B may fail, and the run goes on without it."""
+@contextmanager
+def live_mirror(
+    folder: RunFolder, tracking: TrackingConfig
+) -> Iterator[Callable[[str, Mapping[str, Any]], None] | None]:
+    """Yield what mirrors each row while the run trains, None without tracking; a failure of W&B is one warning."""
+    if tracking.name != "wandb":
+        yield None
+        return
+    made: Mirror | None = None
+    has_failed = False
 
-    def __init__(self, folder: RunFolder, tracking: TrackingConfig) -> None:
-        self._folder = folder
-        self._mirror: Mirror | None = None
-        with self._a_failure_is_a_warning():
-            self._mirror = Mirror(folder, tracking)
-
-    def show(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Log a row of ``steps`` or ``epochs``."""
-        with self._a_failure_is_a_warning():
-            if self._mirror:
-                self._mirror.log(kind, row)
-
-    def close(self) -> None:
-        """Finish the mirror: whole where the run is done."""
-        with self._a_failure_is_a_warning():
-            if self._mirror:
-                self._mirror.finish()
-
-    @contextmanager
-    def _a_failure_is_a_warning(self) -> Iterator[None]:
-        """Give W&B up at its first failure, with one line; what it raises may be any exception."""
+    def attempt(work: Callable[[], Any]) -> Any:
+        nonlocal has_failed
         try:
-            yield
-        except Exception as error:
-            self._mirror = None
+            return None if has_failed else work()
+        except Exception as error:  # whatever wandb raises
+            has_failed = True
             _end_wandb()
-            again = f"make it again with: python -m experiments.track {self._folder.path}"
-            problem = one_line_with_type(error)
-            print(f"warning: W&B mirror: {problem}; the run's records are complete, {again}", file=sys.stderr)
+            again = f"make it again with: python -m experiments.track {folder.path}"
+            problem = f"{one_line_with_type(error)}; the run's records are complete, {again}"
+            print(f"warning: W&B mirror: {problem}", file=sys.stderr)
+            return None
+
+    made = attempt(lambda: Mirror(folder, tracking))
+    try:
+        yield lambda kind, row: attempt(lambda: made and made.log(kind, row))
+    finally:
+        attempt(lambda: made and made.finish())
 
 
 def _end_wandb() -> None:

@@ -14,6 +14,9 @@ from experiments.config.hydra_command import Refused
 from experiments.config.overrides import expand
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.output import check_outputs, distinct
+from experiments.runs.run_folder import RunFolder, folder_of
+
+_folders: list[RunFolder] = []  # of the runs of -m
 
 
 class Multirun(Callback):
@@ -34,6 +37,11 @@ class Multirun(Callback):
             raise Refused(error) from None
 
 
+def not_done() -> str:
+    """Return the names of the runs that -m has begun with and that are not done."""
+    return ", ".join(folder.path.name for folder in _folders if not folder.is_done())
+
+
 def _check_grid(config: DictConfig) -> None:
     searched = [f"{key}={values}" for key, values in (config.hydra.sweeper.get("params") or {}).items()]
     jobs = expand([*searched, *config.hydra.overrides.task])
@@ -42,6 +50,7 @@ def _check_grid(config: DictConfig) -> None:
 
     check_runs(configs)
     check_outputs(configs)
+    _folders[:] = map(folder_of, configs)
 
 
 def _numbered(jobs: Iterable[list[str]], config: DictConfig) -> Iterator[list[str]]:

@@ -160,7 +160,7 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool
             if workers.plan:
                 workers.plan.save(folder.plan_path)
             done, total = manifest["began_at_step"], manifest["steps"]
-            trainer.follow(owned.enter_context(followed(config, folder, done=done, total=total)).show)
+            trainer.follow(owned.enter_context(followed(config, folder, done=done, total=total)))
         started = time.perf_counter()
 
         def mark_done(last_row: dict[str, Any]) -> None:

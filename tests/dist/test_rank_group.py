@@ -8,20 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from experiments.config.child_environment import child_environment
 from experiments.ranks.group import RankFailure, RankGroup
 from tests.dist.rank_functions import add, add_but_one
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
 pytestmark = pytest.mark.dist
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 def test_ranks_answer_in_their_order_and_end_with_the_context() -> None:
-    with RankGroup(2, env=ONE_THREAD) as ranks:
-        ranks.send(add, 2.0)  # before they have met
-        ranks.send(os.getenv, "RANK")
-        assert ranks.receive(LIMIT_S) == [4.0] * 2
-        assert ranks.receive(LIMIT_S) == ["0", "1"]
+    with RankGroup(2) as ranks:
+        assert ranks.call(add, 2.0, timeout_s=LIMIT_S) == [4.0] * 2
+        assert ranks.call(os.getenv, "RANK") == ["0", "1"]
         pids = ranks.call(os.getpid)
         log = Path(ranks.call(os.readlink, "/proc/self/fd/1")[0])
         assert log.exists()
@@ -30,41 +28,54 @@ def test_ranks_answer_in_their_order_and_end_with_the_context() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "message"), [("raise", "ValueError: this rank does not want to"), ("die", "killed by SIGKILL")]
+    ("how", "limit_s", "message"),
+    [
+        ("raise", LIMIT_S, "ValueError: this rank does not want to"),
+        ("die", LIMIT_S, "killed by SIGKILL"),
+        ("hang", 0.5, r"no answer within 0\.5 s"),
+    ],
 )
-def test_the_rank_that_failed_first_is_named(how: str, message: str) -> None:
-    with RankGroup(2, env=ONE_THREAD) as ranks:
+def test_the_rank_that_failed_first_is_named_and_all_are_ended(how: str, limit_s: float, message: str) -> None:
+    with RankGroup(2) as ranks:
         pids = ranks.call(os.getpid)
         started = time.monotonic()
         with pytest.raises(RankFailure, match=message) as caught:
-            ranks.call(add_but_one, 1, how)
+            ranks.call(add_but_one, 1, how, timeout_s=limit_s)
     assert time.monotonic() - started < LIMIT_S
-    assert caught.value.rank == 1
+    assert how == "hang" or caught.value.rank == 1
     assert not any(is_alive(pid) for pid in pids)
-    if how == "raise":
-        assert caught.value.traceback
-        assert caught.value.traceback in caught.value.log.read_text()
+    assert caught.value.traceback in caught.value.log.read_text()
 
 
-def test_ranks_that_hang_are_killed() -> None:
-    with RankGroup(2, env=ONE_THREAD) as ranks:
-        pids = ranks.call(os.getpid)
-        with pytest.raises(RankFailure, match=r"no answer within 0\.5 s"):
-            ranks.call(add_but_one, 1, "hang", timeout_s=0.5)
-    assert not any(is_alive(pid) for pid in pids)
+PARENTS = {
+    "ranks": """
+import os, time
+from experiments.config.child_environment import child_environment
+from experiments.ranks.group import RankGroup
+with RankGroup(1) as ranks:
+    print(ranks.call(os.getpid)[0], flush=True)
+    time.sleep(600)
+""",
+    "compare": """
+import os, time
+from experiments.studies.method_comparison.tasks import processes
+if __name__ == "__main__":
+    with processes(2) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        time.sleep(600)
+""",
+}
 
 
-def test_ranks_end_with_a_parent_that_is_killed() -> None:
-    program = (
-        "import os, time\nfrom experiments.ranks.group import RankGroup\n"
-        "with RankGroup(1) as ranks:\n"
-        "    print(ranks.call(os.getpid)[0], flush=True)\n"
-        "    time.sleep(600)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout
-    pid = int(parent.stdout.readline())
+@pytest.mark.parametrize("parent", PARENTS)
+def test_processes_end_with_a_parent_that_is_killed(parent: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PARENTS[parent])
+    command = [sys.executable, str(program)]
+    owner = subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True)
+    assert owner.stdout
+    pid = int(owner.stdout.readline())
     assert is_alive(pid)
-    parent.kill()
-    parent.communicate(timeout=LIMIT_S)
-    wait_until(lambda: not is_alive(pid), "the end of the rank")
+    owner.kill()
+    owner.communicate(timeout=LIMIT_S)
+    wait_until(lambda: not is_alive(pid), "the end of the process")

@@ -70,18 +70,6 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     assert "is not finite at step" in again.stderr
 
 
-def test_a_run_in_use_elsewhere_is_skipped_with_a_line(tmp_path: Path) -> None:
-    words = study(tmp_path, "[[seed=0, epochs=1], [seed=1, epochs=1]]")
-    first, second = (folder_of(config) for config in compose_runs(jobs_of(words[0], words[1:2])))
-    with first.claim():
-        beside = sweep(*words)
-    assert beside.returncode == 1
-    assert f"skipped: {first.path.name} is in use by pid {os.getpid()} on " in beside.stderr
-    assert "1 of 2 runs done, 0 failed, 1 left" in beside.stderr
-    assert second.is_done()
-    assert sweep(*words).returncode == 0
-
-
 def test_two_sweeps_of_one_study_share_its_runs(tmp_path: Path) -> None:
     words = study(tmp_path, f"{[[f'seed={seed}', 'epochs=2'] for seed in range(6)]}".replace("'", ""))
     command = [sys.executable, "-m", "experiments.sweep", *words]
@@ -99,20 +87,6 @@ def test_after_a_failure_no_run_is_started_where_the_user_says_stop(tmp_path: Pa
     stopped = sweep(*words, "--jobs", "1", "--on-error", "stop")
     assert stopped.returncode == 1
     assert "0 of 2 runs done, 1 failed, 1 left" in stopped.stderr
-
-
-def test_runs_outlive_no_sweep_that_is_killed_and_are_saved(tmp_path: Path) -> None:
-    words = study(tmp_path, "[[seed=0, epochs=200]]")
-    process = subprocess.Popen([sys.executable, "-m", "experiments.sweep", *words], cwd=ROOT, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("runs/*/steps.jsonl")), "a step")
-        children = children_of(process.pid)
-    finally:
-        process.kill()
-        process.wait()
-    wait_until(lambda: not any(map(is_alive, children)), "the end of all processes")
-    (folder,) = folders(tmp_path / "runs")[State.STOPPED]
-    assert saved_step(folder)
 
 
 def test_a_run_that_is_killed_harms_no_other(tmp_path: Path) -> None:
@@ -160,19 +134,24 @@ def test_a_job_of_a_launcher_that_ends_without_a_result_is_one_line(tmp_path: Pa
     assert "Traceback" not in done.stderr
     (told,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "submitit" in told
+    assert all(folder_of(config).path.name in told for config in compose_runs([[*words, f"seed={n}"] for n in (0, 1)]))
 
 
-def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     words = study(tmp_path, "[[seed=0, epochs=60], [seed=1, epochs=60], [seed=2, epochs=1]]")
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "experiments.sweep", *words]
     process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    begun = tmp_path.glob
     try:
-        wait_until(lambda: len([path for path in begun("runs/*/steps.jsonl") if path.stat().st_size]) == 2, "two runs")
+        wait_until(
+            lambda: len([path for path in tmp_path.glob("runs/*/steps.jsonl") if path.stat().st_size]) == 2, "runs"
+        )
         children = children_of(process.pid)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=LIMIT_S) == 128 + signal.SIGTERM
+        process.send_signal(number)
+        assert process.wait(timeout=LIMIT_S) == code
     finally:
         process.kill()
         process.wait()
@@ -182,9 +161,10 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(tmp_path: Pat
     assert {state: len(of) for state, of in found.items()} == {State.STOPPED: 2}
     saved = {folder.path.name: saved_step(folder) for folder in found[State.STOPPED]}
     assert all(saved.values())
+    if number == signal.SIGKILL:
+        return
     again = sweep(*words, "--jobs", "1")
     assert again.returncode == 0, again.stderr
     assert "3 of 3 runs done, 0 failed" in again.stderr
-    assert len(folders(tmp_path / "runs")[State.DONE]) == 3
     for name, step in saved.items():
         assert json.loads((tmp_path / "runs" / name / "manifest.json").read_text())["began_at_step"] == step

@@ -1,11 +1,12 @@
 """What tests do on hosts beside what the benchmarks need: run a command on each, and cut one off."""
 
+import os
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.ranks.hosts import Hosts
 
@@ -15,6 +16,14 @@ class Exit(NamedTuple):
 
     code: int
     output: str
+
+
+def start(
+    hosts: Hosts, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **settings: Any
+) -> subprocess.Popen[Any]:
+    """Start a process on a host, with variables beside this process's own; it ends with the hosts."""
+    words = [*hosts.prefixes()[host], *command]
+    return subprocess.Popen(words, env={**os.environ, **(environment or {})}, **settings)
 
 
 def run(
@@ -29,7 +38,7 @@ def run(
     with ExitStack() as closing:
         logs = [closing.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
         started = [
-            hosts.start(host, command, more, stdout=log, stderr=log)
+            start(hosts, host, command, more, stdout=log, stderr=log)
             for host, (command, more, log) in enumerate(zip(commands, given, logs, strict=True))
         ]
         end = time.monotonic() + timeout_s

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.ranks.hosts import Counter, Hosts, bits_per_s, unavailable
-from tests.net.on_hosts import Exit, run
+from tests.net.on_hosts import Exit, run, start
 from tests.refusals import refused
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
@@ -81,7 +81,7 @@ def test_an_error_leaves_nothing_behind() -> None:
 
 def break_down(started: list[subprocess.Popen[str]]) -> None:
     with Hosts(2, "10mbit") as hosts:
-        started.append(hosts.start(1, ["sleep", "600"]))
+        started.append(start(hosts, 1, ["sleep", "600"]))
         assert len(spaces_of(os.getpid())) > 3
         raise ZeroDivisionError
 
@@ -92,9 +92,9 @@ def break_down(started: list[subprocess.Popen[str]]) -> None:
 def test_a_signal_leaves_nothing_for_long(number: signal.Signals) -> None:
     """A killed process cannot tidy up: the next hosts do."""
     program = (
-        "import time\nfrom experiments.ranks.hosts import Hosts\n"
+        "import subprocess, time\nfrom experiments.ranks.hosts import Hosts\n"
         "with Hosts(2) as hosts:\n"
-        "    print(hosts.start(0, ['sleep', '600']).pid, flush=True)\n"
+        "    print(subprocess.Popen([*hosts.prefixes()[0], 'sleep', '600']).pid, flush=True)\n"
         "    time.sleep(600)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

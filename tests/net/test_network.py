@@ -94,7 +94,7 @@ def test_a_host_that_vanishes_ends_the_run_and_its_rank_is_named(hosts: Hosts, t
     with ExitStack() as closing:
         logs = [closing.enter_context((tmp_path / f"log{host}").open("w")) for host in range(NUM_TRAINING)]
         started = [
-            hosts.start(host, [sys.executable, *words], ENVIRONMENT, stdout=log, stderr=log)
+            on_hosts.start(hosts, host, [sys.executable, *words], ENVIRONMENT, stdout=log, stderr=log)
             for host, log in enumerate(logs)
         ]
         for process in started:

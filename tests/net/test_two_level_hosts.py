@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.ranks.hosts import Hosts, unavailable
+from tests.net.on_hosts import start
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,8 @@ def test_only_what_is_sparse_crosses_from_host_to_host(hosts: Hosts) -> None:
     common = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "4"}
     meeting = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500"}
     started = [
-        hosts.start(
+        start(
+            hosts,
             rank // 2,
             [sys.executable, str(WORKER), str(NUMEL), str(NUM_STEPS), *map(str, COUNTS)],
             {**common, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)},

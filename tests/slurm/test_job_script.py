@@ -4,14 +4,15 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments import sweep
+from experiments.config.child_environment import child_environment
 from experiments.config.compose import compose_run
-from experiments.config.errors import UserError
 from experiments.config.identity import run_name
 from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.runs.run_folder import folder_of
@@ -79,7 +80,7 @@ def test_bash_reads_the_words_of_a_row_as_they_were_given(tmp_path: Path) -> Non
     tmp_path.joinpath("runs.txt").write_text(array.rows)
     made = script(array, [1])
     reading = made[made.index("row=") : made.index("export")].replace(
-        shlex.quote(str(array.rows_path)), shlex.quote(str(tmp_path / "runs.txt"))
+        shlex.quote(str(array.folder / "runs.txt")), shlex.quote(str(tmp_path / "runs.txt"))
     )
     shown = subprocess.run(
         ["bash", "-c", f'{reading}\nprintf "%s\\n" "$run" "${{words[@]}}"'],
@@ -97,7 +98,7 @@ def test_a_run_that_its_time_limit_stops_is_queued_again_where_it_got_on(
 ) -> None:
     (array,) = arrays(["cluster=slurm", "cluster.nnodes=1", f"output={tmp_path}"])
     array.folder.mkdir(parents=True)
-    array.rows_path.write_text(array.rows)
+    (array.folder / "runs.txt").write_text(array.rows)
     checkpoints = tmp_path / array.runs[0] / "checkpoints"
     (checkpoints / "step-000000003").mkdir(parents=True)
     path = with_commands(
@@ -146,21 +147,25 @@ def test_a_queued_run_is_called_queued_and_stays_where_clean_removes(
     assert "1 stopped, 1 not started" in sweep_says("status", str(study))
 
 
-def test_a_dry_run_shows_all_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dry_run_shows_all_and_without_sbatch_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     jobs = [[*TINY, "cluster=slurm", "cluster.nnodes=2", f"output={tmp_path}/runs", f"seed={seed}"] for seed in (0, 1)]
     made = submit_array("study", jobs, prepare_runs(jobs), dry_run=True)
     assert "#SBATCH --array=1-2\n" in made
     assert " ".join(jobs[1]) in made
+    refused(lambda: submit_array("study", jobs, prepare_runs(jobs), dry_run=False), "--dry-run", "needs squeue")
     assert not (tmp_path / "runs").exists()
 
 
-def test_without_sbatch_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    jobs = [[*TINY, "cluster=slurm", "cluster.nnodes=2", f"output={tmp_path}/runs"]]
-    with pytest.raises(UserError, match=r"--backend slurm needs squeue.* --dry-run"):
-        submit_array("study", jobs, prepare_runs(jobs), dry_run=False)
-    assert not (tmp_path / "runs").exists()
+def test_a_dry_run_imports_no_torch(tmp_path: Path) -> None:
+    words = ["sweep", "demo", "--backend", "slurm", "--dry-run", "cluster=slurm", "cluster.nnodes=1", "output=runs"]
+    program = f"import sys; sys.argv = {words}\nfrom experiments import sweep\ntry:\n    sweep.main()\n"
+    program += "finally:\n    sys.exit(3 if 'torch' in sys.modules else 0)"
+    done = subprocess.run([sys.executable, "-c", program], env=child_environment(), cwd=tmp_path, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert b"#SBATCH" in done.stdout
 
 
 @pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda")])
@@ -180,7 +185,6 @@ def test_one_task_per_node_is_no_rank() -> None:
 
 
 def test_ranges() -> None:
-    assert ranges([1]) == "1"
     assert ranges([1, 3, 4, 5, 9]) == "1,3-5,9"
 
 

@@ -51,11 +51,13 @@ def site() -> Iterator[Site]:
 def submitted(site: Site, array: Array, *options: str, path: str = "") -> str:
     """Submit the one run of an array; return the job."""
     (array.folder / "logs").mkdir(parents=True, exist_ok=True)
-    array.rows_path.write_text(array.rows)
+    (array.folder / "runs.txt").write_text(array.rows)
     # All nodes have the address of this machine, so the port must not be that of an earlier start.
     text = script(array, [1]).replace("% 10000))", "% 10000 + ${SLURM_RESTART_COUNT:-0}))")
-    array.script_path.write_text(text)
-    job = site.ask("sbatch", "--parsable", f"--export=ALL,PYTHONPATH={path}{ROOT}", *options, str(array.script_path))
+    (array.folder / "array.sh").write_text(text)
+    job = site.ask(
+        "sbatch", "--parsable", f"--export=ALL,PYTHONPATH={path}{ROOT}", *options, str(array.folder / "array.sh")
+    )
     job = job.strip()
     wait_until(lambda: site.job(f"{job}_1")["JobState"] != "PENDING", "the start of a job", timeout_s=WAIT_S)
     return site.job(f"{job}_1")["JobId"]

@@ -151,7 +151,7 @@ def test_a_job_script_runs_no_name(tmp_path: Path, stubs: dict[str, str], name: 
     (array,) = arrays_of(name, [words], [config])
     assert re.fullmatch(r"[\w.-]+", array.study)
     array.folder.mkdir(parents=True)
-    array.rows_path.write_text(array.rows)
+    (array.folder / "runs.txt").write_text(array.rows)
     made = script(array, [1], python="python", working=tmp_path)
     done = subprocess.run(["bash", "-c", made], env=stubs, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

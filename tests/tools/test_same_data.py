@@ -69,9 +69,7 @@ def test_a_published_set_of_other_content_is_refused(manifest: str, roots: tuple
     words += [*SIMULATED, "density=0.05", f"output={tmp_path / 'runs'}"]
     for refused in (
         train(*words, f"dataset.root={roots[1]}"),
-        called(
-            sweep.main, str(study_of(words, tmp_path)), f"dataset.root={roots[1]}", "--backend", "slurm", "--dry-run"
-        ),
+        called(sweep.main, str(study_of(words, tmp_path)), f"dataset.root={roots[1]}", "--backend", "slurm"),
     ):
         assert str(roots[1]) in one_line(refused)
     assert json.loads(path.read_text()) == {"data_checksums": sums}

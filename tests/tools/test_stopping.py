@@ -13,6 +13,7 @@ import pytest
 from experiments import train
 from experiments.config.command_line import run_command
 from experiments.config.stopping import STOP_SIGNALS, handled
+from experiments.runs.atomic_files import load_json
 from experiments.runs.stop_signals import stop_signals
 from experiments.training.loop import Trainer
 from tests.dist.commands import ROOT, only_run
@@ -22,9 +23,10 @@ from tests.waiting import LIMIT_S
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
 NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1"}
+SMALL = [*IMAGES, "cluster=simulated", "cluster.world_size=2", "tracking=none"]
 # An import that swallows what a handler of signals raises, as some of torch's do.
 TORCH = """
-import os, sys
+import os
 try:
     os.kill(os.getpid(), {number})
     for _ in range(1000):
@@ -36,25 +38,21 @@ os._exit(7)
 
 
 def start(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, **settings
-    )
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, **settings)
 
 
-def started_with(torch: str, folder: Path, *words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-    """Start a command that imports a module named torch with this content."""
+def train_with(number: int, folder: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Start a training that imports a module named torch which sends this signal."""
     (folder / "torch").mkdir()
-    (folder / "torch/__init__.py").write_text(torch)
-    return start("-m", *words, env={**os.environ, "PYTHONPATH": str(folder)}, **settings)
+    (folder / "torch/__init__.py").write_text(TORCH.format(number=int(number)))
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    return start("-m", "experiments.train", f"output={folder}/runs", env=environ, **settings)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-@pytest.mark.parametrize("command", ["train", "bench"])  # imports in its work, and before
-def test_a_signal_while_a_command_imports_ends_it_with_its_code(
-    tmp_path: Path, command: str, number: signal.Signals
-) -> None:
-    words = {"train": [f"output={tmp_path}/runs"], "bench": ["step"]}[command]
-    ended = started_with(TORCH.format(number=int(number)), tmp_path, f"experiments.{command}", *words)
+def test_a_signal_while_a_command_imports_ends_it_with_its_code(tmp_path: Path, number: signal.Signals) -> None:
+    ended = train_with(number, tmp_path)
     line = f"stopped by {NAMES[number]}, with nothing to save: run the same command again\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (CODES[number], "", line)
     assert not (tmp_path / "runs").exists()
@@ -62,12 +60,7 @@ def test_a_signal_while_a_command_imports_ends_it_with_its_code(
 
 def test_an_ignored_interrupt_stays_ignored(tmp_path: Path) -> None:
     """As nohup and the background jobs of a script have it."""
-    ended = started_with(
-        TORCH.format(number=int(signal.SIGINT)),
-        tmp_path,
-        "experiments.train",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
+    ended = train_with(signal.SIGINT, tmp_path, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
     assert (ended.returncode, ended.stderr) == (7, "")
 
 
@@ -97,9 +90,8 @@ def after(num_steps: int, strike: Callable[[], None], monkeypatch: pytest.Monkey
 def test_a_run_is_saved_at_each_signal_and_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [*IMAGES, "sparsifier=micro", "cluster=simulated", "cluster.world_size=2", "tracking=none"]
-    assert called(train.main, *words, f"output={tmp_path}/whole").returncode == 0
-    parted = [*words, f"output={tmp_path}/parted"]
+    assert called(train.main, *SMALL, f"output={tmp_path}/whole").returncode == 0
+    parted = [*SMALL, f"output={tmp_path}/parted"]
     for num_steps, number in enumerate(STOP_SIGNALS, start=3):
         with monkeypatch.context() as patch:
             after(num_steps, lambda number=number: signal.raise_signal(number), patch)  # type: ignore[misc]
@@ -109,22 +101,21 @@ def test_a_run_is_saved_at_each_signal_and_ends_with_the_same_weights(
         line = f"stopped by {NAMES[number]}, saved as {saved}: run the same command to resume"
         assert line in ended.stderr.splitlines()
     assert called(train.main, *parted).returncode == 0
-    one, other = ((only_run(tmp_path / name) / "DONE").read_text() for name in ("whole", "parted"))
-    assert one.split("weights_sha256")[1].split('"')[2] == other.split("weights_sha256")[1].split('"')[2]
+    weights = [load_json(only_run(tmp_path / name) / "DONE")["weights_sha256"] for name in ("whole", "parted")]
+    assert weights[0] == weights[1]
 
 
 def test_a_signal_after_the_last_step_leaves_the_other_runs_for_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [*IMAGES, "sparsifier=micro,dense", "cluster=simulated", "cluster.world_size=2", "tracking=none"]
     after(16, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)
-    ended = called(train.main, "-m", *words, f"output={tmp_path}")
+    ended = called(train.main, "-m", *SMALL, "sparsifier=micro,dense", f"output={tmp_path}")
     assert (ended.returncode, ended.stdout.count("done: ")) == (143, 1)
     assert "stopped by SIGTERM\n" in ended.stderr
 
 
 SECOND = """
-import signal, sys
+import signal
 from experiments.runs.stop_signals import stop_signals
 with stop_signals.recorded():
     signal.raise_signal(signal.SIGINT)
@@ -138,8 +129,7 @@ with stop_signals.recorded():
 
 def test_a_second_interrupt_leaves_at_once() -> None:
     ended = start("-c", SECOND)
-    line = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "2\n", line)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (130, "2\n", 1)
 
 
 def test_a_nested_context_keeps_what_was_recorded_and_reports_the_first() -> None:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,21 +22,22 @@ import wandb
 import micro
 from experiments import figures, track
 from experiments.config.errors import UserError
+from experiments.config.paths import ROOT
 from experiments.config.schema import TrackingConfig
 from experiments.reports.frames import Frames
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.tracking import wandb_mirror
 from experiments.tracking.sources import _inspect, from_folders, from_wandb_files, from_wandb_server, read
-from experiments.tracking.wandb_mirror import LiveMirror, Mirror, mirror
+from experiments.tracking.wandb_mirror import Mirror, live_mirror, mirror
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
 from micro.integrations.wandb import log_to
 from tests.refusals import refused
 from tests.wandb_server import WandbServer, serving
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = ["model=mlp", "cluster=simulated", "cluster.world_size=2", "epochs=1", "batch_size=64", "checkpoint.every_s=0"]
 OFFLINE = ["tracking=wandb", "tracking.mode=offline"]
+TRACKING = TrackingConfig(name="wandb", mode="offline", project="micro")
 KEY = "k" * 40
 SECRET = "hunter2-is-in-the-environment"
 
@@ -103,40 +103,29 @@ def test_folder_files_and_server_say_the_same(
     expected = from_folders(runs)
     assert len(expected.steps) > 5
     assert_same(expected, from_wandb_files(runs))
-    assert_same(expected, from_wandb_server("lab/micro"))
     assert_same(expected, read(["wandb", "lab/micro"], {"model": ["mlp"]}))
-    with pytest.raises(UserError, match=r"cannot read lab/none from W&B: .*none"):
-        from_wandb_server("lab/none")
+    refused(lambda: from_wandb_server("lab/none"), "W&B", "lab/none")
     assert figures.main(["--source", "wandb", "lab/micro", "--table", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "summary.csv").exists()
 
 
 def test_neither_run_nor_mirror_holds_the_environment_or_the_address_of_the_repository(runs: Path) -> None:
-    origin = subprocess.run(
-        ["git", "config", "remote.origin.url"], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    files = [path for path in runs.rglob("*") if path.is_file()]
-    assert any(path.suffix == ".wandb" for path in files)
-    for path in files:
-        content = path.read_bytes()
+    command = ["git", "config", "remote.origin.url"]
+    origin = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    contents = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
+    assert any(path.suffix == ".wandb" for path in contents)
+    for path, content in contents.items():
         assert SECRET.encode() not in content, path
         assert not origin.startswith(("http", "git@", "ssh")) or origin.encode() not in content, path
 
 
-def test_a_mirror_can_be_made_again_from_the_folder_alone(runs: Path, tmp_path: Path) -> None:
+def test_a_mirror_is_made_again_from_the_folder_alone_and_one_that_fails_leaves_it(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = copied(runs, tmp_path / "again")
     for _ in range(2):
         assert track.main([str(folder.path)]) == 0
-    assert len(mirrors(folder)) == 1
-    assert_same(from_folders(runs), from_wandb_files(tmp_path / "again"))
-
-
-def test_a_mirror_that_fails_or_is_interrupted_leaves_the_one_that_there_was(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = copied(runs, tmp_path / "kept")
-    assert track.main([str(folder.path)]) == 0
-    before = mirrors(folder)
+    (before,) = mirrors(folder)
     with pytest.raises(wandb.Error):  # W&B refuses this name
         mirror(folder, TrackingConfig(name="wandb", mode="offline", project="a/b"))
 
@@ -146,36 +135,38 @@ def test_a_mirror_that_fails_or_is_interrupted_leaves_the_one_that_there_was(
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "is_done", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            mirror(folder, TrackingConfig(name="wandb", mode="offline", project="micro"))
-    assert mirrors(folder) == before
-    assert_same(from_folders(runs), from_wandb_files(tmp_path / "kept"))
+            mirror(folder, TRACKING)
+    assert mirrors(folder) == [before]
+    assert_same(from_folders(runs), from_wandb_files(tmp_path / "again"))
 
 
 def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
     folder = copied(runs, tmp_path / "resumed")
-    tracking = TrackingConfig(name="wandb", mode="offline", project="micro")
     rows, done = folder.steps_path.read_text().splitlines(keepends=True), folder.done_path.read_text()
     epochs = folder.epochs_path.read_text()
     folder.done_path.unlink()
     folder.epochs_path.write_text("")
     for kept in (0, 3):  # the second begins at an earlier step than that at which the first ended
         folder.steps_path.write_text("".join(rows[:kept]))
-        live = LiveMirror(folder, tracking)
-        for row in rows[kept : None if kept else 5]:
-            live.show("steps", json.loads(row))
-        if kept:
-            for row in epochs.splitlines():
-                live.show("epochs", json.loads(row))
-            folder.steps_path.write_text("".join(rows))
-            folder.epochs_path.write_text(epochs)
-            folder.done_path.write_text(done)
-        live.close()
+        with live_mirror(folder, TRACKING) as show:
+            assert show
+            for row in rows[kept : None if kept else 5]:
+                show("steps", json.loads(row))
+            if kept:
+                for row in epochs.splitlines():
+                    show("epochs", json.loads(row))
+                folder.steps_path.write_text("".join(rows))
+                folder.epochs_path.write_text(epochs)
+                folder.done_path.write_text(done)
     assert len(mirrors(folder)) == 1
     assert_same(from_folders(runs), from_wandb_files(tmp_path / "resumed"))
 
 
-def is_one_warning(said: str, folder: RunFolder) -> bool:
-    return said.count("\n") == 1 and said.startswith("warning: ") and f"experiments.track {folder.path}" in said
+def assert_one_warning(said: str, folder: RunFolder) -> None:
+    assert folder.is_done()
+    (line,) = said.splitlines()
+    assert line.startswith("warning: ")
+    assert f"experiments.track {folder.path}" in line
 
 
 def test_a_killed_wandb_does_not_hurt_the_run(
@@ -186,26 +177,14 @@ def test_a_killed_wandb_does_not_hurt_the_run(
     class Killed(Mirror):
         def log(self, kind: str, row: Any) -> None:
             if row["step"] == 3:
-                for pid in descendants(os.getpid(), "wandb-core"):
-                    os.kill(pid, signal.SIGKILL)
+                for word in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                    if "wandb-core" in Path(f"/proc/{word}/cmdline").read_text():
+                        os.kill(int(word), signal.SIGKILL)
             super().log(kind, row)
 
     monkeypatch.setattr(wandb_mirror, "Mirror", Killed)
     assert execute(config)
-    assert folder_of(config).is_done()
-    assert is_one_warning(capsys.readouterr().err, folder_of(config))
-
-
-def descendants(parent: int, word: str) -> list[int]:
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            is_child = int(status.read_text().rpartition(")")[2].split()[1]) == parent
-            if is_child and word in (status.parent / "cmdline").read_text():
-                found.append(int(status.parent.name))
-        except OSError:  # gone meanwhile
-            continue
-    return found
+    assert_one_warning(capsys.readouterr().err, folder_of(config))
 
 
 @pytest.mark.parametrize("is_silent", [True, False])
@@ -224,47 +203,28 @@ def test_a_dead_server_does_not_hurt_the_run(
         config.tracking.mode = "online"
         started = time.monotonic()
         assert execute(config)
-        assert time.monotonic() - started < 30
-    assert folder_of(config).is_done()
-    assert is_one_warning(capsys.readouterr().err, folder_of(config))
+        assert time.monotonic() - started < 60
+    assert_one_warning(capsys.readouterr().err, folder_of(config))
 
 
-def test_without_the_package_tracking_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="needs the package wandb, which is not installed"):
-        prepare_runs([[*TINY, *OFFLINE]])
+BROKEN: dict[str, tuple[Callable[[RunFolder], object], str]] = {
+    "no run": (lambda folder: folder.config_path.unlink(), "config.yaml"),
+    "torn": (lambda folder: folder.steps_path.write_text("{torn\n"), "steps.jsonl"),
+}
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda folder: folder.config_path.unlink(), "has no config.yaml: it is no run folder"),
-        (lambda folder: folder.steps_path.write_text("{torn\n"), "steps.jsonl"),
-    ],
-)
-def test_a_broken_run_folder_is_one_line(
-    spoil: Callable[[RunFolder], Any],
-    message: str,
-    runs: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = copied(runs, tmp_path / "broken")
+@pytest.mark.parametrize("why", BROKEN)
+def test_a_folder_that_cannot_be_mirrored_is_one_line(why: str, runs: Path, tmp_path: Path) -> None:
+    folder, (spoil, word) = copied(runs, tmp_path / "broken"), BROKEN[why]
     spoil(folder)
-    assert track.main([str(folder.path)]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert message in said
+    refused(["track", str(folder.path)], word, folder.path.name)
     assert not mirrors(folder)
 
 
-def test_a_run_that_goes_on_is_left_to_its_own_mirror(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_goes_on_is_left_to_its_own_mirror(runs: Path, tmp_path: Path) -> None:
     folder = copied(runs, tmp_path / "busy")
     with folder.locked():
-        assert track.main([str(folder.path)]) == 2
-    assert "is in use by pid" in capsys.readouterr().err
+        refused(["track", str(folder.path)], "is in use by pid", os.getpid())
 
 
 def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: Path) -> None:
@@ -272,11 +232,9 @@ def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: 
     cut = tmp_path / "cut" / whole.parent.name / whole.name
     cut.parent.mkdir(parents=True)
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    with pytest.raises(UserError, match=r"holds no finished run at W&B \(1 unfinished\)"):
-        from_wandb_files(tmp_path / "cut")
+    refused(lambda: from_wandb_files(tmp_path / "cut"), "holds no finished run", "1 unfinished")
     cut.write_bytes(json.dumps({"no": "such format"}).encode())
-    with pytest.raises(UserError, match=r"cannot read .*wandb: "):
-        from_wandb_files(tmp_path / "cut")
+    refused(lambda: from_wandb_files(tmp_path / "cut"), "cannot read", cut)
 
 
 def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> None:
@@ -287,8 +245,6 @@ def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> N
             on_step(micro.StepSummary(tuple(simulation.step(torch.randn(1, 100)).stats)))
             run.log({"loss": 0.5 - step})
         assert run.step == 2, "one step of W&B for each of the loop"
-        assert run.summary["micro/density"] == 0.1
-        assert run.summary["loss"] == -0.5
     (file,) = tmp_path.rglob("*.wandb")
     rows = [record["history"]["item"] for record in _inspect(file) if record["type"] == "history"]
     assert [(row["loss"], row["micro/step"], row["micro/density"]) for row in rows] == [(0.5, 0, 0.1), (-0.5, 1, 0.1)]
@@ -305,7 +261,7 @@ def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> N
     ],
 )
 def test_mistakes_are_told_before_anything_starts(words: str, key: str, given: object) -> None:
-    refused(lambda: prepare_runs([[*TINY, *words.split()]]), key, given)
+    refused(lambda: prepare_runs([[*TINY, *words.split()]]), key, given, error=UserError)
 
 
 @pytest.mark.parametrize(

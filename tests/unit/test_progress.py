@@ -3,6 +3,7 @@
 import os
 import pty
 import select
+import termios
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from experiments.tracking.progress import bar
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The master of a terminal that the launcher names."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
     monkeypatch.setenv(TERMINAL, os.ttyname(theirs))
     yield ours
     os.close(ours)
@@ -31,9 +33,9 @@ def drawn(ours: int) -> str:
 def test_a_bar_shows_steps_loss_and_the_last_measure(terminal: int) -> None:
     with bar("mlp [seed 1]", 1, 4) as shown:
         assert shown
-        shown.show("steps", {"step": 1, "loss": 0.25})
-        shown.show("epochs", {"step": 2, "accuracy": 0.75})
-        shown.show("steps", {"step": 3, "loss": 0.5})
+        shown("steps", {"step": 1, "loss": 0.25})
+        shown("epochs", {"step": 2, "accuracy": 0.75})
+        shown("steps", {"step": 3, "loss": 0.5})
     text = drawn(terminal)
     for word in ("mlp [seed 1]", "4/4", "loss 0.5", "accuracy 0.75"):
         assert word in text

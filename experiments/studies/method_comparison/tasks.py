@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.launching.process_lifetime import die_with_parent
 from experiments.reports.output import write_file
 
 ENVIRONMENT = {  # of a process that measures; the memory is that of glibc
@@ -128,8 +129,9 @@ def _called(call: Callable[[], Any]) -> "Future[Any]":
 
 
 def _prepare() -> None:
-    """Let Ctrl-C end this process without a word, and load the compiled kernels."""
+    """Let Ctrl-C end this process without a word, and its parent's death; load the compiled kernels."""
     from micro import kernels
 
+    die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     kernels.prepare()
