@@ -11,7 +11,7 @@ from micro.codecs.base import Codec, Key
 from micro.codecs.indices import IndexCodec
 from micro.comm import Comm
 from micro.density.base import Density, DensitySchedule, Target, target_count
-from micro.exchanges.base import Exchange, Transport, Wire
+from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.traffic import Choice
 from micro.feedback import Feedback, Memory
 from micro.flat import Layout
@@ -48,6 +48,7 @@ __all__ = [
     "Key",
     "Layout",
     "Memory",
+    "Needs",
     "NoState",
     "Once",
     "Overlap",

@@ -25,7 +25,18 @@ _DTYPES = {2: torch.float32, 4: torch.float32, 8: torch.float64}  # of the accum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A vector that ``world_size`` ranks reduce together; for the fields see micro.planning.volumes.volume_of.
+    """A vector that ``world_size`` ranks reduce together, and what is known of a step of it.
+
+    Attributes:
+        build_up: distinct indices in the update over the target count, both of what is not reduced densely. None: where
+            ranks choose by themselves, as if they chose at random, numel (1 - (1 - local_count / numel)^n); 1
+            otherwise, and where an exchange keeps k.
+        local_count: elements that one rank chooses. None: k, or its share of build_up * k where ranks divide the
+            vector among them. With two levels, of its shard, as a mean over the shards.
+        longest_count: elements that the rank chooses which chooses most, of one level: to it lists may be padded. None:
+            as many as one rank, and where ranks divide the vector what chance adds.
+        layout: names and shapes of the parameters, where the method looks at them; one vector by default.
+        element_bytes: of one number of the gradient. What travels is accumulated in four bytes at least.
 
     Raises:
         ValueError: no elements or ranks, a layout of another length, or a width that no gradient has.

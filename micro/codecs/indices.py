@@ -10,7 +10,6 @@ from torch import Tensor
 
 from micro.codecs.base import from_bytes, to_bytes
 from micro.codecs.bits import get_places, num_packed_bytes, put_places
-from micro.on_device import on_device
 from micro.parts import Part
 
 Spans = Sequence[tuple[int, int]]  # (start, stop) of a range of the vector for each list
@@ -45,37 +44,6 @@ class IndexCodec(Part, ABC):
     @abstractmethod
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the (count,) int32 indices that ``encode`` was given."""
-
-
-def encode_lists(codec: IndexCodec, indices: Tensor, counts: Sequence[int], spans: Spans) -> Tensor:
-    """Return the messages of several lists, one after the other, each relative to where its range starts.
-
-    Args:
-        indices: (sum(counts),) int32, list after list, each ascending in its (start, stop) of ``spans``.
-    """
-    if isinstance(codec, Int32):
-        return to_bytes(indices - _starts(counts, spans, indices.device))
-    lists = zip(indices.split(list(counts)), spans, strict=True)
-    return torch.cat([codec.encode(part - start, stop - start) for part, (start, stop) in lists])
-
-
-def decode_lists(codec: IndexCodec, wire: Tensor, counts: Sequence[int], spans: Spans) -> Tensor:
-    """Return the indices (sum(counts),) int32 of lists that `encode_lists` made messages of."""
-    if isinstance(codec, Int32):  # read as one
-        indices = from_bytes(wire, torch.int32)
-        return indices + _starts(counts, spans, wire.device) if any(start for start, _ in spans) else indices
-    ranges = [stop - start for start, stop in spans]
-    sizes = [codec.num_bytes(count, span) for count, span in zip(counts, ranges, strict=True)]
-    lists = map(codec.decode, wire.split(sizes), counts, ranges)
-    return torch.cat([found + start for found, (start, _) in zip(lists, spans, strict=True)])
-
-
-def _starts(counts: Sequence[int], spans: Spans, device: torch.device) -> Tensor:
-    """Return where the range of each index starts: (sum(counts),) int32, or (1,) where all lists have one range."""
-    starts = on_device([start for start, _ in spans], torch.int32, device)
-    if len(set(spans)) == 1:
-        return starts[:1]
-    return starts.repeat_interleave(on_device(counts, torch.int64, device), output_size=sum(counts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

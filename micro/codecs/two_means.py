@@ -58,8 +58,6 @@ class TwoMeans(Codec):
 
     def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the smaller magnitudes of the blocks, the larger ones, then the codes: 2 if negative, 1 if larger."""
-        if not values.numel():
-            return values.new_empty(0, dtype=torch.uint8)
         values = blocks.single(values)
         if self.rule == "published":
             return _encode_levels(values)
@@ -72,8 +70,6 @@ class TwoMeans(Codec):
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return plus or minus one of the magnitudes of each value's block."""
-        if not count:
-            return wire.new_empty(0, dtype=dtype)
         if self.rule == "published":
             means, levels = blocks.parted(wire, LEVELS)
             return means[levels.to(torch.int64)].to(dtype)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from micro.codecs import coding
-from micro.codecs.base import Codec
 from micro.codecs.messages import Messages, equal_messages
 from micro.exchanges.base import Transport
+from micro.exchanges.gathering import gather_header
 from micro.exchanges.traffic import Choice
-from micro.health import Finite, all_finite, is_zero, soonest
+from micro.health import Finite, all_finite, flag_of, is_zero, soonest
 from micro.partition import equal_sizes, equal_slices
 from micro.requests import AllGatherLists, AllReduce, AllToAll, Fill, Reduction
 from micro.traffic import Calls
@@ -45,7 +45,9 @@ def mean_of(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Ten
         the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
     """
     if transport.wire.values.lossless:
-        return (yield from _mean_raw(values, transport))
+        bad = 1 - flag_of(transport.step.is_finite, values.dtype, values.device)
+        mean = (yield AllReduce(mine=torch.cat([values, bad]))) / transport.comm.world_size
+        return mean[:-1], values, is_zero(mean[-1])
     rest, mean = torch.empty_like(values), torch.empty_like(values)
     averaged = yield from mean_encoded_(values, transport, rest=rest, mean=mean)
     return mean, values - rest, averaged.is_finite
@@ -58,17 +60,6 @@ def mean_calls(choice: Choice) -> Calls:
         return (("all_reduce", (round(choice.total) + 1) * choice.dtype.itemsize),)
     part = choice.values(choice.total / n)
     return ("scatter", (n - 1) * part), ("gather_lists", part + 1)
-
-
-def _mean_raw(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Tensor, Finite]]:
-    is_finite = transport.step.is_finite
-    flag = values.new_full((1,), 0.0 if is_finite else 1.0) if isinstance(is_finite, bool) else _bad(is_finite, values)
-    mean = (yield AllReduce(mine=torch.cat([values, flag]))) / transport.comm.world_size
-    return mean[:-1], values, is_zero(mean[-1])
-
-
-def _bad(is_finite: Tensor, values: Tensor) -> Tensor:
-    return (~is_finite).view(1).to(values.dtype)
 
 
 def mean_encoded_(
@@ -96,23 +87,21 @@ def mean_encoded_(
     """
     comm, codec, key = transport.comm, transport.wire.values, transport.key
     n, rank, numel = comm.world_size, comm.rank, values.numel()
-    bare, flagged = (_messages(numel, codec, values.dtype, n, gap=gap) for gap in (0, 1))
+    bare, flagged = (_messages(numel, transport, values.dtype, gap=gap) for gap in (0, 1))
     start, stop = equal_slices(numel, n)[rank]
-    memory = torch.empty(bare.num_bytes + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
-    leaving, message = memory[: bare.num_bytes + 1].split([bare.num_bytes - bare.sizes[rank], flagged.sizes[rank]])
-    in_others = coding.encode_others_(codec, values, key, leaving, bare, rank, rest, grad=grad)
     own_size = bare.sizes[rank]
+    memory = torch.empty(bare.num_bytes + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
+    leaving, message = memory[: bare.num_bytes + 1].split([bare.num_bytes - own_size, flagged.sizes[rank]])
+    in_others = coding.encode_others_(codec, values, key, leaving, bare, rank, rest, grad=grad)
     sizes = [0 if other == rank else size for other, size in enumerate(bare.sizes)]
     coming = [0 if other == rank else own_size for other in range(n)]
     arrived = yield AllToAll(mine=leaving, sizes=sizes, received=coming, kind="values")
-    received = arrived.view(n - 1, own_size)
     mine, own_mean = values[start:stop], mean[start:stop]
     if mine.data_ptr() == own_mean.data_ptr():
         mine = mine.clone()
     own_rest, own_grad = (None if vector is None else vector[start:stop] for vector in (rest, grad))
-    fits, in_own = coding.encode_mean_(
-        codec, mine, received, (*key, n), message[:-1], own_mean, own_rest, grad=own_grad
-    )
+    received, to_all = arrived.view(n - 1, own_size), (*key, n)
+    fits, in_own = coding.encode_mean_(codec, mine, received, to_all, message[:-1], own_mean, own_rest, grad=own_grad)
     bads = (in_others, None if in_own is None else start + in_own)
     first_bad = min((bad for bad in bads if bad is not None), default=None)
     message[-1] = transport.step.is_finite if first_bad is None else False
@@ -126,12 +115,33 @@ def mean_encoded_(
     return Mean(is_finite, fits, first_bad)
 
 
-def _messages(numel: int, codec: Codec, dtype: torch.dtype, world_size: int, *, gap: int) -> Messages:
-    """Return the messages in which all parts of ``numel`` values travel, with so many bytes behind each."""
-    parts = equal_sizes(numel, world_size)
-    return equal_messages(numel, len(parts), *(codec.num_bytes(parts[place], dtype) for place in (0, -1)), gap)
+def mean_gathered_(
+    values: Tensor,
+    transport: Transport,
+    *,
+    rest: Tensor | None,
+    mean: Tensor,
+    memory: Tensor | None = None,
+    grad: Tensor | None = None,
+) -> Reduction[Mean]:
+    """Average encoded values that every rank sends to all others; for the arguments see `mean_encoded_`."""
+    codec, n, count = transport.wire.values, transport.comm.world_size, values.numel()
+    size = codec.num_bytes(count, values.dtype)
+    wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
+    first_bad = coding.encode_(codec, values, transport.key, wire, rest, grad=grad)
+    is_finite = transport.step.is_finite if first_bad is None else False
+    header = yield from gather_header(values, is_finite=is_finite, counts=(count,) * n)
+    wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
+    fits = yield Fill(into=mean, work=lambda: coding.decode_mean_(codec, wires, mean, n))
+    return Mean(header.is_finite, fits, first_bad)
 
 
 def message_bytes(numel: int, transport: Transport, dtype: torch.dtype) -> int:
     """Return the bytes of the messages that `mean_encoded_` sends of ``numel`` values."""
-    return _messages(numel, transport.wire.values, dtype, transport.comm.world_size, gap=0).num_bytes + 1
+    return _messages(numel, transport, dtype, gap=0).num_bytes + 1
+
+
+def _messages(numel: int, transport: Transport, dtype: torch.dtype, *, gap: int) -> Messages:
+    """Return the messages in which all parts of ``numel`` values travel, with so many bytes behind each."""
+    parts, codec = equal_sizes(numel, transport.comm.world_size), transport.wire.values
+    return equal_messages(numel, len(parts), *(codec.num_bytes(parts[place], dtype) for place in (0, -1)), gap)

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from enum import Flag, auto
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from torch import Tensor
@@ -18,7 +19,7 @@ from micro.traffic import Calls
 if TYPE_CHECKING:
     from micro.exchanges.traffic import Choice
 
-__all__ = ["Exchange", "NoState", "Transport", "Wire"]
+__all__ = ["Exchange", "Needs", "NoState", "Transport", "Wire"]
 
 S = TypeVar("S")
 
@@ -53,12 +54,20 @@ class Transport:
         return self.step.seed, self.step.index, self.comm.rank
 
 
+class Needs(Flag):
+    """What an exchange needs of the composition that it is in."""
+
+    NOTHING = 0
+    RAW_VALUES = auto()  # it sends values as they are: no codec goes with it but `Raw`
+    INT32_INDICES = auto()
+    WHOLE_VECTOR = auto()  # to call it for each piece of the vector would give another result
+
+
 class Exchange(StatefulPart[S], ABC):
     """A way in which the ranks' selections become one mean update, equal bit for bit on all ranks.
 
-    A subclass says in ``accepts`` which relations of index sets it takes. ``encodes`` is False where values travel as
-    they are: then no codec but `Raw` goes with it. ``splits`` says that calling it for each piece of the vector
-    separately gives the same result: it sends all that was chosen, remembers nothing, and uses of the step its number
+    A subclass says in ``accepts`` which relations of index sets it takes, and in ``needs`` what else it depends on. One
+    that does not need the whole vector sends all that was chosen, remembers nothing, and uses of the step its number
     and its seed alone.
     """
 
@@ -66,13 +75,21 @@ class Exchange(StatefulPart[S], ABC):
     home: ClassVar[str] = "micro.exchanges"
     group: ClassVar[str] = "micro.exchanges"
     accepts: ClassVar[frozenset[Overlap]]
-    encodes: ClassVar[bool] = True
-    splits: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs.WHOLE_VECTOR
+
+    @property
+    def label(self) -> str:
+        """The name, and the rule where there are several: for errors."""
+        return f"{self.name} (rule {self.rule_name})" if self.rule_name else self.name
 
     def check_wire(self, wire: Wire) -> None:
         """Raise ValueError where values or indices cannot travel in this form."""
-        if not self.encodes and not isinstance(wire.values, Raw):
-            raise ValueError(f"exchange {self.name} sends values as they are, got codec {wire.values.name}: use raw")
+        if Needs.RAW_VALUES in self.needs and not wire.values.lossless:
+            raise ValueError(f"exchange {self.label} sends values as they are, got codec {wire.values.name}: use raw")
+        if Needs.INT32_INDICES in self.needs and not isinstance(wire.indices, Int32):
+            raise ValueError(
+                f"exchange {self.label} has a form of indices of its own, got {wire.indices.name}: use int32"
+            )
 
     @abstractmethod
     def exchange(self, state: S, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from micro.codecs import coding
-from micro.codecs.raw import Raw
-from micro.exchanges.base import Exchange, NoState, Transport, Wire
+from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire
 from micro.exchanges.gathering import count_of, gather_header, gather_indices, gather_values, header_call
-from micro.exchanges.regions import Spans, add_up, add_up_calls
+from micro.exchanges.regions import add_up, add_up_calls
 from micro.exchanges.traffic import Choice
 from micro.partition import equal_slices
 from micro.parts import Rule, check_rule
@@ -55,30 +54,37 @@ class DSA(Exchange[NoState]):
         check_rule(self)
 
     @property
-    def splits(self) -> bool:  # type: ignore[override]  # depends on the rule
-        """Whether pieces of the vector give the same result: where all of the choice is sent."""
-        return self.rule == "repaired"
-
-    def check_wire(self, wire: Wire) -> None:
-        """Raise ValueError where values or indices cannot travel in this form."""
-        if self.rule == "published" and not isinstance(wire.values, Raw):
-            raise ValueError(f"rule published of dsa sends values as they are, got codec {wire.values.name}: use raw")
+    def needs(self) -> Needs:  # type: ignore[override]  # depends on the rule
+        """As published it keeps back the smallest of the whole choice, and sends values as they are."""
+        return Needs.NOTHING if self.rule == "repaired" else Needs.RAW_VALUES | Needs.WHOLE_VECTOR
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
+        n, rank, wire, dtype = transport.comm.world_size, transport.comm.rank, transport.wire, acc.dtype
+        regions = equal_slices(acc.numel(), n)
+        sizes = [stop - start for start, stop in regions]
         chosen = SparseValues(selection.indices, acc.index_select(0, selection.indices))
-        spans = equal_slices(acc.numel(), transport.comm.world_size)
-        decoded, total = yield from add_up(self._leaving(chosen), spans, transport)
+        decoded, total = yield from add_up(self._leaving(chosen), regions, transport)
         is_finite = transport.step.is_finite
         header = yield from gather_header(selection.indices, is_finite=is_finite, extra=count_of(total))
-        counts, dense = yield Once(work=lambda: self._form(header.extras, spans, transport.wire, acc.dtype))
-        gathering = _gather_dense(total, spans, transport) if dense else _gather_pairs(total, counts, spans, transport)
-        mean, unsent = yield from gathering
+        counts = [count for (count,) in header.extras]
+        is_dense = yield Once(work=lambda: self._is_dense(sizes, counts, wire, dtype))
+        if is_dense:
+            counts, total = sizes, _spread_out(total, *regions[rank])
+        else:
+            spans = Selection(total.indices, spans=tuple(regions))
+            indices = yield from gather_indices(spans, tuple(counts), acc.numel(), transport)
+        encoded = coding.encode(wire.values, total.values / n, (*transport.key, n))
+        means = yield from gather_values(encoded, counts, wire.values, dtype)
+        unsent = []
+        if not wire.values.lossless:  # what encoding added to the sums of this rank
+            unsent = [SparseValues(total.indices, n * means.split(counts)[rank] - total.values)]
+        update = (yield Once(work=lambda: _without_zeros(means))) if is_dense else SparseValues(indices, means)
         return Exchanged(
-            update=(mean,),
+            update=(update,),
             sent=summed([decoded, *unsent]) if self.rule == "repaired" else chosen,
             counts=header.counts,
-            num_updated=mean.indices.numel(),
+            num_updated=update.indices.numel(),
             is_finite=header.is_finite,
         )
 
@@ -90,11 +96,7 @@ class DSA(Exchange[NoState]):
         return chosen.where(magnitudes > magnitudes.min())
 
     def _is_dense(self, sizes: Sequence[int], counts: Sequence[int], wire: Wire, dtype: torch.dtype) -> bool:
-        """Return whether the sums travel dense.
-
-        Args:
-            sizes, counts: elements and sums of each region.
-        """
+        """Return whether the sums travel dense, of regions with so many elements and sums."""
         if self.rule == "published":
             return 3 * sum(counts) >= sum(sizes)
         pairs = sum(
@@ -103,57 +105,21 @@ class DSA(Exchange[NoState]):
         )
         return sum(wire.values.num_bytes(size, dtype) for size in sizes) < pairs
 
-    def _form(self, extras: list[list[int]], spans: Spans, wire: Wire, dtype: torch.dtype) -> tuple[list[int], bool]:
-        """Return how many sums the regions have, and whether they travel dense."""
-        counts = [count for (count,) in extras]
-        return counts, self._is_dense([stop - start for start, stop in spans], counts, wire, dtype)
-
     def volume(self, choice: Choice) -> tuple[Calls, float]:
         """Return entries to their regions, the header, and the sums; see Exchange."""
         n, held, size = choice.world_size, choice.total / choice.world_size, choice.numel / choice.world_size
-        indices, values = choice.indices(held, size), choice.values(held)
-        sums: Calls = (("gather_lists", indices), ("gather_lists", values))
+        sums: Calls = (("gather_lists", choice.indices(held, size)), ("gather_lists", choice.values(held)))
         if self._is_dense([round(size)] * n, [round(held)] * n, choice.wire, choice.dtype):
             sums = (("gather_lists", choice.values(size)),)
         entries = choice.chosen - (self.rule == "published")  # that rule keeps back the smallest
         return (*add_up_calls(choice, entries), header_call(num_extras=1), *sums), choice.total
 
 
-def _gather_pairs(
-    total: SparseValues, counts: list[int], spans: Spans, transport: Transport
-) -> Reduction[tuple[SparseValues, list[SparseValues]]]:
-    """Return the means of all regions, of which this rank has the ``total``, and what encoding added to its sums."""
-    selection = Selection(total.indices, spans=tuple(spans))
-    indices = yield from gather_indices(selection, tuple(counts), spans[-1][1], transport)
-    mean, unsent = yield from _means(total, counts, transport)
-    return SparseValues(indices, mean), unsent
-
-
-def _gather_dense(
-    total: SparseValues, spans: Spans, transport: Transport
-) -> Reduction[tuple[SparseValues, list[SparseValues]]]:
-    """Return what `_gather_pairs` does; every element of the regions travels."""
-    start, stop = spans[transport.comm.rank]
+def _spread_out(total: SparseValues, start: int, stop: int) -> SparseValues:
+    """Return the values of a region [start, stop) at each of its elements, zero where there is no sum."""
     region = total.values.new_zeros(stop - start)
     region[(total.indices - start).long()] = total.values
-    places = torch.arange(start, stop, dtype=torch.int32, device=region.device)
-    sizes = [stop - start for start, stop in spans]
-    mean, unsent = yield from _means(SparseValues(places, region), sizes, transport)
-    found = yield Once(work=lambda: _without_zeros(mean))
-    return found, unsent
-
-
-def _means(
-    total: SparseValues, counts: list[int], transport: Transport
-) -> Reduction[tuple[Tensor, list[SparseValues]]]:
-    """Return the means of all regions, and what encoding added to this rank's sums."""
-    n, codec, dtype = transport.comm.world_size, transport.wire.values, total.values.dtype
-    encoded = coding.encode(codec, total.values / n, (*transport.key, n))
-    means = yield from gather_values(encoded, counts, codec, dtype)
-    if codec.lossless:
-        return means, []
-    rounding = n * means.split(counts)[transport.comm.rank] - total.values
-    return means, [SparseValues(total.indices, rounding)]
+    return SparseValues(torch.arange(start, stop, dtype=torch.int32, device=region.device), region)
 
 
 def _without_zeros(vector: Tensor) -> SparseValues:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs import coding
-from micro.exchanges.averaging import Mean
-from micro.exchanges.base import Exchange, NoState, Transport
+from micro.exchanges.averaging import AverageEncoded, mean_gathered_
+from micro.exchanges.base import Exchange, Needs, NoState, Transport
 from micro.exchanges.gathering import (
     gather_header,
     gather_indices,
@@ -21,7 +21,7 @@ from micro.exchanges.gathering import (
     values_call,
 )
 from micro.exchanges.traffic import Choice
-from micro.requests import AllGatherLists, Fill, Once, Reduction
+from micro.requests import Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues
 from micro.traffic import Calls
 
@@ -54,6 +54,7 @@ class Gather(Exchange[NoState]):
     rule: GatherRule | None = None
     name: ClassVar[str] = "gather"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT, Overlap.SAME})
+    average_: ClassVar[AverageEncoded] = staticmethod(mean_gathered_)  # the values of all indices, which do not travel
 
     def __post_init__(self) -> None:
         if self.rule is not None and self.rule not in get_args(GatherRule):
@@ -61,9 +62,9 @@ class Gather(Exchange[NoState]):
             raise ValueError(f"rule of {self.name} must be {allowed} or left out, got '{self.rule}'")
 
     @property
-    def splits(self) -> bool:  # type: ignore[override]  # depends on the rule
-        """Whether pieces of the vector give the same result: but for rules that look at all pairs."""
-        return self.rule is None
+    def needs(self) -> Needs:  # type: ignore[override]  # depends on the rule
+        """The whole vector, for rules that look at all pairs."""
+        return Needs.WHOLE_VECTOR if self.rule else Needs.NOTHING
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""
@@ -105,27 +106,6 @@ class Gather(Exchange[NoState]):
     def volume(self, choice: Choice) -> tuple[Calls, float]:
         """Return the header, indices and values; see Exchange."""
         return (header_call(), *indices_calls(choice), values_call(choice)), choice.total
-
-    @staticmethod
-    def average_(
-        values: Tensor,
-        transport: Transport,
-        *,
-        rest: Tensor | None,
-        mean: Tensor,
-        memory: Tensor | None = None,
-        grad: Tensor | None = None,
-    ) -> Reduction[Mean]:
-        """Average the values of all indices, as ``exchange`` does, without indices; see `mean_encoded_`."""
-        codec, n, count = transport.wire.values, transport.comm.world_size, values.numel()
-        size = codec.num_bytes(count, values.dtype)
-        wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
-        first_bad = coding.encode_(codec, values, transport.key, wire, rest, grad=grad)
-        is_finite = transport.step.is_finite if first_bad is None else False
-        header = yield from gather_header(values, is_finite=is_finite, counts=(count,) * n)
-        wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
-        fits = yield Fill(into=mean, work=lambda: coding.decode_mean_(codec, wires, mean, n))
-        return Mean(header.is_finite, fits, first_bad)
 
 
 def _equal_slices(pairs: SparseValues, world_size: int) -> Iterator[SparseValues]:

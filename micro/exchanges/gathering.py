@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from micro.codecs import coding
-from micro.codecs import indices as forms
 from micro.codecs.base import Codec
 from micro.codecs.indices import Int32
 from micro.exchanges.base import Transport
@@ -45,7 +44,11 @@ def gather_header(
         extra: (m,) of any integer type, equally long on all ranks.
         counts: of all ranks, where they are known already: an accelerator is not read then, unless there is an extra.
     """
-    gathered = yield AllGather(mine=_header_row(chosen, is_finite=is_finite, extra=extra))
+    if isinstance(is_finite, Tensor):
+        row = torch.cat([_count(chosen), flag_of(is_finite, torch.int32, chosen.device)])
+    else:
+        row = on_device([chosen.numel(), int(is_finite)], torch.int32, chosen.device)
+    gathered = yield AllGather(mine=row if extra is None else torch.cat([row, extra.to(torch.int32)]))
     if counts is not None and extra is None and gathered.device.type != "cpu":
         return Header(counts, gathered[:, 1].all(), [[] for _ in counts])
     header: Header = yield Once(work=lambda: _header(gathered.tolist()))  # host sync: list lengths shape what follows
@@ -57,30 +60,24 @@ def header_call(num_extras: int = 0) -> Call:
     return "gather_rows", COUNT_BYTES * (2 + num_extras)
 
 
-def _header_row(chosen: Tensor, *, is_finite: Finite, extra: Tensor | None) -> Tensor:
-    """Return what a rank sends to `gather_header`, (m + 2,) int32."""
-    known = [chosen.numel(), *([] if isinstance(is_finite, Tensor) else [int(is_finite)])]
-    row = on_device(known, torch.int32, chosen.device)
-    if isinstance(is_finite, Tensor):
-        row = torch.cat([row, flag_of(is_finite, torch.int32, chosen.device)])
-    return row if extra is None else torch.cat([row, extra.to(torch.int32)])
-
-
 def _header(rows: list[list[int]]) -> Header:
     return Header(tuple(row[0] for row in rows), all(row[1] for row in rows), [row[2:] for row in rows])
 
 
+def _count(chosen: Tensor) -> Tensor:
+    return on_device([chosen.numel()], torch.int32, chosen.device)
+
+
 def count_of(entries: SparseValues) -> Tensor:
     """Return the number of entries as a message (1,) int32."""
-    return on_device([entries.indices.numel()], torch.int32, entries.indices.device)
+    return _count(entries.indices)
 
 
 def gather_counts(selection: Selection) -> Reduction[tuple[int, ...]]:
     """Return how many indices each rank chose, by a collective only where the selection does not say."""
     if selection.counts is not None:
         return selection.counts
-    mine = on_device([selection.indices.numel()], torch.int32, selection.indices.device)
-    gathered = yield AllGather(mine=mine)
+    gathered = yield AllGather(mine=_count(selection.indices))
     counts: tuple[int, ...] = yield Once(work=lambda: tuple(gathered.view(-1).tolist()))  # host sync: list lengths
     return counts
 
@@ -104,14 +101,22 @@ def gather_indices(
         return selection.all_indices
     if transport.overlap is Overlap.LEADER:
         return (yield from _from_leader(selection, counts, numel, transport))
-    spans = (None if isinstance(codec, Int32) else selection.spans) or ((0, numel),) * comm.world_size
+    is_plain = isinstance(codec, Int32)  # a shorter range makes it no shorter
+    spans = (None if is_plain else selection.spans) or ((0, numel),) * comm.world_size
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
     sizes = yield Once(
         work=lambda: [codec.num_bytes(count, b - a) for count, (a, b) in zip(counts, spans, strict=True)]
     )
     received = yield AllGatherLists(mine=mine, counts=sizes, kind="indices")
-    indices: Tensor = yield Once(work=lambda: forms.decode_lists(codec, received, counts, spans))
+
+    def decode() -> Tensor:
+        if is_plain:
+            return codec.decode(received, sum(counts), numel)
+        lists = zip(received.split(sizes), counts, spans, strict=True)
+        return torch.cat([codec.decode(wire, count, b - a) + a for wire, count, (a, b) in lists])
+
+    indices: Tensor = yield Once(work=decode)
     return indices
 
 
@@ -144,20 +149,17 @@ def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: t
     """Return every rank's values, of which it gives the ``encoded`` ones, one list after the other in rank order."""
     sizes = yield Once(work=lambda: [codec.num_bytes(count, dtype) for count in counts])
     received = yield AllGatherLists(mine=encoded, counts=sizes, kind="values")
-    if codec.lossless:
-        return decode_lists(received, counts, codec, dtype)
-    values: Tensor = yield Once(work=lambda: decode_lists(received, counts, codec, dtype))
+    if codec.lossless:  # values as they are: what follows each other is one list
+        return codec.decode(received, sum(counts), dtype)
+
+    def decode() -> Tensor:
+        wires = zip(received.split(sizes), counts, strict=True)
+        return torch.cat([coding.decode(codec, wire, count, dtype) for wire, count in wires])
+
+    values: Tensor = yield Once(work=decode)
     return values
 
 
 def values_call(choice: Choice) -> Call:
     """Return what `gather_values` calls."""
     return "gather_lists", choice.values(choice.sent)
-
-
-def decode_lists(received: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Tensor:
-    """Return the values (sum(counts),) of messages that lie one after the other, each of so many."""
-    if codec.lossless:  # values as they are: what follows each other is one list
-        return coding.decode(codec, received, sum(counts), dtype)
-    wires = received.split([codec.num_bytes(count, dtype) for count in counts])
-    return torch.cat([coding.decode(codec, *part, dtype) for part in zip(wires, counts, strict=True)])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro.exchanges.base import Exchange, NoState, Transport, Wire
+from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire
 from micro.exchanges.traffic import Choice
 from micro.exchanges.union import Union
 from micro.health import all_finite
@@ -17,10 +17,11 @@ from micro.partition import equal_sizes
 from micro.parts import as_part
 from micro.randomness import seed_for
 from micro.requests import Reduction
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues
+from micro.sparse import Exchanged, Overlap, Selection, SparseValues, joined
 from micro.traffic import Call, Calls
 
 MIB = 2**20
+Pieces = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class InPieces(Exchange[NoState]):
             accumulator, or one element.
 
     Raises:
-        ValueError: an exchange that selects among the sums; ends that do not rise, or piece_mb not positive; both of
+        ValueError: an exchange that needs the whole vector; ends that do not rise, or piece_mb not positive; both of
             them or neither; at a step, ends of a vector of another length.
     """
 
@@ -52,10 +53,9 @@ class InPieces(Exchange[NoState]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "each", as_part(Exchange, self.each))
         object.__setattr__(self, "ends", tuple(self.ends))
-        if not self.each.splits:
-            rule = f" (rule {self.each.rule_name})" if self.each.rule_name else ""
+        if Needs.WHOLE_VECTOR in self.each.needs:
             raise ValueError(
-                f"exchange {self.each.name}{rule} depends on the whole vector, {self.name} does not have it: "
+                f"exchange {self.each.label} depends on the whole vector, {self.name} does not have it: "
                 "use union, or gather or dsa without their published rule"
             )
         if bool(self.ends) == (self.piece_mb is not None):
@@ -84,7 +84,7 @@ class InPieces(Exchange[NoState]):
         """Raise ValueError where values or indices cannot travel in this form."""
         self.each.check_wire(wire)
 
-    def pieces(self, numel: int, element_size: int) -> list[tuple[int, int]]:
+    def pieces(self, numel: int, element_size: int) -> Pieces:
         """Return (start, stop) of each piece of a vector; the same on all ranks.
 
         Args:
@@ -103,14 +103,23 @@ class InPieces(Exchange[NoState]):
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the mean update of all pieces."""
-        step, pieces, done = transport.step, self.pieces(acc.numel(), acc.element_size()), []
-        chosen = _split(selection, pieces, transport)
-        for number, ((start, stop), mine) in enumerate(zip(pieces, chosen, strict=True)):
+        pieces, step = self.pieces(acc.numel(), acc.element_size()), transport.step
+        if len(pieces) == 1:
+            return (yield from self.each.exchange(self.each.start(), acc, selection, transport))
+        done = []
+        for number, mine in enumerate(_split(selection, pieces, transport)):
+            start, stop = pieces[number]
             own = replace(step, seed=seed_for(step.seed, f"piece {number}")) if number else step
-            each = replace(transport, step=own)
-            found = yield from self.each.exchange(self.each.start(), acc[start:stop], mine, each)
-            done.append(_shifted(found, start) if number else found)
-        return _joined(done)
+            exchange = self.each.exchange(self.each.start(), acc[start:stop], mine, replace(transport, step=own))
+            done.append((yield from exchange))
+        starts = [start for start, _ in pieces]
+        return Exchanged(  # each piece has as many parts of the update, in rank order, as any other
+            update=tuple(_moved(parts, starts) for parts in zip(*(found.update for found in done), strict=True)),
+            sent=_moved([found.sent for found in done], starts),
+            counts=tuple(map(sum, zip(*(found.counts for found in done), strict=True))),
+            num_updated=sum(found.num_updated for found in done),
+            is_finite=all_finite([found.is_finite for found in done]),
+        )
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
         """Return what all pieces send in turn; what was chosen is taken to lie evenly over them. See Exchange."""
@@ -119,49 +128,24 @@ class InPieces(Exchange[NoState]):
             return self.each.volume(choice)
         calls: list[Call] = []
         for start, stop in pieces:
-            piece = choice.part((stop - start) / choice.numel)
-            calls += self.each.volume(piece)[0]
+            calls += self.each.volume(choice.part((stop - start) / choice.numel))[0]
         return tuple(calls), choice.total
 
 
-def _split(selection: Selection, pieces: Sequence[tuple[int, int]], transport: Transport) -> Iterator[Selection]:
+def _split(selection: Selection, pieces: Pieces, transport: Transport) -> Iterator[Selection]:
     """Yield what was chosen of each piece, as indices and spans within it."""
-    if len(pieces) == 1:
-        yield selection
-        return
     ends = torch.tensor([stop for _, stop in pieces], dtype=torch.int32, device=selection.indices.device)
     places = torch.searchsorted(selection.indices, ends).tolist()  # host sync: list lengths shape the messages
     for (start, stop), (first, last) in zip(pieces, pairwise((0, *places)), strict=True):
-        yield Selection(
-            selection.indices[first:last] - start,
-            counts=(last - first,) * transport.comm.world_size if transport.overlap is Overlap.SAME else None,
-            spans=_within(selection.spans, start, stop),
-        )
+        spans = None  # of which one outside the piece has no length
+        if selection.spans is not None:
+            spans = tuple(
+                (min(max(a, start), stop) - start, min(max(b, start), stop) - start) for a, b in selection.spans
+            )
+        counts = (last - first,) * transport.comm.world_size if transport.overlap is Overlap.SAME else None
+        yield Selection(selection.indices[first:last] - start, counts=counts, spans=spans)
 
 
-def _within(spans: tuple[tuple[int, int], ...] | None, start: int, stop: int) -> tuple[tuple[int, int], ...] | None:
-    """Return the part of each span that lies in [start, stop), counted from start; one outside has no length."""
-    if spans is None:
-        return None
-    return tuple((min(max(a, start), stop) - start, min(max(b, start), stop) - start) for a, b in spans)
-
-
-def _shifted(found: Exchanged, offset: int) -> Exchanged:
-    """Return a piece's result with indices of the vector."""
-    update = tuple(SparseValues(part.indices + offset, part.values) for part in found.update)
-    return replace(found, update=update, sent=SparseValues(found.sent.indices + offset, found.sent.values))
-
-
-def _joined(done: Sequence[Exchanged]) -> Exchanged:
-    """Return the result of all pieces; each has as many parts of the update, in rank order, as any other."""
-    return Exchanged(
-        update=tuple(_together(parts) for parts in zip(*(found.update for found in done), strict=True)),
-        sent=_together([found.sent for found in done]),
-        counts=tuple(map(sum, zip(*(found.counts for found in done), strict=True))),
-        num_updated=sum(found.num_updated for found in done),
-        is_finite=all_finite([found.is_finite for found in done]),
-    )
-
-
-def _together(parts: Sequence[SparseValues]) -> SparseValues:
-    return SparseValues(torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts]))
+def _moved(parts: Sequence[SparseValues], starts: Sequence[int]) -> SparseValues:
+    """Return the entries of all pieces, at their places in the vector."""
+    return joined([SparseValues(part.indices + a, part.values) for part, a in zip(parts, starts, strict=True)])[0]

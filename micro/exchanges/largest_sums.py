@@ -16,7 +16,7 @@ from micro.codecs.indices import Int32
 from micro.exchanges.base import Transport
 from micro.exchanges.gathering import Header, count_of, gather_header
 from micro.exchanges.regions import gather_sums
-from micro.health import Finite, flag_of
+from micro.health import flag_of
 from micro.on_device import on_device
 from micro.requests import AllGather, AllGatherLists, Once, Reduction
 from micro.sparse import SparseValues
@@ -71,16 +71,12 @@ def capacity_after(state: OktopkState, k: int, transport: Transport) -> int | No
     None, on all ranks alike, where nothing is known of it, where indices are packed, or where rows would send too much.
     The state's room falls.
     """
-    if not _is_known(state, transport):
+    n, total = transport.comm.world_size, sum(state.held)
+    if n == 1 or len(state.held) != n or not total or not isinstance(transport.wire.indices, Int32):
         return None
     state.room = min(max(LEAST, LESS * state.room), MOST)
-    capacity = capacity_for(max(state.held) * k / sum(state.held), state.room)
-    return capacity if fits(capacity, k, transport.comm.world_size) else None
-
-
-def _is_known(state: OktopkState, transport: Transport) -> bool:
-    n = transport.comm.world_size
-    return n > 1 and len(state.held) == n and sum(state.held) > 0 and isinstance(transport.wire.indices, Int32)
+    capacity = capacity_for(max(state.held) * k / total, state.room)
+    return capacity if fits(capacity, k, n) else None
 
 
 def capacity_for(most: float, room: float = LEAST) -> int:
@@ -98,21 +94,6 @@ def row_bytes(capacity: int, value_bytes: int) -> int:
     return 4 * HEAD + (4 + value_bytes) * capacity
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """The largest of several lists that lie one after the other.
-
-    Attributes:
-        places: where they are, ascending.
-        smallest: of them; None where there are none.
-        counts: how many are of each list.
-    """
-
-    places: Tensor
-    smallest: float | None
-    counts: tuple[int, ...]
-
-
 def gather_largest(
     sums: SparseValues, k: int, capacity: int, mine: SparseValues, transport: Transport
 ) -> Reduction[Largest | None]:
@@ -126,57 +107,56 @@ def gather_largest(
         capacity: of a row; the same on all ranks.
         mine: what this rank chose.
     """
-    comm, dtype = transport.comm, sums.values.dtype
-    rows = yield AllGather(mine=_row(sums, capacity, count_of(mine), transport.step.is_finite), kind="values")
-    comm.traffic.move((comm.world_size - 1) * 4 * HEAD, "values", "counts")
-    comm.traffic.move((comm.world_size - 1) * 4 * capacity, "values", "indices")
+    dtype, traffic, others = sums.values.dtype, transport.comm.traffic, transport.comm.world_size - 1
+    entries = sums
+    if sums.indices.numel() > capacity:
+        entries = sums.at(kernels.largest(sums.values, capacity))
+    number = entries.indices.numel()
+    row = entries.indices.new_zeros(HEAD + capacity * (1 + dtype.itemsize // 4))
+    flag = flag_of(transport.step.is_finite, torch.int32, row.device)
+    row[: HEAD - 1] = torch.cat([count_of(mine), flag, count_of(sums)])
+    row[HEAD : HEAD + number] = entries.indices
+    row[HEAD + capacity :].view(dtype)[:number] = entries.values
+    rows = yield AllGather(mine=row, kind="values")
+    traffic.move(others * 4 * HEAD, "values", "counts")
+    traffic.move(others * 4 * capacity, "values", "indices")
     largest: Largest | None = yield Once(work=lambda: _largest_of(rows, k, capacity, dtype))
     return largest
 
 
 def _largest_of(rows: Tensor, k: int, capacity: int, dtype: torch.dtype) -> Largest | None:
     """Return the k largest sums of all ``rows`` (n, length); see `gather_largest`."""
-    heads = rows[:, :HEAD].tolist()  # host sync: list lengths
-    sizes = [min(head[2], capacity) for head in heads]
-    indices = _joined(rows[:, HEAD : HEAD + capacity], sizes)
-    values = _joined(rows[:, HEAD + capacity :].view(dtype), sizes)
-    kept = kept_of(values.abs(), min(k, sum(sizes)), sizes)
-    there = [head[2] for head in heads]
-    if any(count == size < number for count, size, number in zip(kept.counts, sizes, there, strict=True)):
+    chosen, finite, there, _ = zip(*rows[:, :HEAD].tolist(), strict=True)  # host sync: list lengths
+    sizes = [min(count, capacity) for count in there]
+    indices = _firsts(rows[:, HEAD : HEAD + capacity], sizes)
+    values = _firsts(rows[:, HEAD + capacity :].view(dtype), sizes)
+    places, smallest, held = largest_places(values.abs(), min(k, sum(sizes)), sizes)
+    if any(count == size < number for count, size, number in zip(held, sizes, there, strict=True)):
         return None  # a row may have been too short
-    header = Header(tuple(head[0] for head in heads), all(head[1] for head in heads), [])
-    return Largest(SparseValues(indices, values).at(kept.places), header, kept.smallest, kept.counts)
+    return Largest(SparseValues(indices, values).at(places), Header(chosen, all(finite), []), smallest, held)
 
 
-def _row(sums: SparseValues, capacity: int, count: Tensor, is_finite: Finite) -> Tensor:
-    """Return the head, indices and values of the largest of ``sums``, filled up with zeros: int32."""
-    entries, words = sums, sums.values.element_size() // 4
-    if entries.indices.numel() > capacity:
-        entries = entries.at(kernels.largest(entries.values, capacity))
-    row, number = entries.indices.new_zeros(HEAD + capacity * (1 + words)), entries.indices.numel()
-    row[: HEAD - 1] = torch.cat([count, flag_of(is_finite, torch.int32, row.device), count_of(sums)])
-    row[HEAD : HEAD + number] = entries.indices
-    row[HEAD + capacity :].view(entries.values.dtype)[:number] = entries.values
-    return row
-
-
-def _joined(table: Tensor, sizes: Sequence[int]) -> Tensor:
+def _firsts(table: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the first ``sizes[r]`` of each row of ``table`` (n, capacity), one after the other."""
     if min(sizes) == table.shape[1]:
         return table.reshape(-1)
     return torch.cat([row[:size] for row, size in zip(table, sizes, strict=True)])
 
 
-def kept_of(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> Kept:
-    """Return the k largest of ``magnitudes`` (sum(sizes),), ties to the first."""
+def largest_places(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> tuple[Tensor, float | None, tuple[int, ...]]:
+    """Return where the k largest of several lists are, ascending, ties to the first; the smallest; how many of each.
+
+    Args:
+        magnitudes: (sum(sizes),) list after list.
+    """
     if not k:
-        return Kept(magnitudes.new_empty(0, dtype=torch.int32), None, (0,) * len(sizes))
+        return magnitudes.new_empty(0, dtype=torch.int32), None, (0,) * len(sizes)
     places = kernels.largest(magnitudes, k)
     smallest = magnitudes.index_select(0, places).min().double().view(1)
     ends = on_device([0, *accumulate(sizes)], torch.int32, places.device)
     numbers = torch.cat([smallest, torch.searchsorted(places, ends).double()])
     threshold, *spots = numbers.tolist()  # host sync: list lengths
-    return Kept(places, threshold, tuple(int(stop - start) for start, stop in pairwise(spots)))
+    return places, threshold, tuple(int(stop - start) for start, stop in pairwise(spots))
 
 
 def largest_by_histogram(
@@ -189,8 +169,7 @@ def largest_by_histogram(
     rank, magnitudes = transport.comm.rank, sums.values.abs()
     bins = torch.bucketize(magnitudes, _edges(state.threshold or 0.0, magnitudes), right=True)
     extra = torch.bincount(bins, minlength=NUM_SUM_BINS)
-    is_finite = transport.step.is_finite
-    header = yield from gather_header(mine.indices, is_finite=is_finite, extra=extra)
+    header = yield from gather_header(mine.indices, is_finite=transport.step.is_finite, extra=extra)
     histogram = header.extras
     cut, missing = yield Once(work=lambda: _cut(histogram, transport.step.target_count))
     if not missing:  # no rank chose anything, which all ranks know
@@ -198,13 +177,13 @@ def largest_by_histogram(
     inside = torch.nonzero(bins == cut).view(-1)
     sizes = [row[cut] for row in histogram]
     near = yield AllGatherLists(mine=magnitudes.index_select(0, inside), counts=sizes, kind="counts")
-    found = yield Once(work=lambda: kept_of(near, missing, sizes))
-    own = found.places[sum(found.counts[:rank]) :][: found.counts[rank]] - sum(sizes[:rank])
+    places, smallest, counts = yield Once(work=lambda: largest_places(near, missing, sizes))
+    own = places[sum(counts[:rank]) :][: counts[rank]] - sum(sizes[:rank])
     keep = bins > cut
     keep[inside.index_select(0, own)] = True
-    held = [sum(row[cut + 1 :]) + count for row, count in zip(histogram, found.counts, strict=True)]
+    held = [sum(row[cut + 1 :]) + count for row, count in zip(histogram, counts, strict=True)]
     largest = yield from gather_sums(sums.where(keep), held, state.boundaries, balance, transport)
-    return Largest(largest, header, found.smallest, tuple(held))
+    return Largest(largest, header, smallest, tuple(held))
 
 
 def _edges(threshold: float, like: Tensor) -> Tensor:

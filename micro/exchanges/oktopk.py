@@ -11,7 +11,7 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs.indices import Int32
 from micro.comm import Comm
-from micro.exchanges.base import Exchange, Transport
+from micro.exchanges.base import Exchange, Needs, Transport
 from micro.exchanges.gathering import Header, count_of, gather_header, header_call
 from micro.exchanges.largest_sums import (
     NUM_SUM_BINS,
@@ -86,16 +86,15 @@ class Oktopk(Exchange[OktopkState]):
     reevaluate: int | None = None
     name: ClassVar[str] = "oktopk"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT})
-    encodes: ClassVar[bool] = False
+    needs: ClassVar[Needs] = Needs.RAW_VALUES | Needs.WHOLE_VECTOR
 
     def __post_init__(self) -> None:
         check_rule(self)
         if self.reevaluate is not None and self.rule != "published":
             raise ValueError(f"reevaluate of {self.name} is a setting of rule=published, got rule={self.rule}")
-        if self.reevaluate is not None and self.reevaluate < 1:
-            raise ValueError(f"reevaluate of {self.name} must be at least 1, got {self.reevaluate}")
-        if self.repartition < 1:
-            raise ValueError(f"repartition of {self.name} must be at least 1, got {self.repartition}")
+        for setting, period in (("reevaluate", self.reevaluate), ("repartition", self.repartition)):
+            if period is not None and period < 1:
+                raise ValueError(f"{setting} of {self.name} must be at least 1, got {period}")
         if self.balance is not None and not self.balance >= 1:
             raise ValueError(f"balance of {self.name} must be at least 1, or null for never, got {self.balance}")
 
@@ -165,8 +164,8 @@ class Oktopk(Exchange[OktopkState]):
             sums: of this rank's region.
             mine: what this rank chose.
         """
-        k = transport.step.target_count
-        capacity, largest = capacity_after(state, k, transport), None
+        k, largest = transport.step.target_count, None
+        capacity = capacity_after(state, k, transport)
         if capacity is not None:
             largest = yield from gather_largest(sums, k, capacity, mine, transport)
             if largest is None:  # a row was too small

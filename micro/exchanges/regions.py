@@ -7,19 +7,15 @@ import torch
 from torch import Tensor
 
 from micro.codecs import coding
-from micro.codecs import indices as forms
-from micro.codecs.indices import Int32
-from micro.codecs.raw import Raw
-from micro.exchanges.base import Transport, Wire
-from micro.exchanges.gathering import decode_lists, gather_indices
+from micro.codecs.indices import Int32, Spans
+from micro.exchanges.base import Transport
+from micro.exchanges.gathering import gather_indices
 from micro.exchanges.traffic import Choice
 from micro.on_device import on_device
-from micro.partition import equal_slice
+from micro.partition import equal_slices
 from micro.requests import AllGatherLists, AllToAll, Reduction
 from micro.sparse import Selection, SparseValues, summed_lists
 from micro.traffic import COUNT_BYTES, Calls
-
-Spans = Sequence[tuple[int, int]]  # (start, stop) of one region for each rank
 
 
 def add_up(entries: SparseValues, regions: Spans, transport: Transport) -> Reduction[tuple[SparseValues, SparseValues]]:
@@ -80,13 +76,11 @@ def _spread(
     Args:
         mine: of this rank's region; ``held`` has how many each rank holds.
     """
-    n, rank, total = transport.comm.world_size, transport.comm.rank, sum(held)
-    starts = [0, *accumulate(held)]
-    slices = [equal_slice(total, n, part) for part in range(n)]
-    leaving = [_shared((starts[rank], starts[rank + 1]), part) for part in slices]
-    coming = [_shared((starts[other], starts[other + 1]), slices[rank]) for other in range(n)]
+    n, rank = transport.comm.world_size, transport.comm.rank
+    before, after = list(pairwise([0, *accumulate(held)])), equal_slices(sum(held), n)
+    leaving, coming = [_shared(before[rank], part) for part in after], [_shared(part, after[rank]) for part in before]
     _, moved = yield from _scatter(mine, (leaving, coming), ((regions[rank],) * n, regions), transport)
-    return moved, [stop - start for start, stop in slices]
+    return moved, [stop - start for start, stop in after]
 
 
 def _shared(one: tuple[int, int], other: tuple[int, int]) -> int:
@@ -97,7 +91,7 @@ def _shared(one: tuple[int, int], other: tuple[int, int]) -> int:
 def _scatter(
     entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans], transport: Transport
 ) -> Reduction[tuple[SparseValues, SparseValues]]:
-    """Send neighbouring pieces of a list to the ranks in turn.
+    """Send neighbouring pieces of a list to the ranks in turn, each as one message of its indices and then its values.
 
     Args:
         sizes: how many entries go to each rank, and how many come from each.
@@ -105,18 +99,32 @@ def _scatter(
     Returns:
         the entries as their receivers decode them; what the ranks sent to this one, in turn.
     """
-    (leaving, coming), (there, here), dtype, wire = sizes, spans, entries.values.dtype, transport.wire
-    form, codec = wire.indices, wire.values
-    if isinstance(form, Int32) and isinstance(codec, Raw) and dtype.itemsize % 4 == 0:
+    (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
+    form, codec, comm = transport.wire.indices, transport.wire.values, transport.comm
+    if isinstance(form, Int32) and codec.lossless:
         return entries, (yield from _scatter_rows(entries, leaving, coming, transport))
-    wires = _encoded(entries.values, leaving, transport)
-    places = forms.encode_lists(form, entries.indices, leaving, there)
-    lengths = _lengths(wire, leaving, there, dtype), _lengths(wire, coming, here, dtype)
-    received = yield from _scatter_pairs(places, wires, lengths, transport)
+    lists = zip(entries.indices.split(leaving), there, strict=True)
+    places = [form.encode(part - start, stop - start) for part, (start, stop) in lists]
+    parts = enumerate(entries.values.split(leaving))
+    wires = [coding.encode(codec, part, (*transport.key, rank)) for rank, part in parts]
+    message = torch.cat([piece for pair in zip(places, wires, strict=True) for piece in pair])
+    leaving_bytes = [place.numel() + wire.numel() for place, wire in zip(places, wires, strict=True)]
+    lengths = [(form.num_bytes(k, b - a), codec.num_bytes(k, dtype)) for k, (a, b) in zip(coming, here, strict=True)]
+    arrived = yield AllToAll(mine=message, sizes=leaving_bytes, received=list(map(sum, lengths)), kind="values")
+    pieces = arrived.split([length for pair in lengths for length in pair])
+    if comm.world_size > 1:
+        away = sum(place.numel() for rank, place in enumerate(places) if rank != comm.rank)
+        comm.traffic.move(away, "values", "indices")
+    received = zip(pieces[::2], coming, here, strict=True)
+    indices = torch.cat([form.decode(place, count, b - a) + a for place, count, (a, b) in received])
     if not codec.lossless:
-        entries = SparseValues(entries.indices, decode_lists(wires, leaving, codec, dtype))
-    indices = forms.decode_lists(form, received[0], coming, here)
-    return entries, SparseValues(indices, decode_lists(received[1], coming, codec, dtype))
+        entries = SparseValues(entries.indices, _decoded(wires, leaving, transport, dtype))
+    return entries, SparseValues(indices, _decoded(pieces[1::2], coming, transport, dtype))
+
+
+def _decoded(wires: Sequence[Tensor], counts: list[int], transport: Transport, dtype: torch.dtype) -> Tensor:
+    codec = transport.wire.values
+    return torch.cat([coding.decode(codec, wire, count, dtype) for wire, count in zip(wires, counts, strict=True)])
 
 
 def _scatter_rows(
@@ -135,44 +143,3 @@ def _scatter_rows(
         column.clone(memory_format=torch.contiguous_format) for column in (received[:, 0], received[:, 1:])
     )
     return SparseValues(indices, values.view(dtype).view(-1))
-
-
-def _encoded(values: Tensor, counts: list[int], transport: Transport) -> Tensor:
-    """Return the messages of lists of values, one after the other; each list of a codec has its own key."""
-    codec, key = transport.wire.values, transport.key
-    if codec.lossless:
-        return coding.encode(codec, values, key)
-    return torch.cat([coding.encode(codec, part, (*key, rank)) for rank, part in enumerate(values.split(counts))])
-
-
-def _lengths(wire: Wire, counts: list[int], spans: Spans, dtype: torch.dtype) -> list[int]:
-    """Return the bytes of indices and of values of each list, in turn."""
-    both = (
-        (wire.indices.num_bytes(count, stop - start), wire.values.num_bytes(count, dtype))
-        for count, (start, stop) in zip(counts, spans, strict=True)
-    )
-    return [length for pair in both for length in pair]
-
-
-def _scatter_pairs(
-    places: Tensor, wires: Tensor, lengths: tuple[list[int], list[int]], transport: Transport
-) -> Reduction[list[Tensor]]:
-    """Send to each rank its indices and then its values in one message; return all indices and all values received.
-
-    Args:
-        places, wires: (bytes,) uint8, those for each rank one after the other.
-        lengths: of what leaves and of what comes; see `_lengths`.
-    """
-    comm, (leaving, coming) = transport.comm, lengths
-    pairs = zip(places.split(leaving[::2]), wires.split(leaving[1::2]), strict=True)
-    message = torch.cat([part for pair in pairs for part in pair])
-    arrived = yield AllToAll(mine=message, sizes=_in_pairs(leaving), received=_in_pairs(coming), kind="values")
-    received = arrived.split(coming)
-    if comm.world_size > 1:
-        away = places.numel() - leaving[2 * comm.rank]
-        comm.traffic.move(away, "values", "indices")
-    return [torch.cat(received[::2]), torch.cat(received[1::2])]
-
-
-def _in_pairs(lengths: list[int]) -> list[int]:
-    return [sum(pair) for pair in zip(lengths[::2], lengths[1::2], strict=True)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +15,6 @@ from micro.health import flag_of, is_finite_by, is_zero
 from micro.nonfinite import Policy, check_policy
 from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.matrices import Batch, batches_of, copied, rest_of
 from micro.reducers.outcome import Outcome, checked
 from micro.reducers.rounding import rounded, rounding, write_
 from micro.requests import AllReduce, Reduction
@@ -22,6 +22,45 @@ from micro.stats import Start, stats_of
 from micro.traffic import Bucket, Calls, Volume
 
 FEEDBACK = ErrorFeedback()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The parameters that are matrices of one shape: their names, their places, and rows x columns at this rank."""
+
+    names: tuple[str, ...]
+    places: tuple[slice, ...]
+    rows: int
+    columns: int
+    rank: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of all its matrices."""
+        return len(self.names) * self.rows * self.columns
+
+    def views(self, vector: Tensor) -> list[Tensor]:
+        """Return each matrix (rows, columns) of ``vector`` (numel,)."""
+        return [vector[place].view(self.rows, self.columns) for place in self.places]
+
+
+@lru_cache(maxsize=64)
+def batches_of(layout: Layout, rank: int, min_compression: float, device: str) -> tuple[tuple[Batch, ...], Tensor]:
+    """Return what is approximated, matrices of one shape together, and the (m,) indices of all that travels whole."""
+    by_shape: dict[tuple[int, int], list[tuple[str, slice]]] = {}
+    whole = torch.ones(layout.numel, dtype=torch.bool)
+    for (name, place), shape in zip(layout.slices(), layout.shapes, strict=True):
+        if len(shape) < 2:
+            continue
+        rows, columns = shape[0], (place.stop - place.start) // max(shape[0], 1)
+        if rows * columns >= min_compression * min(rank, rows, columns) * (rows + columns) > 0:
+            by_shape.setdefault((rows, columns), []).append((name, place))
+            whole[place] = False
+    batches = tuple(
+        Batch(tuple(name for name, _ in group), tuple(place for _, place in group), *shape, min(rank, *shape))
+        for shape, group in by_shape.items()
+    )
+    return batches, torch.nonzero(whole).view(-1).to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,80 +109,69 @@ class PowerSGD(Reducer):
             return bucket.volume((), bucket.numel)
         if bucket.layout is None:
             raise ValueError("what powersgd sends depends on the parameters' shapes: give a layout")
-        matrices = [(len(batch.names), batch) for batch in self._batches(bucket.layout)]
-        whole = bucket.numel - sum(count * batch.rows * batch.columns for count, batch in matrices)
-        left = whole + 1 + sum(count * batch.rank * batch.rows for count, batch in matrices)
-        right = sum(count * batch.rank * batch.columns for count, batch in matrices)
+        batches, rest = self._batches(bucket.layout, torch.device("cpu"))
+        left = rest.numel() + 1 + sum(len(batch.names) * batch.rank * batch.rows for batch in batches)
+        right = sum(len(batch.names) * batch.rank * batch.columns for batch in batches)
         width = bucket.dtype.itemsize
         calls: Calls = (("all_reduce", left * width), ("all_reduce", right * width))
         return bucket.volume(calls if right else calls[:1], bucket.numel)
 
-    def _batches(self, layout: Layout) -> tuple[Batch, ...]:
-        return batches_of(layout, self.rank, self.min_compression)
+    def _batches(self, layout: Layout, device: torch.device) -> tuple[tuple[Batch, ...], Tensor]:
+        return batches_of(layout, self.rank, self.min_compression, str(device))
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept, and factors drawn by the parameters' names."""
         memory = FEEDBACK.start(layout.numel, dtype, device)
-        wide = memory["residual"].dtype
-        drawn = {
-            name: torch.randn(
-                batch.columns, batch.rank, generator=generator(self.seed, *name.encode()), dtype=torch.float64
-            ).to(device, wide)
-            for batch in self._batches(layout)
-            for name in batch.names
-        }
+        wide, drawn = memory["residual"].dtype, {}
+        for batch in self._batches(layout, device)[0]:
+            for name in batch.names:
+                randomness = generator(self.seed, *name.encode())
+                factor = torch.randn(batch.columns, batch.rank, generator=randomness, dtype=torch.float64)
+                drawn[name] = factor.to(device, wide)
         return BucketState(layout, 0, memory, factors=drawn)
 
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         """Replace ``grad`` (numel,) by the mean update."""
         start = Start.of(comm, grad.device)
-        batches = self._batches(state.layout)
+        batches, rest = self._batches(state.layout, grad.device)
         acc, bad = FEEDBACK.accumulate_(state.memory, grad, world_size=comm.world_size)
-        state.spare = memory = _memory(state.spare, acc)
-        matrices = copied(batches, acc, memory)
-        rest = rest_of(state.layout, self.rank, self.min_compression, str(acc.device))
+        matrices = _copied(batches, acc, state)
         factors = [torch.stack([state.factors[name] for name in batch.names]) for batch in batches]
         left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
-        finite = is_finite_by(bad, grad.numel())
-        flag, own_rest = 1 - flag_of(finite, acc.dtype, acc.device), acc[rest]
-        *left, whole, flag = yield from _mean([*left, own_rest, flag], comm)
+        flag = 1 - flag_of(is_finite_by(bad, grad.numel()), acc.dtype, acc.device)
+        *left, whole, flag = yield from _mean([*left, acc[rest], flag], comm)
         left = [torch.linalg.qr(factor).Q for factor in left]
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]
         right = (yield from _mean(own, comm)) if own else []
         state.step += 1
         is_finite = is_zero(flag.view(()))
+        products = list(zip(batches, left, own, right, strict=True))
         if is_finite is not False:
-            _write_(batches, grad, left, right)
+            for batch, p, _, mean in products:
+                for update, one, other in zip(batch.views(grad), p, mean, strict=True):
+                    if grad.dtype == acc.dtype:
+                        torch.mm(one, other.T, out=update)
+                    else:
+                        write_(one @ other.T, update)
             grad[rest] = rounded(whole, grad.dtype)
         made = checked(grad, is_finite=is_finite, num_updated=grad.numel())
-        if made.bad_update is not None:
-            _clamp_(acc)
+        if made.bad_update is not None:  # cut where products would overflow
+            largest = torch.finfo(acc.dtype).max ** 0.5 / acc.numel()
+            acc.clamp_(-largest, largest)
 
         def on_deliver() -> None:
-            self._keep_(state, batches, grad, left, own, right)
+            """Take the own products out of the residual; keep the factors, and what rounding took of the mean."""
+            for batch, p, mine, mean in products:
+                state.factors.update(zip(batch.names, mean.unbind(), strict=True))
+                for i, (kept, update) in enumerate(zip(batch.views(state.residual), batch.views(grad), strict=True)):
+                    kept.addmm_(p[i], mine[i].T, alpha=-1)
+                    if grad.dtype != kept.dtype:
+                        kept += rounding(p[i] @ mean[i].T, update)
             acc[rest] = 0.0 if grad.dtype == acc.dtype else rounding(whole, grad[rest])
 
         stats = stats_of(start, comm, grad.device, step=state.step - 1, numel=grad.numel())
         findings = made.findings(state.layout, bad)
         return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
-
-    def _keep_(
-        self,
-        state: BucketState,
-        batches: tuple[Batch, ...],
-        grad: Tensor,
-        left: list[Tensor],
-        own: list[Tensor],
-        right: list[Tensor],
-    ) -> None:
-        """Take the own products out of the residual, and keep the factors and what rounding took of the mean ones."""
-        for batch, p, mine, mean in zip(batches, left, own, right, strict=True):
-            state.factors.update(zip(batch.names, mean.unbind(), strict=True))
-            for i, place in enumerate(batch.places):
-                kept = state.residual[place].view(batch.rows, -1)
-                kept.addmm_(p[i], mine[i].T, alpha=-1)
-                if grad.dtype != kept.dtype:
-                    kept += rounding(p[i] @ mean[i].T, grad[place].view(batch.rows, -1))
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors."""
@@ -166,26 +194,13 @@ class PowerSGD(Reducer):
         return state
 
 
-def _memory(spare: Tensor | None, acc: Tensor) -> Tensor:
-    """Return memory (numel,) for copies of matrices, that of the last step where it serves."""
-    return spare if spare is not None and spare.dtype == acc.dtype else torch.empty_like(acc)
-
-
-def _clamp_(acc: Tensor) -> None:
-    """Cut ``acc`` (numel,) at numbers whose products do not overflow."""
-    largest = torch.finfo(acc.dtype).max ** 0.5 / acc.numel()
-    acc.clamp_(-largest, largest)
-
-
-def _write_(batches: tuple[Batch, ...], grad: Tensor, left: list[Tensor], right: list[Tensor]) -> None:
-    """Write the mean products into ``grad`` (numel,)."""
-    for batch, p, mean in zip(batches, left, right, strict=True):
-        for i, place in enumerate(batch.places):
-            update = grad[place].view(batch.rows, -1)
-            if grad.dtype == p.dtype:
-                torch.mm(p[i], mean[i].T, out=update)
-            else:
-                write_(p[i] @ mean[i].T, update)
+def _copied(batches: Sequence[Batch], acc: Tensor, state: BucketState) -> list[Tensor]:
+    """Return the matrices (m, rows, columns) of each batch, copied out of ``acc`` into memory that the state keeps."""
+    if state.spare is None or state.spare.dtype != acc.dtype:
+        state.spare = torch.empty_like(acc)
+    sizes = [batch.numel for batch in batches]
+    pieces = zip(batches, state.spare[: sum(sizes)].split(sizes), strict=True)
+    return [torch.stack(batch.views(acc), out=piece.view(-1, batch.rows, batch.columns)) for batch, piece in pieces]
 
 
 def _mean(parts: list[Tensor], comm: Comm) -> Reduction[list[Tensor]]:

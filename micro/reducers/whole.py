@@ -1,7 +1,7 @@
 """A step in which every value travels as it is: a dense all-reduce of the accumulators, without indices."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -67,18 +67,22 @@ def send_all(
     total.copy_(acc)
     message[-1] = 1 - flag_of(is_finite, acc.dtype, acc.device)[0]
     yield AllReduce(mine=message)
-    is_finite, overflow = _verdict(is_zero(message[-1]), is_number(total.sum()), total)
-    if overflow is not None:  # on all ranks alike: the sums are the same bits everywhere
-        cut_(acc, overflow, comm.world_size)
-        is_finite = False
-    unsent = _write_mean(total, grad, comm.world_size) if is_finite else None
+    is_finite, in_update = _checked(acc, total, is_zero(message[-1]), is_number(total.sum()), comm)
+    unsent = None
+    if is_finite and total.dtype == grad.dtype:
+        torch.div(total, comm.world_size, out=grad)
+    elif is_finite:
+        unsent = write_(total.div_(comm.world_size), grad)
 
     def on_deliver() -> None:
         feedback.settle_(state.memory, AllValues(acc), (), 1.0)
         if unsent is not None:
             feedback.keep_(state.memory, AllValues(unsent))
 
-    return _sent(grad, comm, on_deliver, is_finite=is_finite, overflow=overflow)
+    counts = (grad.numel(),) * comm.world_size
+    return Sent(
+        counts=counts, num_updated=grad.numel(), on_deliver=on_deliver, is_finite=is_finite, in_update=in_update
+    )
 
 
 def send_all_encoded(
@@ -104,12 +108,11 @@ def send_all_encoded(
     rest = _message(state, acc)[:-1] if state.residual.numel() else None
     state.spare = rest
     mean = grad if grad.dtype == acc.dtype else torch.empty_like(acc)
-    state.wire = _bytes(state.wire, message_bytes(acc.numel(), transport, acc.dtype), acc.device)
+    size = message_bytes(acc.numel(), transport, acc.dtype)
+    if state.wire is None or state.wire.numel() < size or state.wire.device != acc.device:
+        state.wire = torch.empty(size, dtype=torch.uint8, device=acc.device)
     averaged = yield from average_(acc, transport, rest=rest, mean=mean, memory=state.wire, grad=to_add)
-    is_finite, overflow = _verdict(averaged.is_finite, averaged.fits, mean)
-    if overflow is not None:  # on all ranks alike: the means are the same bits everywhere
-        cut_(acc, overflow, transport.comm.world_size)
-        is_finite = False
+    is_finite, in_update = _checked(acc, mean, averaged.is_finite, averaged.fits, transport.comm)
     unsent = write_(mean, grad) if is_finite and mean is not grad else None
 
     def on_deliver() -> None:
@@ -119,56 +122,38 @@ def send_all_encoded(
         if unsent is not None:
             feedback.keep_(state.memory, AllValues(unsent))
 
-    sent = _sent(grad, transport.comm, on_deliver, is_finite=is_finite, overflow=overflow)
-    return replace(sent, first_bad=averaged.first_bad)
-
-
-def _sent(
-    grad: Tensor, comm: Comm, on_deliver: Callable[[], None], *, is_finite: bool, overflow: Tensor | None
-) -> Sent:
     return Sent(
-        counts=(grad.numel(),) * comm.world_size,
+        counts=(grad.numel(),) * transport.comm.world_size,
         num_updated=grad.numel(),
         on_deliver=on_deliver,
         is_finite=is_finite,
-        in_update=None if overflow is None else int(overflow[0]),
+        in_update=in_update,
+        first_bad=averaged.first_bad,
     )
-
-
-def _bytes(memory: Tensor | None, size: int, device: torch.device) -> Tensor:
-    """Return ``memory`` where it has room for ``size`` bytes, else such that has."""
-    if memory is not None and memory.numel() >= size and memory.device == device:
-        return memory
-    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _message(state: BucketState, acc: Tensor) -> Tensor:
     """Return memory for a message (numel + 1,): that of the step before, where it has room."""
     spare, size = state.spare, acc.numel() + 1
-    if spare is None or spare.dtype != acc.dtype:
+    if spare is None or spare.dtype != acc.dtype or spare.untyped_storage().nbytes() < size * spare.element_size():
         return acc.new_empty(size)
-    has_room = spare.untyped_storage().nbytes() >= size * spare.element_size()
-    return spare.as_strided((size,), (1,)) if has_room else acc.new_empty(size)
+    return spare.as_strided((size,), (1,))
 
 
-def _verdict(is_finite: Finite, fits: Finite, total: Tensor) -> tuple[bool, Tensor | None]:
-    """Return whether all gradients were finite, and where sums (numel,) are not, None where all are.
+def _checked(acc: Tensor, total: Tensor, is_finite: Finite, fits: Finite, comm: Comm) -> tuple[bool, int | None]:
+    """Return whether all gradients and their sum are finite, and where the sum (numel,) of finite ones is not.
 
-    An accelerator is read once.
+    There the accumulator is cut, on all ranks alike: their sums are the same bits. An accelerator is read once.
 
     Args:
-        fits: whether the sum of them is finite: then each is.
+        is_finite: whether all gradients are.
+        fits: whether the sum of all sums is finite: then each is.
     """
-    was_finite, is_sum_finite, *_ = read(is_finite, fits, 0)
-    if not was_finite or is_sum_finite:
-        return was_finite, None
+    were_finite, is_sum_finite, *_ = read(is_finite, fits, 0)
+    if not were_finite or is_sum_finite:
+        return were_finite, None
     places = torch.nonzero(~torch.isfinite(total)).view(-1)
-    return True, places if places.numel() else None
-
-
-def _write_mean(total: Tensor, grad: Tensor, world_size: int) -> Tensor | None:
-    """Write ``total / world_size`` into ``grad``; return what its dtype leaves out, None where both have one."""
-    if total.dtype != grad.dtype:
-        return write_(total.div_(world_size), grad)
-    torch.div(total, world_size, out=grad)
-    return None
+    if not places.numel():
+        return True, None
+    cut_(acc, places, comm.world_size)
+    return False, int(places[0])

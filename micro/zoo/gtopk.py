@@ -8,9 +8,9 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs.base import from_bytes, to_bytes
-from micro.codecs.indices import IndexCodec, Int32
+from micro.codecs.indices import IndexCodec
 from micro.comm import Comm
-from micro.exchanges.base import Exchange, NoState, Transport, Wire
+from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire
 from micro.exchanges.traffic import Choice
 from micro.health import Finite, flag_of, soonest
 from micro.kernels.reference import places_of
@@ -51,16 +51,15 @@ class GTopK(Exchange[NoState]):
     rule: Rule = "repaired"
     name: ClassVar[str] = "gtopk"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY})
-    encodes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_rule(self)
 
-    def check_wire(self, wire: Wire) -> None:
-        """Raise ValueError where values or indices cannot travel in this form."""
-        Exchange.check_wire(self, wire)
-        if self.rule == "published" and not isinstance(wire.indices, Int32):
-            raise ValueError(f"rule published of gtopk sends indices as float64, got indices {wire.indices.name}")
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]  # depends on the rule
+        """The whole list, with values as they are; as published indices are sent as float64."""
+        needs = Needs.WHOLE_VECTOR | Needs.RAW_VALUES
+        return needs if self.rule == "repaired" else needs | Needs.INT32_INDICES
 
     def _form(self, wire: Wire, dtype: torch.dtype) -> tuple[IndexCodec, torch.dtype]:
         """Return the forms of indices and values in the tree; ``dtype`` is the accumulator's."""

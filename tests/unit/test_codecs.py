@@ -12,7 +12,7 @@ from torch import Tensor
 import micro
 from micro.codecs import coding
 from micro.codecs.bits import num_packed_bytes, pack, unpack
-from micro.codecs.indices import Bitmap, IndexCodec, Int32, Packed, Shortest, decode_lists, encode_lists
+from micro.codecs.indices import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
@@ -313,17 +313,6 @@ def test_indices_come_back_from_the_bytes_that_are_claimed(codec: IndexCodec, co
     found = codec.decode(message[3:], count, span)
     assert found.dtype == torch.int32
     assert torch.equal(found, indices)
-
-
-@grid(codec=INDEX_CODECS, counts=[(4, 0, 9, 1), (0, 0), (3,), (0, 50, 50)])
-def test_lists_that_follow_each_other_come_back_as_one(codec: IndexCodec, counts: tuple[int, ...]) -> None:
-    spans = [(60 * place, 60 * place + 50 + place) for place in range(len(counts))]
-    lists = [drawn(count, b - a, count) + a for count, (a, b) in zip(counts, spans, strict=True)]
-    indices = torch.cat(lists)
-    wire = encode_lists(codec, indices, counts, spans)
-    each = [codec.encode(part - a, b - a) for part, (a, b) in zip(lists, spans, strict=True)]
-    assert torch.equal(wire, torch.cat(each))
-    assert torch.equal(decode_lists(codec, wire, counts, spans), indices)
 
 
 @pytest.mark.parametrize("density", [0.5, 0.25, 0.1, 0.03, 0.01, 0.0001])

@@ -1,4 +1,9 @@
-"""Exchanges and codecs against brute force, element by element, on simulated ranks."""
+"""Exchanges against brute force, element by element, on simulated ranks: whole, in pieces, with codecs."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -6,99 +11,97 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.codecs.raw import Raw
+from micro.comm import Traffic
 from micro.exchanges.base import Wire
+from micro.exchanges.in_pieces import InPieces
 from micro.sparse import Exchanged, Overlap, SparseValues
 from tests.exchanging import exchanged
+from tests.products import grid
+from tests.sizes import gathered
 
 NUMEL = 40
 LARGEST_HALF = 65504.0
-WORLDS = pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
+WORLDS = [1, 2, 3, 5, 8]
 
 
-def accumulators(world_size: int, scale: float = 1.0) -> Tensor:
-    randomness = torch.Generator().manual_seed(world_size)
-    return scale * torch.randn(world_size, NUMEL, generator=randomness, dtype=torch.float64)
+@dataclass(frozen=True)
+class Given:
+    """What each rank has chosen of its accumulator (numel,)."""
+
+    acc: Tensor
+    chosen: list[list[int]]
+
+    @property
+    def world_size(self) -> int:
+        return len(self.chosen)
+
+    def at(self, rank: int, values: Tensor | None = None) -> Tensor:
+        """Return (numel,) what a rank has at its choice, zero elsewhere."""
+        vector = torch.zeros_like(self.acc[rank])
+        vector[self.chosen[rank]] = (self.acc if values is None else values)[rank, self.chosen[rank]]
+        return vector
 
 
-def choices(world_size: int, overlap: Overlap) -> list[list[int]]:
-    """Return ascending indices per rank, of different lengths, some empty, that overlap as they are said to."""
+def given(world_size: int, overlap: Overlap, *, scale: float = 1.0) -> Given:
+    """Return choices of different lengths, some empty, that overlap as they are said to."""
+    acc = scale * torch.randn(world_size, NUMEL, generator=torch.Generator().manual_seed(world_size)).double()
+    ranks = range(world_size)
     if overlap is Overlap.SAME:
-        return [[1, 4, 5, 20, 39]] * world_size
-    if overlap is Overlap.LEADER:
-        return [[1, 4, 5, 20, 39] if rank == world_size // 2 else [] for rank in range(world_size)]
-    if overlap is Overlap.DISJOINT:
-        return [list(range(rank, NUMEL - 8 * rank, world_size)) if rank != 1 else [] for rank in range(world_size)]
-    return [list(range(rank % 3, 5 + 4 * rank, 2)) if rank != 2 else [] for rank in range(world_size)]
+        chosen = [[1, 4, 5, 20, 38]] * world_size
+    elif overlap is Overlap.LEADER:
+        chosen = [[1, 4, 5, 20, 38] if rank == world_size // 2 else [] for rank in ranks]
+    elif overlap is Overlap.DISJOINT:
+        chosen = [list(range(rank, NUMEL - 8 * rank, world_size)) if rank != 1 else [] for rank in ranks]
+    else:
+        chosen = [list(range(rank % 3, 5 + 4 * rank, 2)) if rank != 2 else [] for rank in ranks]
+    return Given(acc, chosen)
 
 
-def exchange(
-    kind: micro.Exchange,
-    codec: micro.Codec,
-    acc: Tensor,
-    chosen: list[list[int]],
-    overlap: Overlap,
-    *,
-    is_finite: tuple[bool, ...] | None = None,
-    say_counts: bool = False,
-) -> list[Exchanged]:
-    counts = tuple(map(len, chosen)) if say_counts else None
-    bad = is_finite.index(False) if is_finite and False in is_finite else None
-    before = acc.clone()
-    results, _ = exchanged(kind, acc, chosen, wire=Wire(codec), overlap=overlap, bad_rank=bad, counts=counts)
-    assert torch.equal(acc, before), "an exchange must not change the accumulator"
-    return results
+def run(
+    kind: micro.Exchange, case: Given, overlap: Overlap = Overlap.ANY, *, wire: Wire | None = None
+) -> tuple[list[Exchanged], list[Traffic]]:
+    counts = tuple(map(len, case.chosen)) if overlap in (Overlap.SAME, Overlap.LEADER) else None
+    before = case.acc.clone()
+    found = exchanged(kind, case.acc, case.chosen, wire=wire, overlap=overlap, counts=counts)
+    assert torch.equal(case.acc, before), "an exchange must not change the accumulator"
+    return found
 
 
-def dense(parts: tuple[SparseValues, ...]) -> Tensor:
-    vector = torch.zeros(NUMEL, dtype=torch.float64)
+def dense(*parts: SparseValues, numel: int = NUMEL) -> Tensor:
+    vector = torch.zeros(numel, dtype=torch.float64)
     for part in parts:
+        assert part.indices.dtype == torch.int32
         part.add_to_(vector)
     return vector
 
 
-def sent(results: list[Exchanged]) -> Tensor:
-    return torch.stack([dense((result.sent,)) for result in results])
+def assert_exchanged(results: list[Exchanged], case: Given, update: Tensor, sent: list[Tensor]) -> None:
+    union = set().union(*case.chosen)
+    for result, own in zip(results, sent, strict=True):
+        assert torch.equal(dense(*result.update), dense(*results[0].update)), "replicas drift apart"
+        assert (result.counts, result.num_updated, result.is_finite) == (tuple(map(len, case.chosen)), len(union), True)
+        assert torch.equal(dense(result.sent), own)
+    torch.testing.assert_close(dense(*results[0].update), update, rtol=1e-14, atol=1e-15)
 
 
-def union_of(chosen: list[list[int]]) -> list[int]:
-    return sorted({index for indices in chosen for index in indices})
-
-
-def assert_exchanged(results: list[Exchanged], chosen: list[list[int]], update: Tensor, contributed: Tensor) -> None:
-    for result in results:
-        assert torch.equal(dense(result.update), dense(results[0].update))
-        assert result.counts == tuple(map(len, chosen))
-        assert result.num_updated == len(union_of(chosen))
-        assert result.is_finite
-    torch.testing.assert_close(dense(results[0].update), update, rtol=1e-14, atol=1e-15)
-    torch.testing.assert_close(sent(results), contributed, rtol=0, atol=0)
-
-
-@WORLDS
-@pytest.mark.parametrize("overlap", Overlap)
+@grid(world_size=WORLDS, overlap=Overlap)
 def test_union_averages_all_ranks_at_every_chosen_index(world_size: int, overlap: Overlap) -> None:
-    acc, chosen = accumulators(world_size), choices(world_size, overlap)
-    update, contributed = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros_like(acc)
-    for index in union_of(chosen):
-        update[index] = sum(acc[rank, index] for rank in range(world_size)) / world_size
-        contributed[:, index] = acc[:, index]
-    # Where all hold the same, the lists need not be known: the counts say who chose them.
-    results = exchange(micro.Union(), Raw(), acc, chosen, overlap, say_counts=overlap in (Overlap.SAME, Overlap.LEADER))
-    assert_exchanged(results, chosen, update, contributed)
+    case = given(world_size, overlap)
+    everywhere = Given(case.acc, [sorted(set().union(*case.chosen))] * world_size)
+    sent = list(map(everywhere.at, range(world_size)))
+    results, _ = run(micro.Union(), case, overlap)
+    assert_exchanged(results, case, torch.stack(sent).sum(0) / world_size, sent)
 
 
-@WORLDS
-@pytest.mark.parametrize("overlap", [Overlap.ANY, Overlap.DISJOINT])
-def test_gather_adds_what_each_rank_chose(world_size: int, overlap: Overlap) -> None:
-    acc, chosen = accumulators(world_size), choices(world_size, overlap)
-    update, contributed = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros_like(acc)
-    for rank, indices in enumerate(chosen):
-        for index in indices:
-            update[index] += acc[rank, index] / world_size
-            contributed[rank, index] = acc[rank, index]
-    results = exchange(micro.Gather(), Raw(), acc, chosen, overlap)
-    assert_exchanged(results, chosen, update, contributed)
+@grid(kind=[micro.Gather(), micro.DSA()], world_size=WORLDS, overlap=[Overlap.ANY, Overlap.DISJOINT])
+def test_gather_and_dsa_add_what_each_rank_chose(kind: micro.Exchange, world_size: int, overlap: Overlap) -> None:
+    case = given(world_size, overlap)
+    sent = list(map(case.at, range(world_size)))
+    results, _ = run(kind, case, overlap)
+    assert_exchanged(results, case, torch.stack(sent).sum(0) / world_size, sent)
+
+
+# --- half precision ---------------------------------------------------------------------------------------------------
 
 
 def halves(x: np.ndarray) -> np.ndarray:
@@ -106,72 +109,153 @@ def halves(x: np.ndarray) -> np.ndarray:
     return np.clip(x, -LARGEST_HALF, LARGEST_HALF).astype(np.float16).astype(np.float64)
 
 
-SCALES = pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-7, 1e-12, 1e4, 1e5, 1e9])
+@grid(world_size=WORLDS, scale=[1.0, 1e-3, 1e-7, 1e-12, 1e5, 1e9])
+def test_half_precision_sends_rounded_values_and_books_what_it_sends(world_size: int, scale: float) -> None:
+    case = given(world_size, Overlap.ANY, scale=scale)
+    wire = halves(case.acc.numpy())
+    rounded = [case.at(rank, torch.from_numpy(wire)) for rank in range(world_size)]
+    results, _ = run(micro.Gather(), case, wire=Wire(micro.Half()))
+    assert_exchanged(results, case, sum(vector / world_size for vector in rounded), rounded)  # type: ignore[arg-type]
 
-
-@WORLDS
-@SCALES
-def test_half_gather_sends_the_rounded_values(world_size: int, scale: float) -> None:
-    acc, chosen = accumulators(world_size, scale), choices(world_size, Overlap.ANY)
-    update, contributed = torch.zeros(NUMEL, dtype=torch.float64), torch.zeros_like(acc)
-    for rank, indices in enumerate(chosen):
-        rounded = torch.from_numpy(halves(acc[rank, indices].numpy()))
-        contributed[rank, indices] = rounded
-        update[indices] += rounded / world_size
-    results = exchange(micro.Gather(), micro.Half(), acc, chosen, Overlap.ANY)
-    assert_exchanged(results, chosen, update, contributed)
-
-
-@WORLDS
-@SCALES
-def test_half_union_sends_the_rounded_mean_of_the_owners_values_and_the_others_rounded_ones(
-    world_size: int, scale: float
-) -> None:
-    acc, chosen = accumulators(world_size, scale), choices(world_size, Overlap.ANY)
-    indices = union_of(chosen)
-    wire = halves(acc[:, indices].numpy())
+    indices = sorted(set().union(*case.chosen))  # a union: each rank owns a share, and adds its own values as they are
     shares = [len(indices) // world_size + (rank < len(indices) % world_size) for rank in range(world_size)]
     owners = np.repeat(np.arange(world_size), shares)
-    added = np.where(np.arange(world_size)[:, None] == owners, acc[:, indices].numpy(), wire)
+    added = np.where(np.arange(world_size)[:, None] == owners, case.acc[:, indices].numpy(), wire[:, indices])
     mean = halves(added.sum(0) / world_size)
-    results = exchange(micro.Union(), micro.Half(), acc, chosen, Overlap.ANY)
-
-    update = torch.zeros(NUMEL, dtype=torch.float64)
-    update[indices] = torch.from_numpy(mean)
-    for result in results:
-        assert torch.equal(dense(result.update), update)
-    # What travels is booked as it was rounded; the owner books its value as it is, less what the mean's rounding left.
-    booked = sent(results)[:, indices].numpy()
-    tolerance = 1e-15 * np.abs(added).max()
-    for rank in range(world_size):
-        own = owners == rank
-        assert np.array_equal(booked[rank, ~own], wire[rank, ~own])
-        rounding = (added.sum(0) - world_size * mean)[own]
-        np.testing.assert_allclose(booked[rank, own], added[rank, own] - rounding, rtol=0, atol=tolerance)
-    np.testing.assert_allclose(booked.sum(0), world_size * mean, rtol=1e-15, atol=tolerance)
+    results, _ = run(micro.Union(), case, wire=Wire(micro.Half()))
+    for rank, result in enumerate(results):
+        assert np.array_equal(dense(*result.update)[indices].numpy(), mean)
+        booked, lost = dense(result.sent)[indices].numpy(), added.sum(0) - world_size * mean
+        expected = np.where(owners == rank, added[rank] - lost, wire[rank, indices])
+        np.testing.assert_allclose(booked, expected, rtol=0, atol=1e-15 * np.abs(added).max())
 
 
 @pytest.mark.parametrize("kind", [micro.Union(), micro.Gather()], ids=lambda kind: kind.name)
 def test_what_half_precision_cuts_off_stays_in_the_residual(kind: micro.Exchange) -> None:
-    world_size, layout = 2, micro.Layout.flat(4)
     reducer = micro.SparseReducer(micro.TopK(), 1.0, exchange=kind, codec=micro.Half())
-    simulation = micro.Simulation(reducer, layout, world_size, dtype=torch.float64)
     grads = torch.tensor([[1e6, -1e6, 1.0 + 2**-12, 1e-9], [1e6, 1e6, 1.0, 1e-9]], dtype=torch.float64)
-    first = simulation.step(grads, residuals=True)
-    uneven = -LARGEST_HALF if kind.name == "union" else 0.0  # one rank owns the element, and its own value is not cut
-    assert first.update.tolist() == [LARGEST_HALF, uneven, 1.0, 0.0]
-    assert first.residuals is not None
-    assert first.residuals.sum(0).tolist() == [2e6 - 2 * LARGEST_HALF, -2 * uneven, 2**-12, 2e-9]
-    applied = first.update.clone()
-    for _ in range(20):  # nothing new comes in: what was cut follows later
-        applied += simulation.step(torch.zeros_like(grads)).update
-    simulation.close()
+    with closing(micro.Simulation(reducer, micro.Layout.flat(4), 2, dtype=torch.float64)) as simulation:
+        first = simulation.step(grads, residuals=True)
+        uneven = -LARGEST_HALF if kind.name == "union" else 0.0  # one rank owns the element: its own value is not cut
+        assert first.update.tolist() == [LARGEST_HALF, uneven, 1.0, 0.0]
+        assert first.residuals is not None
+        assert first.residuals.sum(0).tolist() == [2e6 - 2 * LARGEST_HALF, -2 * uneven, 2**-12, 2e-9]
+        applied = first.update.clone()
+        for _ in range(20):  # nothing new comes in: what was cut follows later
+            applied += simulation.step(torch.zeros_like(grads)).update
     torch.testing.assert_close(applied[:3], grads.mean(0)[:3], rtol=1e-3, atol=1e-3)
 
 
-def test_sparse_values_add_with_a_factor() -> None:
-    vector = torch.ones(5)
-    SparseValues(torch.tensor([0, 4], dtype=torch.int32), torch.tensor([2.0, 3.0], dtype=torch.float64)).add_to_(
-        vector, alpha=-2.0
-    )
-    assert vector.tolist() == [-3.0, 1.0, 1.0, 1.0, -5.0]
+# --- DSA --------------------------------------------------------------------------------------------------------------
+
+
+def quarters(world_size: int, numel: int, share: float) -> Given:
+    """Return quarters, none zero: sums are exact in any order, and ties are many; rank 1 has chosen nothing."""
+    randomness = torch.Generator().manual_seed(numel + world_size)
+    acc = torch.randint(1, 9, (world_size, numel), generator=randomness).double() / 4
+    drawn = torch.rand(world_size, numel, generator=randomness) < share
+    chosen = [row.nonzero().view(-1).tolist() if rank != 1 else [] for rank, row in enumerate(drawn)]
+    return Given(acc * torch.where(torch.arange(numel) % 3 == 0, -1.0, 1.0), chosen)
+
+
+def owner(index: int, numel: int, world_size: int) -> int:
+    """Whose region an index is in: regions are equal, the first ones longer by one where they cannot be."""
+    sizes = [numel // world_size + (rank < numel % world_size) for rank in range(world_size)]
+    return next(rank for rank in range(world_size) if index < sum(sizes[: rank + 1]))
+
+
+@grid(
+    world_size=range(1, 8), rule=["repaired", "published"], case=[(24, 0.05), (24, 0.3), (24, 0.9), (5, 0.5), (1, 0.9)]
+)
+def test_dsa_sends_sums_as_pairs_or_dense(world_size: int, rule: str, case: tuple[int, float]) -> None:
+    numel = case[0]
+    data = quarters(world_size, *case)
+    results, traffics = run(micro.build(micro.Exchange, {"name": "dsa", "rule": rule}), data)
+    owner_of, total, leaving = partial(owner, numel=numel, world_size=world_size), dict[int, float](), [0] * world_size
+    for rank, own in enumerate(data.chosen):
+        smallest = min((float(data.acc[rank, index].abs()) for index in own), default=0.0)
+        for index in own:
+            if (
+                rule == "repaired" or abs(data.acc[rank, index]) > smallest
+            ):  # published: the smallest, and ties, are lost
+                total[index] = total.get(index, 0.0) + float(data.acc[rank, index])
+                leaving[rank] += owner_of(index) != rank
+    is_dense = 3 * len(total) >= numel if rule == "published" else 8 * numel < 12 * len(total)
+    held = [sum(owner_of(index) == rank for index in total) for rank in range(world_size)]
+    sizes = [sum(owner_of(index) == rank for index in range(numel)) for rank in range(world_size)]
+    for rank, (got, traffic) in enumerate(zip(results, traffics, strict=True)):
+        assert dense(*got.update, numel=numel).tolist() == [total.get(i, 0.0) / world_size for i in range(numel)]
+        assert torch.equal(dense(got.sent, numel=numel), data.at(rank))
+        assert got.num_updated == (sum(map(bool, total.values())) if is_dense else len(total))
+        assert traffic.num_bytes == {
+            "counts": 16 * (world_size - 1),
+            "indices": 4 * leaving[rank] + (0 if is_dense else gathered([4 * count for count in held], rank)),
+            "values": 8 * leaving[rank] + gathered([8 * count for count in (sizes if is_dense else held)], rank),
+        }
+
+
+# --- in pieces --------------------------------------------------------------------------------------------------------
+
+MEETINGS = [(each, o) for each in (micro.Union(), micro.Gather(), micro.DSA()) for o in Overlap if o in each.accepts]
+
+
+@pytest.mark.parametrize(("each", "overlap"), MEETINGS, ids=str)
+@grid(world_size=[1, 3, 5], ends=[(40,), (4, 5, 39, 40), tuple(range(1, 41))])
+def test_pieces_change_no_bit(each: micro.Exchange, overlap: Overlap, world_size: int, ends: tuple[int, ...]) -> None:
+    case = given(world_size, overlap)
+    whole, _ = run(each, case, overlap)
+    pieces, _ = run(InPieces(each=each, ends=ends), case, overlap)
+    for one, other in zip(whole, pieces, strict=True):
+        assert torch.equal(dense(*other.update), dense(*one.update))
+        assert torch.equal(dense(other.sent), dense(one.sent))
+        assert (other.counts, other.num_updated, other.is_finite) == (one.counts, one.num_updated, True)
+
+
+def test_a_piece_asks_for_no_more_than_it_needs() -> None:
+    _, traffics = run(InPieces(ends=(1, 6, 10, 40)), given(3, Overlap.LEADER), Overlap.LEADER)
+    operations = [op for op, _ in traffics[0].calls]
+    assert operations.count("broadcast") == 2, "of four pieces two have no index of the leader"
+    assert operations.count("all_reduce") == 4
+    _, traffics = run(InPieces(ends=(10, 40)), given(3, Overlap.SAME), Overlap.SAME)
+    assert [op for op, _ in traffics[0].calls] == ["all_reduce", "all_reduce"]
+
+
+def test_indices_stay_packed_by_the_spans_they_were_chosen_from() -> None:
+    grads = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    updates, sent = [], 0.0
+    for exchange in (micro.Union(), InPieces(ends=(10, 400, 700, 1000))):
+        reducer = micro.SparseReducer(micro.Micro(), 0.1, exchange=exchange, indices=micro.Bitmap())
+        with closing(micro.Simulation(reducer, micro.Layout.flat(1000), 3, dtype=torch.float64)) as simulation:
+            steps = [simulation.step(grads) for _ in range(3)]
+        updates.append(torch.stack([step.update for step in steps]))
+        sent = max(stats.indices_bytes for step in steps for stats in step.stats)
+    assert torch.equal(updates[0], updates[1])
+    assert sent <= 2 * (334 / 8 + 4)  # a bit for each place of the slice; a byte begun in each piece
+
+
+def test_rounding_is_drawn_anew_in_every_piece() -> None:
+    acc = torch.linspace(0.001, 1.0, 1000, dtype=torch.float64).repeat(2)[None]
+    kind, everything = InPieces(ends=(1000, 2000)), [list(range(2000))]
+    (found,), _ = run(kind, Given(acc, everything), Overlap.SAME, wire=Wire(micro.QSGD()))
+    first, second = found.sent.values.split(1000)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("numel", "piece_mb", "sizes"), [(10, 32 / 2**20, [4, 3, 3]), (3, 1e-9, [1] * 3), (5, 1, [5])])
+def test_pieces_of_so_many_mib_are_equal(numel: int, piece_mb: float, sizes: list[int]) -> None:
+    pieces = InPieces(piece_mb=piece_mb).pieces(numel, 8)
+    assert [stop - start for start, stop in pieces] == sizes
+    assert pieces[0][0] == 0
+    assert all(before[1] == after[0] for before, after in pairwise(pieces))
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    with pytest.raises(ValueError, match="ends of in_pieces must end at 7, the vector's length, got 8"):
+        InPieces(ends=(3, 8)).pieces(7, 4)
+    with pytest.raises(ValueError, match=r"exchange in_pieces gather .*with leader one rank chooses for all"):
+        micro.SparseReducer(micro.Leader(), 0.1, exchange=InPieces(each=micro.Gather(), piece_mb=1))
+    with pytest.raises(ValueError, match=r"exchange oktopk .*depends on the whole vector"):
+        InPieces(each=micro.Oktopk(), piece_mb=1)
+    with pytest.raises(ValueError, match=r"exchange dsa \(rule published\) sends values as they are, got codec half"):
+        micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.DSA(rule="published"), codec=micro.Half())
+    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=InPieces(piece_mb=1)).method == "topk + in_pieces union"

@@ -9,31 +9,21 @@ from micro.flat import MAX_NUMEL, Layout, regroup
 LAYOUT = Layout(("a", "scalar", "b", "empty"), ((2, 3), (), (4,), (0, 5)))
 
 
-def test_places_follow_each_other() -> None:
-    assert LAYOUT.numels == (6, 1, 4, 0)
-    assert LAYOUT.offsets == (0, 6, 7, 11)
-    assert LAYOUT.numel == 11
+def test_places_follow_each_other_and_every_index_belongs_to_one_name() -> None:
+    assert (LAYOUT.numels, LAYOUT.offsets, LAYOUT.numel) == ((6, 1, 4, 0), (0, 6, 7, 11), 11)
     assert dict(LAYOUT.slices()) == {"a": slice(0, 6), "scalar": slice(6, 7), "b": slice(7, 11), "empty": slice(11, 11)}
-
-
-def test_every_index_belongs_to_one_name() -> None:
     assert [LAYOUT.name_at(index) for index in range(11)] == ["a"] * 6 + ["scalar"] + ["b"] * 4
+    assert Layout.flat(7, name="grad").name_at(6) == "grad"
+    assert Layout.flat(MAX_NUMEL).numel == torch.iinfo(torch.int32).max
 
 
-def test_views_and_pieces_share_memory() -> None:
+def test_views_and_pieces_share_memory_and_flatten_undoes_them() -> None:
     vector = torch.arange(11.0)
     views, pieces = LAYOUT.views(vector), LAYOUT.split(vector)
     assert [tuple(view.shape) for view in views.values()] == list(LAYOUT.shapes)
-    assert all(piece.dim() == 1 for piece in pieces.values())
-    views["a"][1, 2] = 50.0
-    pieces["b"][0] = 70.0
-    assert vector[5] == 50.0
-    assert vector[7] == 70.0
-
-
-def test_flatten_undoes_views() -> None:
-    vector = torch.arange(11.0)
-    flat = LAYOUT.flatten(LAYOUT.views(vector))
+    views["a"][1, 2], pieces["b"][0] = 50.0, 70.0
+    assert (vector[5], vector[7]) == (50.0, 70.0)
+    flat = LAYOUT.flatten(views)
     assert torch.equal(flat, vector)
     flat[0] = -1.0
     assert vector[0] == 0.0
@@ -45,22 +35,13 @@ def test_layout_of_a_module_holds_its_trainable_parameters() -> None:
     layout = Layout.of(model)
     assert layout == Layout(("0.weight", "1.weight", "1.bias"), ((2, 3), (2,), (2,)))
     assert layout == Layout.of({name: p for name, p in model.named_parameters() if p.requires_grad})
-    assert layout == Layout.of((name, p) for name, p in model.named_parameters() if p.requires_grad)
-
-
-def test_a_plain_vector_has_a_layout() -> None:
-    assert Layout.flat(7) == Layout(("flat",), ((7,),))
-    assert Layout.flat(7, name="grad").name_at(6) == "grad"
 
 
 def test_regroup_moves_pieces_by_name() -> None:
-    vector = torch.arange(1.0, 12.0)
-    turned = Layout(("b", "new", "a"), ((4,), (2,), (3, 2)))
+    vector, turned = torch.arange(1.0, 12.0), Layout(("b", "new", "a"), ((4,), (2,), (3, 2)))
     moved = regroup(LAYOUT.split(vector), turned, dtype=torch.float64, device=torch.device("cpu"))
     assert moved.tolist() == [8.0, 9.0, 10.0, 11.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert moved.dtype == torch.float64
-    back = regroup(turned.split(moved), LAYOUT, dtype=torch.float32, device=torch.device("cpu"))
-    assert back.tolist() == [*vector[:6].tolist(), 0.0, *vector[7:].tolist()]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +50,6 @@ def test_regroup_moves_pieces_by_name() -> None:
         (("a", "b"), ((1,),), "one shape per name, got 2 names, 1 shapes"),
         (("a", "a"), ((1,), (1,)), "must be unique"),
         ((), (), rf"must be in \[1, {MAX_NUMEL}\], got 0"),
-        (("a",), ((0,),), "got 0"),
         (("a",), ((MAX_NUMEL + 1,),), f"got {MAX_NUMEL + 1}"),
     ],
 )
@@ -78,7 +58,3 @@ def test_a_layout_is_checked_when_it_is_built(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Layout(names, shapes)
-
-
-def test_the_longest_layout_fits_int32() -> None:
-    assert Layout.flat(MAX_NUMEL).numel == torch.iinfo(torch.int32).max
