@@ -173,7 +173,7 @@ def micro_may_import(module: str, name: str) -> bool:
             "micro.drivers.attachment",
             "micro.drivers.meeting",
             "micro.drivers.reductions",
-            "micro.local.group",
+            "micro.local.checks",
         )  # types: process groups, and the bucket that DDP gives its hook
     if is_in(module, "micro.integrations"):
         return is_own_or_standard(name, "micro", "torch", FRAMEWORKS.get(module, "micro"))
