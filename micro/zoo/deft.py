@@ -1,12 +1,12 @@
 """DEFT: top-k in every layer, more of it where the norm is larger; each rank searches some of the layers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import accumulate
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,7 +68,8 @@ class Deft(Selector[NoState]):
         n = comm.world_size
         pieces = layer_pieces(step.layout.numels, n)
         sizes = [stop - start for start, stop in pieces]
-        plan = yield from _PLANS[self.rule](norms_of(acc, sizes), sizes, step, comm)
+        planned = _plan if self.rule == "repaired" else _published_plan
+        plan = yield from planned(norms_of(acc, sizes), sizes, step, comm)
         wanted = plan.wanted
         mine = sorted(piece for piece in plan.bins[(step.index + comm.rank) % n] if wanted[piece])
         places = pieces_at(tuple(pieces[piece] for piece in mine), str(acc.device))
@@ -93,13 +94,6 @@ class Plan(NamedTuple):
         """Return how many each rank takes at a step, where all ranks have the same plan."""
         n = len(self.bins)
         return tuple(sum(self.wanted[piece] for piece in self.bins[(step + rank) % n]) for rank in range(n))
-
-
-class Planning(Protocol):
-    """A rule of DEFT: from the norms (L,) of this rank's pieces, and their sizes, to a plan."""
-
-    def __call__(self, norms: Tensor, sizes: Sequence[int], step: Step, comm: Comm) -> Reduction[Plan]:
-        """Return the plan."""
 
 
 def _plan(norms: Tensor, sizes: Sequence[int], step: Step, comm: Comm) -> Reduction[Plan]:
@@ -137,9 +131,6 @@ def _published_plan(norms: Tensor, sizes: Sequence[int], step: Step, comm: Comm)
         bins[turn % n].append(piece)
         wanted[piece] = sizes[piece]
     return Plan(wanted, bins)
-
-
-_PLANS: Mapping[Rule, Planning] = {"repaired": _plan, "published": _published_plan}
 
 
 @lru_cache(maxsize=64)  # called at every step

@@ -1,4 +1,4 @@
-"""SparseLoCo's parts against brute force: chunks, two bits a value, the mean over senders, a residual that decays."""
+"""SparseLoCo's parts against brute force: two bits a value, the mean over senders, a residual that decays."""
 
 import pytest
 import torch
@@ -7,40 +7,11 @@ from torch import Tensor
 import micro
 from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
-from micro.comm import Comm
-from micro.requests import carried_out
-from micro.sparse import Step
 from micro.zoo.fft import FFTReducer
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def chosen(selector: micro.Selector, acc: Tensor, count: int) -> list[int]:
-    step = Step(0, count, 0, micro.Layout.flat(acc.numel()))
-    solo = Comm()
-    return carried_out(selector.select(selector.start(), acc, step, solo), solo).indices.tolist()
-
-
-@pytest.mark.parametrize(("numel", "size", "count"), [(1, 8, 1), (7, 3, 2), (64, 16, 8), (65, 16, 9), (200, 64, 11)])
-def test_chunks_give_the_largest_of_each(numel: int, size: int, count: int) -> None:
-    acc = drawn(numel)
-    expected: list[int] = []
-    for start in range(0, numel, size):
-        stop = min(start + size, numel)
-        share = stop * count // numel - start * count // numel
-        places = sorted(range(start, stop), key=lambda place: -abs(float(acc[place])))
-        expected += sorted(places[:share])
-    assert chosen(micro.TopK(scope="chunk", size=size), acc, count) == expected
-    assert len(expected) == count
-
-
-def test_whole_chunks_differ_by_one_at_most_and_64_of_4096_are_64() -> None:
-    places = torch.tensor(chosen(micro.TopK(scope="chunk"), drawn(3 * 4096), 3 * 64))
-    assert torch.bincount(places // 4096).tolist() == [64, 64, 64]
-    places = torch.tensor(chosen(micro.TopK(scope="chunk", size=10), drawn(70), 18))
-    assert set(torch.bincount(places // 10).tolist()) == {2, 3}
 
 
 def lost(codec: micro.Codec, values: Tensor) -> float:
