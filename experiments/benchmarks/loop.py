@@ -2,10 +2,7 @@
 
 Both train the same model on the same batches in the same processes, a few steps of one, then as many of the other, so
 that a machine that slows down slows both; which comes first changes from pair to pair. What the harness adds is its
-hook, its statistics and a record per step. Beside the time of the slowest rank stands the processor's: user and system
-seconds of a rank's process, which other programs on the machine change little.
-
-With the defaults it takes one to two minutes on two idle cores; more where ranks share cores.
+hook, its statistics and a record per step. With the defaults it takes one to two minutes on two idle cores.
 """
 
 import argparse
@@ -29,7 +26,7 @@ from experiments.config.option_types import whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.config.schema import TrainConfig
 from experiments.ranks.group import measuring_ranks
-from experiments.ranks.measures import Row, own_device
+from experiments.ranks.measures import own_device
 from experiments.runs.run_folder import RunFolder
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.loop import Trainer
@@ -52,13 +49,10 @@ COLUMNS: Columns = {
     "harness ms": Column("harness_s", "{:.2f}", 1e3),
     "bare ms": Column("bare_s", "{:.2f}", 1e3),
     "ratio": Column("ratio", "{:.3f}"),
-    "95 % from": Column("ratio_low", "{:.3f}"),
-    "to": Column("ratio_high", "{:.3f}"),
-    "processor, added ms": Column("added_cpu_s", "{:+.2f}", 1e3),
+    "middle half": Column("ratio_half"),
     "pairs": Column("num_pairs", "{:.0f}"),
 }
-Times = tuple[float, float]  # seconds and processor seconds of a step, as the mean over a block
-Step = Callable[[int, int], float]
+Pair = tuple[float, float]  # seconds of a step of the harness and of the bare loop, means over a block
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,35 +76,24 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         console.status("measuring"),
     ):
         ranks.call(begin, config, folder)
-        pairs = [over_ranks(ranks.call(take_pair)) for _ in range(num_pairs)]
-    name = f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}, {arguments.nproc} ranks"
-    frame = pd.DataFrame([{"run": name, **summary(pairs)}])
+        pairs = [slowest(ranks.call(take_pair)) for _ in range(num_pairs)]
+    ratios = [ours / theirs for ours, theirs in pairs]
+    row = {
+        "run": f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}, {arguments.nproc} ranks",
+        "harness_s": statistics.median(ours for ours, _ in pairs),
+        "bare_s": statistics.median(theirs for _, theirs in pairs),
+        "ratio": statistics.median(ratios),
+        "ratio_half": tables.middle_half(ratios),
+        "num_pairs": len(pairs),
+    }
+    frame = pd.DataFrame([row])
     tables.write(frame, "A step of the training loop", [tables.table(frame, COLUMNS)], arguments, console)
 
 
-def over_ranks(answers: Sequence[tuple[Times, Times]]) -> tuple[Times, Times]:
-    """Return a pair of blocks over ranks: the seconds of the slowest, the mean of the processor's."""
-    ours, theirs = (
-        (max(seconds for seconds, _ in blocks), statistics.fmean(cpu for _, cpu in blocks))
-        for blocks in zip(*answers, strict=True)
-    )
-    return ours, theirs
-
-
-def summary(pairs: Sequence[tuple[Times, Times]]) -> Row:
-    """Return medians over pairs, and between which ratios the true median is with 95 %, by their ranks."""
-    ratios = sorted(ours[0] / theirs[0] for ours, theirs in pairs)
-    reach = math.ceil(0.98 * math.sqrt(len(ratios)))  # 1.96 standard deviations of a fair coin's heads
-    low, high = max(0, len(ratios) // 2 - reach), min(len(ratios) - 1, (len(ratios) - 1) // 2 + reach)
-    return {
-        "harness_s": statistics.median(ours[0] for ours, _ in pairs),
-        "bare_s": statistics.median(theirs[0] for _, theirs in pairs),
-        "ratio": statistics.median(ratios),
-        "ratio_low": ratios[low],
-        "ratio_high": ratios[high],
-        "added_cpu_s": statistics.median(ours[1] - theirs[1] for ours, theirs in pairs),
-        "num_pairs": len(pairs),
-    }
+def slowest(answers: Sequence[Pair]) -> Pair:
+    """Return the seconds of both loops on their slowest rank."""
+    ours, theirs = zip(*answers, strict=True)
+    return max(ours), max(theirs)
 
 
 class _Loops:
@@ -121,20 +104,21 @@ class _Loops:
         self._workers = DdpWorkers(config, load_task(config, self._device))
         self._harness = Trainer(config, self._workers, RunFolder(Path(folder)))
         self._bare = _BareLoop(config, self._device)
-        self._num_pairs = self._num_steps = 0
+        self._num_pairs = 0
 
-    def take_pair(self) -> tuple[Times, Times]:
-        """Take a block of steps of each; return what the harness's took, then what the bare loop's took."""
-        numbers = range(self._num_steps, self._num_steps + BLOCK)
+    def take_pair(self) -> Pair:
+        """Take a block of steps of each, in turn first; return the seconds of a step."""
+        numbers = range(self._num_pairs * BLOCK, (self._num_pairs + 1) * BLOCK)
         loops = [(self._harness.step, self._workers.start_epoch), (self._bare.step, self._bare.start_epoch)]
-        turns = range(2) if self._num_pairs % 2 else (1, 0)
-        found = {turn: self._block(*loops[turn], numbers) for turn in turns}
-        self._num_pairs, self._num_steps = self._num_pairs + 1, numbers.stop
-        return found[0], found[1]
+        seconds = {turn: self._block(*loops[turn], numbers) for turn in (range(2) if self._num_pairs % 2 else (1, 0))}
+        self._num_pairs += 1
+        return seconds[0], seconds[1]
 
-    def _block(self, step: Step, start_epoch: Callable[[int], None], numbers: Sequence[int]) -> Times:
+    def _block(
+        self, step: Callable[[int, int], float], start_epoch: Callable[[int], None], numbers: Sequence[int]
+    ) -> float:
         dist.barrier()
-        started, cpu = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
         for number in numbers:
             epoch, index = divmod(number, self._workers.num_steps)
             if index == 0:
@@ -142,7 +126,7 @@ class _Loops:
             step(epoch, index)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        return (time.perf_counter() - started) / len(numbers), (time.process_time() - cpu) / len(numbers)
+        return (time.perf_counter() - started) / len(numbers)
 
 
 class _BareLoop:
@@ -177,7 +161,7 @@ def begin(config: TrainConfig, folder: str) -> None:
     _loops.take_pair()
 
 
-def take_pair() -> tuple[Times, Times]:
+def take_pair() -> Pair:
     """Take a block of steps of each loop on this rank."""
     assert _loops
     return _loops.take_pair()

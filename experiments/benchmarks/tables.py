@@ -42,6 +42,12 @@ def table(frame: pd.DataFrame, columns: Columns) -> str:
     return markdown.table(list(columns), [[column.cell(row) for column in columns.values()] for row in rows])
 
 
+def middle_half(values: list[float]) -> str:
+    """Return the first and the third quartile in words."""
+    first, third = pd.Series(values).quantile([0.25, 0.75])
+    return f"{first:.2f}-{third:.2f}"
+
+
 def report_rows(rows: Iterable[Row], report: Callable[[pd.DataFrame], None]) -> None:
     """Take all rows and report them; where the command is stopped or a rank fails, those that are finished."""
     found: list[Row] = []

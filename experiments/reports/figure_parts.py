@@ -80,8 +80,8 @@ class Panel:
             own, every = own.sort_values(self.x), max(1, len(own) // 8)
             marks = {"markevery": (place % every, every)} | settings
             line = lines[key] if lines[key] is GREY_LINE else lines[key] | marks
-            ends = [own[end if end in own else self.y] for end in (low, high)]
-            draw_band(axes, own[self.x], own[self.y], *ends, line)
+            least, most = (own[end if end in own else self.y] for end in (low, high))
+            draw_band(axes, own[self.x], own[self.y], least, most, line)
         axes.set_xlabel(self.x_name)
         if self.y_name:
             axes.set_ylabel(self.y_name)
@@ -155,12 +155,12 @@ def show_values(axis: XAxis | YAxis, values: Iterable[float]) -> None:
 
 
 def show_bytes(axis: XAxis | YAxis, most: int = 4) -> None:
-    """Make an axis of bytes logarithmic, with at most so many numbers: a narrow panel takes three."""
+    """Make an axis of bytes logarithmic, with about so many numbers: a narrow panel takes two."""
     axis.axes.margins(x=0.1)
     plain_log(axis)
     low, high = axis.get_view_interval()
     if axis.get_scale() == "log" and high > 10 * low:
-        axis.set_major_locator(LogLocator(subs=(1,) if high > 50 * low else (1, 3), numticks=most))
+        axis.set_major_locator(LogLocator(subs=(1,) if high > 50 * low or most < 4 else (1, 3), numticks=most))
     axis.set_major_formatter(lambda value, _: human_bytes(value))
 
 

@@ -173,7 +173,7 @@ def draw_losses(numbers: pd.DataFrame, rows: pd.DataFrame, title: str) -> Figure
     chosen = pd.concat([known[is_first], known[~is_first]])[:NUM_LOSSES]
     drawn = numbers.merge(chosen[by], on=by)
     lines = _lines_of_forms(chosen, ["form", "rate", "density"])
-    seeds = drawn.groupby(["sparsifier", "form", "rate", "density"])["num_seeds"].first()
+    seeds = drawn.groupby(["sparsifier", "form", "rate", "density"])["num_seeds"].first().to_dict()
     handles = handles_of({f"{_name_of_form(*key[:2])} (n={seeds[key]})": line for key, line in lines.items()})
     panels = [
         Panel(x="tokens", y="test_loss", x_name="tokens of all workers", show_x=_show_thousands),
@@ -215,7 +215,7 @@ def draw_forms(rows: pd.DataFrame, title: str) -> Figure:
         handles.append(Line2D([], [], label="the form at its other rates", color=BLACK, linestyle="none", **RING))
     show_metric(left.xaxis, metric)
     right.set_xlabel("sent by a worker")
-    show_bytes(right.xaxis, most=3)
+    show_bytes(right.xaxis, most=2)
     head(figure, f"{title}: {SPREAD}", handles)
     return figure
 

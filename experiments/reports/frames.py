@@ -41,7 +41,7 @@ class Frames:
     a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
     does not measure it, and ``metric``, the key of the one that stands for the run.
 
-    ``origins`` has the code, machine and company of each run; see provenance.py. ``manifests`` has a digest of each
+    ``origins`` has the code and machine of each run; see provenance.py. ``manifests`` has a digest of each
     run's manifest, where there is one; ``settings`` the keys of each configuration.
     """
 
@@ -73,21 +73,6 @@ class Frames:
             f"{human(str(model))} on {human(str(data))}, {n} workers": list(own["run"])
             for (model, data, n), own in groups
         }
-
-
-def runs(root: Path | str) -> pd.DataFrame:
-    """One row per finished run under ``root``. Raises: UserError when there is none."""
-    return run_frame(selected_configs(in_folders(Path(root)), {}))
-
-
-def steps(root: Path | str) -> pd.DataFrame:
-    """One row per run and step. Raises: UserError when no run is finished or a record cannot be read."""
-    return load(root).steps
-
-
-def epochs(root: Path | str) -> pd.DataFrame:
-    """One row per run and epoch. Raises: UserError when no run is finished or a record cannot be read."""
-    return load(root).epochs
 
 
 def load(root: Path | str | Sequence[Path], selection: Selection | None = None) -> Frames:

@@ -110,7 +110,9 @@ def page_names() -> list[str]:
 def load_page(name: str) -> Page:
     """Read a page of conf/page. Raises: UserError: no such page, or one that is not of this form."""
     check_choice("page", [*page_names(), SUMMARY], name)
-    found = read_yaml(PAGES / f"{name}.yaml")
+    found = dict(read_yaml(PAGES / f"{name}.yaml"))
+    if "like" in found:  # what it does not say itself it has from that page
+        found = read_yaml(PAGES / f"{found.pop('like')}.yaml") | found
     try:
         drawings = [Drawing(**given) for given in found.pop("figures", [])]
         page = Page(name=name, **found | {"tables": [Table(**given) for given in found["tables"]]}, figures=drawings)
@@ -134,7 +136,7 @@ def page_text(page: Page, rows: pd.DataFrame, runs: pd.DataFrame) -> str:
     for title, found in _sections(page, rows):
         blocks.append(f"## {title}" if title else "")
         for table, cells in found:
-            blocks += [table.words.strip(), markdown.table(cells.columns, cells.to_numpy())]
+            blocks += [table.words.strip(), markdown.table(list(cells.columns), cells.to_numpy())]
     return "\n\n".join(filter(None, [*blocks, *_notes(rows, runs)])) + "\n"
 
 
@@ -188,13 +190,13 @@ def print_summary(frames: Frames, console: Console) -> None:
             console.print(shown)
             if table.words:
                 console.print(" ".join(table.words.split()).replace("*", ""), style="dim", highlight=False)
-    for line in frames.notes():
-        console.print(line, style="dim", highlight=False)
+    for note in frames.notes():
+        console.print(note, style="dim", highlight=False)
 
 
 def _sections(page: Page, rows: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Table, pd.DataFrame]]]]:
     """Yield the heading of each section of a page, empty where it has one alone, and its tables that have lines."""
-    for _, own in rows.groupby(list(page.section)) if page.section else [("", rows)]:
+    for own in (own for _, own in rows.groupby(list(page.section))) if page.section else [rows]:
         made = [(table, tables.KINDS[table.show](ordered(own, table.sort), table.columns)) for table in page.tables]
         better = "" if metric_of(own["metric"]).higher_is_better else " (less is better)"
         yield f"{in_words(own)}{better}" if page.section else "", [each for each in made if len(each[1])]

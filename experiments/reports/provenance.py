@@ -1,4 +1,4 @@
-"""Where runs come from: the code, machine, torch and company of each, and whether runs side by side differ in them."""
+"""Where runs come from: code, machine, torch and number of runs at once, and whether runs side by side differ in it."""
 
 import hashlib
 import json
@@ -11,7 +11,6 @@ from experiments.config.errors import UserError
 Origin = Mapping[str, str]
 
 UNKNOWN = "unknown"
-SAME_COMPANY = "runs at once"
 
 
 def origin_of(manifest: Mapping[str, Any]) -> Origin:
@@ -24,7 +23,7 @@ def origin_of(manifest: Mapping[str, Any]) -> Origin:
         "code revisions": " then ".join(dict.fromkeys(code)),
         "machines": ", ".join(parts) if cpu else UNKNOWN,
         "versions of torch": str(versions.get("torch") or UNKNOWN),
-        SAME_COMPANY: str(manifest.get("runs_at_once") or UNKNOWN),
+        "runs at once": str(manifest.get("runs_at_once") or UNKNOWN),
     }
 
 

@@ -16,7 +16,7 @@ from experiments.reports.run_configs import planned
 from experiments.reports.table import rows_of
 
 Plan = Mapping[str, Flat]
-TOLD = ("lr", "density", "epochs", "cluster.world_size", *PARTS)  # by columns of a table and the name of the method
+IN_COLUMNS = ("lr", "density", "epochs", "cluster.world_size", *PARTS)
 
 
 def finished_rows(roots: Sequence[Path], pages: Iterable[Page], plans: Mapping[str, Plan]) -> pd.DataFrame:
@@ -47,4 +47,4 @@ def _forms(configs: dict[str, Config], plan: Plan, page: Page) -> dict[str, str]
     if page.metric == "bits_per_byte":
         return {run: ", ".join(filter(None, (exchanged(config), outer(config)))) for run, config in configs.items()}
     changed = changes(configs, planned(plan))
-    return {run: in_words(changed[run], without=TOLD) for run in configs}
+    return {run: in_words(changed[run], without=IN_COLUMNS) for run in configs}

@@ -26,7 +26,7 @@ COLUMNS = {
 }
 # Runs that agree in these, and differ in the seed alone, are repetitions of one experiment.
 EXPERIMENT = ["model", "dataset", "world_size", "density", "sparsifier"]
-UNSAID = {("accumulate", 1)}  # beside runs with more: each batch is a step
+USUAL = {("accumulate", 1)}  # beside runs with more: each batch is a step
 
 Config = dict[str, object]
 Selection = Mapping[str, list[str]]
@@ -159,7 +159,7 @@ def _variants(configs: list[Config]) -> list[str]:
     words = []
     for config, own in zip(configs, settings, strict=True):
         of_parts = {f"sparsifier.{key}" for key in own_settings(_sparsifier(config))} - set(differing)
-        shown = [key for key in [*named, *sorted(of_parts)] if key in own and (key, own[key]) not in UNSAID]
+        shown = [key for key in [*named, *sorted(of_parts)] if key in own and (key, own[key]) not in USUAL]
         texts = [f"{_word(key)}={'null' if own[key] is None else own[key]}" for key in shown]
         words.append(", ".join(filter(None, [*texts, short(own) if has_rounds else ""])))
     return words

@@ -306,7 +306,7 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
     """Stacked bars of the milliseconds of one step, the total at their ends. Takes ``time_numbers``."""
     order = in_order(numbers["sparsifier"])
     rows = numbers.sort_values(METHOD, key=lambda names: names.map(order.index) if names.name == METHOD[0] else names)
-    names = [plain(f"{in_legend(row.sparsifier, row.variant)} (n={row.num_seeds})") for row in rows.itertuples()]
+    names = [plain(f"{in_legend(*row[METHOD])} (n={row['num_seeds']})") for _, row in rows.iterrows()]
     figure = new_figure(COLUMN_INCHES, 1.1 + 0.22 * len(rows))
     axes = figure.subplots()
     left = np.zeros(len(rows))
@@ -314,8 +314,9 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
         axes.barh(names, rows[f"{stage}_ms"], left=left, height=0.65, **fill)
         left += rows[f"{stage}_ms"].to_numpy()
     for place, total in enumerate(rows["total_ms"]):
-        offset = {"xytext": (3, 0), "textcoords": "offset points"}
-        axes.annotate(three_digits(total), (total, place), **offset, va="center", fontsize=7)
+        axes.annotate(
+            three_digits(total), (total, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=7
+        )
     axes.set(xlabel="time per step (ms)", xlim=(0, 1.16 * rows["total_ms"].max()))
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
@@ -335,7 +336,7 @@ def _methods(numbers: pd.DataFrame, coloured: Collection[object] | None = None) 
     lines = lines_of(
         [key for key, _ in found], None if coloured is None else [key for key, _ in found if key[:2] in coloured]
     )
-    densities = numbers.groupby("sparsifier")[keys[-1]].nunique()
+    densities = numbers.groupby("sparsifier")[keys[-1]].nunique().to_dict()
     named = {}
     for key, own in found:
         density = f", {key[2]:g}" if key[2:] and densities[key[0]] > 1 else ""

@@ -31,9 +31,9 @@ def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
     times = times.assign(total_ms=times.sum(axis=1))
     counted = numbered[numbered.index.isin(warm.index)].reset_index(drop=True)
     calls = counted["num_collectives"] if "num_collectives" in counted else pd.Series(float("nan"), counted.index)
-    of_run = counted.assign(num_collectives=pd.to_numeric(calls)).groupby("run")
-    facts = of_run[["world_size", "cluster"]].first()
-    sent = of_run[["bytes_sent", "num_collectives"]].mean()
+    by_run = counted.assign(num_collectives=pd.to_numeric(calls)).groupby("run")
+    facts = by_run[["world_size", "cluster"]].first()
+    sent = by_run[["bytes_sent", "num_collectives"]].mean()
     is_known = (facts["world_size"] > 1) & (facts["cluster"] != "simulated")
     for column, rate in RATES.items():
         messages_s = exchange_s(sent["bytes_sent"], sent["num_collectives"], facts["world_size"], rate)

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from experiments.bench import main
-from experiments.benchmarks import loop
 from experiments.benchmarks.gpu import steps
 from tests.dist.processes import ranks
 
@@ -24,15 +23,6 @@ def test_loop(tmp_path: Path) -> None:
     table = bench(tmp_path, "loop", "--steps", "2", *MLP)
     assert len(table) == 1
     assert (table[["harness_s", "bare_s", "ratio"]] > 0).all(axis=None)
-
-
-def test_the_loop_takes_medians_over_pairs_and_the_slowest_rank() -> None:
-    assert loop.over_ranks([((2.0, 1.0), (1.0, 1.0)), ((3.0, 2.0), (0.5, 3.0))]) == ((3.0, 1.5), (1.0, 2.0))
-    found = loop.summary([((ratio, 4.0), (1.0, 3.5)) for ratio in (1.0, 9.0, 1.1, 1.2, 0.1)])
-    assert (found["ratio"], found["ratio_low"], found["ratio_high"]) == (1.1, 0.1, 9.0)
-    assert (found["harness_s"], found["bare_s"], found["added_cpu_s"]) == (1.1, 1.0, 0.5)
-    many = loop.summary([((float(ratio), 1.0), (1.0, 1.0)) for ratio in range(101)])
-    assert (many["ratio_low"], many["ratio_high"]) == (40.0, 60.0)
 
 
 @pytest.mark.xdist_group("ranks")

@@ -271,7 +271,7 @@ def test_runs_on_other_machines_are_seeds_of_one_method(
 ) -> None:
     write_run(tmp_path, "topk", 0)
     change_config(write_run(tmp_path, "topk", 1), cluster={"name": "local", "world_size": 8} | cluster)
-    assert frames.runs(tmp_path)["variant"].nunique() == num_methods
+    assert frames.load(tmp_path).runs["variant"].nunique() == num_methods
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path, capsys: pytest.C
     for folder in (unfinished, failed):
         (folder / "DONE").unlink()
     (failed / "failure.json").write_text("{}")
-    assert list(frames.runs(tmp_path)["sparsifier"]) == ["topk"]
+    assert list(frames.load(tmp_path).runs["sparsifier"]) == ["topk"]
     assert capsys.readouterr().out == f"left out, not finished: {failed.name} (failed), {unfinished.name}\n"
 
 

@@ -1,4 +1,4 @@
-"""Runs of different code, machines, torch or company that stand side by side are marked, refused, and named."""
+"""Runs of other code, machines, torch or numbers of runs at once that stand side by side are marked, and refused."""
 
 import json
 from pathlib import Path

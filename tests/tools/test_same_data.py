@@ -53,7 +53,7 @@ def test_two_texts_of_a_user_are_two_runs(roots: tuple[Path, Path], tmp_path: Pa
     listed = called(sweep.main, str(study), "--list")
     assert listed.returncode == 0, listed.stderr
     assert sum(line.startswith("done ") for line in listed.stdout.splitlines()) == 2
-    assert frames.runs(tmp_path / "runs")["variant"].nunique() == 2
+    assert frames.load(tmp_path / "runs").runs["variant"].nunique() == 2
     (roots[0] / "wikitext-2" / "train.txt").write_text("another text\n" * 300)
     assert train(*words, f"dataset.root={roots[0]}").stdout.startswith("done: ")
 

@@ -119,7 +119,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 def _measured(arguments: argparse.Namespace, cases: list[Case], console: Console) -> Iterator[Row]:
     """Yield the row of each case, and print a line for it."""
-    settings = {"steps": arguments.steps, "limit_s": arguments.limit}
     with ExitStack() as stack:
         sides: dict[str, RankGroup] = {}
         if arguments.against is not None:
@@ -128,23 +127,17 @@ def _measured(arguments: argparse.Namespace, cases: list[Case], console: Console
         sides[NEW] = stack.enter_context(measuring_ranks(arguments.nproc))
         for number, case in enumerate(cases):
             if arguments.against is None:
-                (taken,) = measure(sides, case, **settings, num_turns=1)
-                row = _row(case, taken, sides)
+                (taken,) = measure(sides, case, arguments.steps, arguments.limit, num_turns=1)
+                row, what = _row(case, taken, sides), "floors"
             else:
-                row = compared(case, _pairs(sides, case, arguments.pairs, settings))
-            line = (
-                f"{row['floors']:.3g} floors" if arguments.against is None else f"ratio {row['floors']:.3f} of floors"
-            )
-            half = f"middle half {row['floors_half']}"
-            console.print(f"{number + 1} of {len(cases)}: {case.method}: {line}, {half}", highlight=False, markup=False)
+                try:
+                    pairs = measure(sides, case, arguments.steps, arguments.limit, num_turns=arguments.pairs)
+                except RankFailure as error:
+                    raise UserError(f"the two revisions cannot both measure {case.method}: {error}") from error
+                row, what = compared(case, pairs), "of the floors of the other revision"
+            line = f"{row['floors']:.3g} {what}, middle half {row['floors_half']}"
+            console.print(f"{number + 1} of {len(cases)}: {case.method}: {line}", highlight=False, markup=False)
             yield row
-
-
-def _pairs(sides: Sides, case: Case, num_turns: int, settings: dict[str, float]) -> list[Turn]:
-    try:
-        return measure(sides, case, **settings, num_turns=num_turns)  # type: ignore[arg-type]
-    except RankFailure as error:
-        raise UserError(f"the two revisions cannot both measure {case.method}: {error}") from error
 
 
 def _row(case: Case, taken: Turn, sides: Sides) -> Row:
@@ -154,7 +147,7 @@ def _row(case: Case, taken: Turn, sides: Sides) -> Row:
     moved = sides[NEW].call(traffic.of_this_rank)
     step_bytes, floor_bytes = (max(each) for each in zip(*moved, strict=True))
     row |= {"bytes_per_element": step_bytes, "bytes_in_floors": step_bytes / floor_bytes}
-    row |= {"floors_half": middle_half([step["floors"] for step in steps]), "steps": len(steps)}
+    row |= {"floors_half": tables.middle_half([step["floors"] for step in steps]), "steps": len(steps)}
     return {"method": case.method, "numel": case.numel, "density": case.density, **row}
 
 
@@ -167,13 +160,7 @@ def compared(case: Case, pairs: list[Turn]) -> Row:
     row: Row = {"method": case.method, "numel": case.numel, "density": case.density}
     for key in RATIOS:
         found = [turn[NEW][key] / turn[OLD][key] if turn[OLD][key] else 1.0 for turn in medians]
-        row |= {key: statistics.median(found), f"{key}_half": middle_half(found)}
+        row |= {key: statistics.median(found), f"{key}_half": tables.middle_half(found)}
     for side, name in ((OLD, "old_floors"), (NEW, "new_floors")):
         row[name] = statistics.median(turn[side]["floors"] for turn in medians)
     return row
-
-
-def middle_half(values: list[float]) -> str:
-    """Return the first and the third quartile in words."""
-    first, third = pd.Series(values).quantile([0.25, 0.75])
-    return f"{first:.2f}-{third:.2f}"

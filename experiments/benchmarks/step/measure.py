@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from experiments.profiles import method_steps
 from experiments.profiles.method_steps import Times
@@ -26,21 +25,7 @@ class Case:
     density: float
 
 
-class Counts(NamedTuple):
-    """How many steps of a method are taken."""
-
-    warmup: int
-    counted: int
-
-
-def counts(step_s: float, steps: int, limit_s: float) -> Counts:
-    """Return how many steps fit into ``limit_s``, at most ``WARMUP`` and ``steps``; a slow method gets fewer."""
-    affordable = int(limit_s / step_s)
-    counted = min(steps, max(LEAST_STEPS, affordable // 4))
-    return Counts(min(WARMUP, max(LEAST_WARMUP, affordable - counted)), counted)
-
-
-def measure(sides: Sides, case: Case, *, steps: int, limit_s: float, num_turns: int) -> list[Turn]:
+def measure(sides: Sides, case: Case, steps: int, limit_s: float, *, num_turns: int) -> list[Turn]:
     """Return the turns of a case: in each, every side takes as many steps; which comes first changes.
 
     Args:
@@ -48,7 +33,9 @@ def measure(sides: Sides, case: Case, *, steps: int, limit_s: float, num_turns: 
         limit_s: about the longest that all of them may take.
     """
     step_s = max(max(ranks.call(method_steps.begin, case.method, case.numel, case.density)) for ranks in sides.values())
-    warmup, counted = counts(step_s, steps, limit_s / len(sides))
+    affordable = int(limit_s / (len(sides) * step_s))  # a slow method gets fewer
+    counted = min(steps, max(LEAST_STEPS, affordable // 4))
+    warmup = min(WARMUP, max(LEAST_WARMUP, affordable - counted))
     for ranks in sides.values():
         ranks.call(method_steps.turn, warmup - method_steps.NUM_TRIED)
     found, size = [], math.ceil(counted / num_turns)

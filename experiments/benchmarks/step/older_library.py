@@ -10,7 +10,7 @@ from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods
 from micro import kernels
 
-Step = Callable[[Tensor], dict[str, float]]
+TIMES = ("select_s", "rest_s", "exchange_s", "bytes_sent", "build_up")
 
 
 def prepare() -> None:
@@ -27,11 +27,8 @@ def scale(density: float, numel: int) -> float:
     return fitting_scale(density, numel)
 
 
-def reduction(method: str, density: float, numel: int, device: torch.device) -> Step:
-    """Return a step of a method of conf/sparsifier: it replaces a gradient (numel,) by the update, and has its times.
-
-    Its state is its own. All times are seconds of this rank.
-    """
+def reduction(method: str, density: float, numel: int, device: torch.device) -> Callable[[Tensor], dict[str, float]]:
+    """Return a step of a method of conf/sparsifier, which puts the update in a gradient's place, with its times."""
     from micro.comm import GroupComm  # type: ignore[attr-defined]  # where those revisions have it
 
     reducer = build_methods([method], density)[method]
@@ -40,12 +37,6 @@ def reduction(method: str, density: float, numel: int, device: torch.device) -> 
     def step(grad: Tensor) -> dict[str, float]:
         comm.begin_step()
         stats = reducer.reduce_(state, grad, comm)
-        return {
-            "select_s": stats.select_s,
-            "rest_s": stats.rest_s,
-            "exchange_s": stats.exchange_s,
-            "bytes_sent": stats.bytes_sent,
-            "build_up": stats.build_up,
-        }
+        return {key: getattr(stats, key) for key in TIMES}
 
     return step

@@ -1,7 +1,7 @@
 """The page of a paper's reproduction: what each part left, and the runs, code, data and machines that it is from."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,13 +16,13 @@ from experiments.reports.measures import metric_of
 from experiments.reports.names import label
 from experiments.reports.output import write_file
 from experiments.reports.pages import summary_text
+from experiments.reports.provenance import origin_of
 from experiments.runs.atomic_files import load_json
-from experiments.runs.run_folder import RunFolder
 from experiments.studies.paper_reproduction.papers import Paper, Part
 from experiments.studies.paper_reproduction.parts import seconds_of
 from experiments.studies.paper_reproduction.verdicts import answer
 
-MACHINE = ("host", "platform", "gpus", "cuda", "num_threads")  # keys of a manifest, shown as they are
+MACHINE = ("host", "platform", "cuda", "num_threads")  # keys of a manifest, shown as they are
 
 
 def write_paper_page(paper: Paper, out: Path) -> Path:
@@ -44,13 +44,11 @@ def write_paper_page(paper: Paper, out: Path) -> Path:
 
 
 def _head(part: Part, out: Path) -> list[str]:
-    blocks = [f"## {escaped(part.shows)}"]
-    if part.claim:
-        blocks.append(escaped(f"The paper: {part.claim}."))
-    blocks += [answer(question, part.folder) for question in part.verdicts]
+    claim = [escaped(f"The paper: {part.claim}.")] if part.claim else []
     seconds = seconds_of(part, out)
-    took = "" if seconds is None else f"Made in {seconds:.0f} s by:"
-    return [*blocks, *([took] if took else []), fenced(part.command)]
+    took = [] if seconds is None else [f"Made in {seconds:.0f} s by:"]
+    answers = [answer(question, part.folder) for question in part.verdicts]
+    return [f"## {escaped(part.shows)}", *claim, *answers, *took, fenced(part.command)]
 
 
 def _drawn(part: Part, out: Path) -> list[str]:
@@ -77,23 +75,21 @@ def _training(part: Part) -> list[str]:
         frames = load(part.runs)
     except UserError as error:
         return [escaped(str(error))]
-    folders = [RunFolder(part.runs / run) for run in frames.runs["run"]]
     last = frames.epochs.groupby("run").tail(1).set_index("run")
     lines = []
     for run in frames.runs.to_dict("records"):
-        row = last.loc[run["run"]]
-        metric = metric_of([row["metric"]])
-        score = f"{metric.name} {metric.format(row[metric.key])}"
+        metric = metric_of([last.loc[run["run"], "metric"]])
+        score = f"{metric.name} {metric.format(last.loc[run['run'], metric.key])}"
         lines.append([str(run["run"]), label(run["sparsifier"], run["variant"]), str(run["seed"]), score])
-    facts = [[name, str(count), value] for name, value, count in _facts(folders)]
+    manifests = [load_json(part.runs / run / "manifest.json") for run in frames.runs["run"]]
     return [
         below(summary_text(frames), 2),
         f"### Runs ({len(lines)})",
         _table(["run", "method", "seed", "measure"], lines),
         "### Configuration that they share",
-        fenced(_shared([yaml.safe_load(folder.config_path.read_text()) for folder in folders]), "yaml"),
+        fenced(_shared(list(frames.settings.values())), "yaml"),
         "### Code, data and machines",
-        _table(["what", "runs", "value"], facts),
+        _table(["what", "runs", "value"], [[name, str(count), value] for name, value, count in _facts(manifests)]),
     ]
 
 
@@ -101,41 +97,24 @@ def _table(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return table(names, [[escaped(cell) for cell in line] for line in lines])
 
 
-def _shared(configs: Sequence[Any]) -> str:
-    return str(yaml.safe_dump(_common(configs), sort_keys=True, allow_unicode=True))
+def _shared(configs: Sequence[Mapping[str, object]]) -> str:
+    """Return the settings in which all configurations agree, by dotted keys."""
+    first = configs[0]
+    common = {key: first[key] for key in first if all(config.get(key, ...) == first[key] for config in configs)}
+    return str(yaml.safe_dump(common, sort_keys=True, allow_unicode=True))
 
 
-def _common(nodes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the settings in which all configurations agree."""
-    shared = {}
-    for key in sorted(set.intersection(*(set(node) for node in nodes))):
-        values = [node[key] for node in nodes]
-        if all(isinstance(value, dict) for value in values):
-            if inner := _common(values):
-                shared[key] = inner
-        elif all(value == values[0] for value in values):
-            shared[key] = values[0]
-    return shared
-
-
-def _facts(folders: Sequence[RunFolder]) -> Iterator[tuple[str, str, int]]:
+def _facts(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, int]]:
     """Yield each fact of the manifests once, with the number of runs that it is of."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for folder in folders:
-        counts.update(dict.fromkeys(_facts_of(load_json(folder.manifest_path)), 1))
-    days = sorted(value for name, value in counts if name == "started")
-    if days:
-        yield "started", f"{days[0]} to {days[-1]}", len(folders)
+    days = sorted(str(manifest.get("started")) for manifest in manifests)
+    yield "started", f"{days[0]} to {days[-1]}", len(manifests)
+    counts = Counter(fact for manifest in manifests for fact in dict.fromkeys(_facts_of(manifest)))
     for (name, value), count in sorted(counts.items()):
-        if name != "started":
-            yield name, value, count
+        yield name, value, count
 
 
-def _facts_of(manifest: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    git, cpu = manifest.get("git") or {}, manifest.get("cpu") or {}
-    yield "started", str(manifest.get("started"))
-    yield "code", f"{git.get('revision') or 'unknown'}{' with changes' if git.get('dirty') else ''}"
-    yield "processor", f"{cpu.get('num_cores')} cores of {cpu.get('model')}"
+def _facts_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from origin_of(manifest).items()
     yield "versions", ", ".join(f"{name} {version}" for name, version in (manifest.get("versions") or {}).items())
     for key in MACHINE:
         if manifest.get(key):

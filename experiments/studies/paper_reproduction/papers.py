@@ -18,11 +18,7 @@ from experiments.studies.paper_reproduction.verdicts import Question
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
 SWEEP = "sweep"
-SCALES = (
-    *CHOICES["scale"],
-    "medium",
-)  # medium: small models on real data, until dense stops to improve; few papers have it
-KEYS = {"name", "source", "parts"}
+SCALES = (*CHOICES["scale"], "medium")  # medium: small models on real data, as long as dense improves; few have it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,55 +93,40 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
     check_choice("paper", known_papers(), key)
     check_choice("scale", SCALES, scale)
     path = FOLDER / f"{key}.yaml"
-    content = _read(path)
-    parts = []
-    for name, given in content["parts"].items():
-        if not isinstance(given, dict) or "shows" not in given:
-            raise UserError(f"{path}: part {name} must say what it shows, and its command as {' or '.join(SCALES)}")
-        if scale in given:
-            places = {"out": out, "here": out / name, "runs": out / "runs", "root": root}
-            words = _command(given[scale], places, path)
-            words += overrides if words[0] == SWEEP else ()
-            told = {"claim": given.get("claim", ""), "verdicts": _questions(given.get("verdicts", ()), name, path)}
-            parts.append(Part(name=name, shows=given["shows"], words=tuple(words), folder=out / name, **told))
-    if not parts:
-        raise UserError(f"paper {key} has nothing at scale {scale}: choose one of {', '.join(_scales(content))}")
-    return Paper(key=key, name=content["name"], source=content["source"], scale=scale, parts=tuple(parts))
-
-
-def _scales(content: dict[str, Any]) -> list[str]:
-    """Return the scales that a paper has commands for."""
-    return [scale for scale in SCALES if any(scale in given for given in content["parts"].values())]
-
-
-def _read(path: Path) -> dict[str, Any]:
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
-    except (OmegaConfBaseException, YAMLError) as error:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        parts = [
+            _part(
+                name,
+                given,
+                given[scale],
+                {"out": out, "here": out / name, "runs": out / "runs", "root": root},
+                overrides,
+            )
+            for name, given in content["parts"].items()
+            if scale in given
+        ]
+        name, source = content["name"], content["source"]
+    except (OmegaConfBaseException, YAMLError, AttributeError, ValueError, TypeError) as error:
         raise UserError(f"{path}: {one_line(error)}") from None
-    if not isinstance(content, dict) or set(content) != KEYS or not isinstance(content["parts"], dict):
-        raise UserError(f"{path} must have the keys {', '.join(sorted(KEYS))}, parts being a mapping")
-    return {str(key): value for key, value in content.items()}
+    except KeyError as error:
+        raise UserError(
+            f"{path}: {error} is missing, or stands in braces and is none of {{out}}, {{here}}, {{runs}}, {{root}}"
+        ) from None
+    if not parts:
+        others = [each for each in SCALES if any(each in given for given in content["parts"].values())]
+        raise UserError(f"paper {key} has nothing at scale {scale}: choose one of {', '.join(others)}")
+    return Paper(key=key, name=name, source=source, scale=scale, parts=tuple(parts))
 
 
-def _questions(given: Sequence[Mapping[str, Any]], part: str, path: Path) -> tuple[Question, ...]:
-    try:
-        return tuple(Question(**each) for each in given)
-    except TypeError as error:
-        raise UserError(f"{path}: verdicts of part {part}: {one_line(error)}") from None
-
-
-def _command(text: str, places: dict[str, Any], path: Path) -> list[str]:
-    """Return the words of a command, the names of folders in braces replaced."""
-    words = [_filled_in(word, places, path) for word in shlex.split(text)]
+def _part(name: str, given: Mapping[str, Any], command: str, places: dict[str, Any], overrides: Sequence[str]) -> Part:
+    """Return a part, the names of folders in braces replaced."""
+    words = [word.format(**places) for word in shlex.split(command)]
     if words[0] not in MODULES:
-        raise UserError(f"{path}: a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
-    return words
-
-
-def _filled_in(word: str, places: dict[str, Any], path: Path) -> str:
-    try:
-        return word.format(**places)
-    except (KeyError, IndexError, ValueError):
-        known = ", ".join(f"{{{name}}}" for name in places)
-        raise UserError(f"{path}: '{word}' must have no other braces than {known}") from None
+        raise ValueError(f"a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
+    words += overrides if words[0] == SWEEP else ()
+    verdicts = tuple(Question(**each | {"per": tuple(each.get("per", ()))}) for each in given.get("verdicts", ()))
+    claim = given.get("claim", "")
+    return Part(
+        name=name, shows=given["shows"], words=tuple(words), folder=places["here"], claim=claim, verdicts=verdicts
+    )

@@ -4,11 +4,9 @@ A part that trains is done when all of its runs are. Another one leaves a stamp:
 that the command reads, and the files that it wrote.
 """
 
-import contextlib
 import functools
 import hashlib
 import importlib
-import io
 import signal
 import subprocess
 import sys
@@ -46,24 +44,16 @@ def check_command(part: Part) -> None:
     """Parse a part's command as its entry point does, and check its options. Raises: UserError."""
     module = importlib.import_module(f"experiments.{part.words[0]}")
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
-            options = module.parser().parse_args(part.words[1:])
-        if hasattr(module, "check_options"):
-            module.check_options(options)
-    except SystemExit:
-        raise UserError(f"part {part.name}: its command asks for help alone") from None
+        options = module.parser().parse_args(part.words[1:])
+        getattr(module, "check_options", lambda _: None)(options)
     except UserError as error:
         raise UserError(f"part {part.name}: {error}") from None
 
 
+@functools.cache
 def runs_of(part: Part) -> list[TrainConfig]:
     """Return the checked runs of a part that trains. Raises: UserError as a sweep does."""
-    return _composed(part.words[1:])
-
-
-@functools.cache
-def _composed(words: tuple[str, ...]) -> list[TrainConfig]:
-    return prepare_runs(jobs_of(words[0], list(words[1:])))
+    return prepare_runs(jobs_of(part.words[1], list(part.words[2:])))
 
 
 def reproduce(paper: Paper, out: Path, *, again: bool = False) -> Part | None:
@@ -84,8 +74,11 @@ def reproduce(paper: Paper, out: Path, *, again: bool = False) -> Part | None:
         if exit_code:
             print(f"{head}: failed after {seconds:.0f} s, exit code {exit_code}", flush=True)
             return part
-        files = _files(part)
-        _write_stamp(part, out, seconds, files)
+        files = sorted(str(path.relative_to(part.folder)) for path in part.folder.rglob("*") if path.is_file())
+        stamp = _stamp(part, out)
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        made_of = {"command": part.command, "inputs": "" if part.trains else _inputs(part)}
+        write_json(stamp, {**made_of, "seconds": round(seconds, 1), "files": files})
         left = f"{len(runs_of(part))} runs" if part.trains else f"{len(files)} files in {part.folder}"
         print(f"{head}: {seconds:.0f} s, {left}", flush=True)
     return None
@@ -130,9 +123,8 @@ def _is_done(part: Part, out: Path) -> bool:
         runs = [folder_of(run) for run in runs_of(part)]
         return not _waits_for_files(part) and all(state_of(folder) == State.DONE for folder in runs)
     stamp = load_json(_stamp(part, out))
-    if not all((part.folder / name).exists() for name in stamp.get("files", ())):
-        return False
-    return bool(stamp.get("command") == part.command and stamp.get("inputs") == _inputs(part))
+    is_whole = all((part.folder / name).exists() for name in stamp.get("files", ()))
+    return is_whole and (stamp.get("command"), stamp.get("inputs")) == (part.command, _inputs(part))
 
 
 def _inputs(part: Part) -> str:
@@ -145,17 +137,6 @@ def _inputs(part: Part) -> str:
         for file in [path] if path.is_file() else sorted(path.glob("*/DONE")):
             digest.update(file.name.encode() + file.parent.name.encode() + file.read_bytes())
     return digest.hexdigest()
-
-
-def _files(part: Part) -> list[str]:
-    return sorted(str(path.relative_to(part.folder)) for path in part.folder.rglob("*") if path.is_file())
-
-
-def _write_stamp(part: Part, out: Path, seconds: float, files: list[str]) -> None:
-    stamp = _stamp(part, out)
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    made_of = {"command": part.command, "inputs": "" if part.trains else _inputs(part)}
-    write_json(stamp, {**made_of, "seconds": round(seconds, 1), "files": files})
 
 
 def _stamp(part: Part, out: Path) -> Path:
