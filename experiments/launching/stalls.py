@@ -110,7 +110,7 @@ class Notes:
         calls.call(lambda: self._write(folder, store, replace(self._note, waited=True)), None)
         end, found = time.monotonic() + _OTHERS_S, list[Note]()
         while time.monotonic() < end:
-            texts = calls.call(lambda: [store.get(key) for key in keys if store.check([key])], [])
+            texts: list[bytes] = calls.call(lambda: [store.get(key) for key in keys if store.check([key])], [])
             found = _parsed(texts) if texts else read_notes(folder)
             if sum(not note.waited for note in found) <= 1:
                 break
