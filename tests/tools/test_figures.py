@@ -2,12 +2,10 @@
 
 import io
 import itertools
-import math
 import statistics
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -18,7 +16,7 @@ from experiments.reports import frames
 from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.names import in_legend
 from experiments.reports.pages import print_summary, summarise, summary_text
-from experiments.reports.plot_style import BLACK, GREY_LINE, VERMILLION, style
+from experiments.reports.plot_style import BLACK, GREY_LINE, VERMILLION
 from experiments.reports.run_configs import parse_selection
 from experiments.reports.run_figures import (
     convergence_numbers,
@@ -99,21 +97,15 @@ def test_numbers_of_figures_are_those_of_the_records(study: Path, drawn: Path) -
 def test_the_summary_agrees_with_the_records_and_fits_a_terminal(study: Path, drawn: Path) -> None:
     rows = summarise(frames.load(study)).set_index("sparsifier")
     ends = [rows[-1]["accuracy"] for rows in records(study, "topk", "epochs")]
-    steps = records(study, "topk", "steps")
     topk = rows.loc["topk"]
     expected = [2, statistics.mean(ends), min(ends), max(ends), (max(ends) - min(ends)) / 2]
     assert list(topk[["num_seeds", "value", "low", "high", "half_range"]]) == pytest.approx(expected)
-    of_steps = {"measured_density": "density", "step_bytes": "bytes_sent"}
-    of_steps |= {key: key for key in ("target_density", "density_error", "build_up", "imbalance")}
-    for column, key in of_steps.items():
-        mean = statistics.mean(statistics.mean(row[key] for row in run) for run in steps)
+    for column, key in {"measured_density": "density", "step_bytes": "bytes_sent", "imbalance": "imbalance"}.items():
+        mean = statistics.mean(row[key] for run in records(study, "topk", "steps") for row in run)
         assert topk[column] == pytest.approx(mean), column
     assert topk["to_dense"] == pytest.approx(topk["value"] - rows.loc["dense", "value"])
-    parts = ["step_compute_s", "select_s", "exchange_s", "rest_s"]
-    assert topk["total_s"] == pytest.approx(topk[parts].sum())
-    text = (drawn / "summary.md").read_text()
-    assert "## ResNet-18 on CIFAR-10, 8 workers, 3 epochs\n" in text
-    assert len([line for line in text.splitlines() if line.startswith("|")]) == 3 * (2 + 5)
+    assert topk["total_s"] == pytest.approx(topk[["step_compute_s", "select_s", "exchange_s", "rest_s"]].sum())
+    assert "## ResNet-18 on CIFAR-10, 8 workers, 3 epochs\n" in (drawn / "summary.md").read_text()
     console = Console(width=80, file=io.StringIO(), record=True)
     print_summary(frames.load(study), console)
     text = console.export_text()
@@ -142,9 +134,6 @@ def test_a_run_that_is_not_finite_is_not_averaged_away(tmp_path: Path) -> None:
     assert "not finite" in summary_text(loaded)
     numbers = convergence_numbers(loaded, metric_of(["perplexity"]))
     assert list(numbers[numbers["sparsifier"] == "micro"]["perplexity"].isna()) == [False, False, True]
-    for path in tmp_path.glob("*/epochs.jsonl"):
-        write_rows(path, [row | {"perplexity": None, "test_loss": None} for row in rows_of(path)])
-    draw_all(frames.load(tmp_path), tmp_path / "out", ["convergence", "methods"])
 
 
 def test_one_epoch_is_no_curve_and_one_worker_sends_nothing(tmp_path: Path) -> None:
@@ -204,23 +193,17 @@ def test_throughput_counts_samples_of_real_workers_a_line_for_each_density(tmp_p
 def test_a_dense_run_stands_beside_every_density_and_counts_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for density, method in itertools.product((0.1, 0.01), ("dense", "topk", "micro", "cltk", "threshold")):
+    sparse = ("topk", "micro", "cltk", "threshold")
+    for density, method in itertools.product((0.1, 0.01), ("dense", *sparse)):
         write_run(tmp_path / "runs", method, density=density)
     with every_figure_is_legible() as written:
         assert figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     assert "same experiment and seed as dense-d0.01" in capsys.readouterr().out
-    assert len(pd.read_csv(tmp_path / "out" / f"methods-{OF}-e3.csv")) == 9
     numbers = pd.read_csv(tmp_path / "out" / f"densities-{OF}-e3.csv")
-    assert numbers.groupby("sparsifier").size().to_dict() == {
-        "dense": 1,
-        "topk": 2,
-        "micro": 2,
-        "cltk": 2,
-        "threshold": 2,
-    }
+    assert numbers.groupby("sparsifier").size().to_dict() == {"dense": 1, **dict.fromkeys(sparse, 2)}
     for density in ("0.01", "0.1"):
         numbers = pd.read_csv(tmp_path / "out" / f"convergence-{OF}-d{density}.csv")
-        assert set(numbers["sparsifier"]) == {"dense", "topk", "micro", "cltk", "threshold"}
+        assert set(numbers["sparsifier"]) == {"dense", *sparse}
     entries = zip(written[0].legends[0].get_texts(), written[0].legends[0].legend_handles, strict=True)
     colours = {text.get_text().partition(" (n")[0]: handle.get_color() for text, handle in entries}  # type: ignore[attr-defined]
     assert len(set(colours.values())) == len(colours) == 5, "no two methods have one colour"
@@ -258,38 +241,36 @@ def test_runs_of_several_folders_are_drawn_together(study: Path, tmp_path: Path)
     assert {path.name for path in (tmp_path / "out").iterdir()} == SUMMARY
 
 
-CLUSTERS = [
-    ({"name": "nodes", "nnodes": 4, "nproc_per_node": 2}, 1),
-    ({"device": "cuda"}, 2),
-    ({"name": "simulated"}, 2),
-]
-
-
-@pytest.mark.parametrize(("cluster", "num_methods"), CLUSTERS)
+@pytest.mark.parametrize(
+    ("cluster", "num_methods"),
+    [
+        ({"name": "nodes", "nnodes": 4, "nproc_per_node": 2}, 1),
+        ({"name": "local", "device": "cuda"}, 2),
+        ({"name": "simulated"}, 2),
+    ],
+)
 def test_runs_on_other_machines_are_seeds_of_one_method(
     cluster: dict[str, Any], num_methods: int, tmp_path: Path
 ) -> None:
     write_run(tmp_path, "topk", 0)
-    change_config(write_run(tmp_path, "topk", 1), cluster={"name": "local", "world_size": 8} | cluster)
+    change_config(write_run(tmp_path, "topk", 1), cluster={"world_size": 8} | cluster)
     assert frames.load(tmp_path).runs["variant"].nunique() == num_methods
 
 
-def test_runs_that_differ_in_more_than_the_seed_are_never_averaged(tmp_path: Path) -> None:
-    for rate, seed in itertools.product((0.1, 0.2), (0, 1)):
-        write_run(tmp_path / "rates", "topk", seed, lr=rate)
-    rows = summarise(frames.load(tmp_path / "rates"))
-    assert (list(rows["form"]), list(rows["num_seeds"])) == (["lr=0.1", "lr=0.2"], [2, 2])
-    for number in (1, 4):
-        change_config(write_run(tmp_path / "added", "topk", seed=number), accumulate=number)
-    assert list(summarise(frames.load(tmp_path / "added"))["form"]) == ["", "accumulate=4"]
+@pytest.mark.parametrize(("key", "names"), [("lr", ["lr=0.1", "lr=2"]), ("accumulate", ["", "accumulate=2"])])
+def test_runs_that_differ_in_more_than_the_seed_are_never_averaged(key: str, names: list[str], tmp_path: Path) -> None:
+    write_run(tmp_path, "topk", 0)
+    change_config(write_run(tmp_path, "topk", 1), **{key: 2})
+    rows = summarise(frames.load(tmp_path))
+    assert (list(rows["form"]), list(rows["num_seeds"])) == (names, [1, 1])
 
 
 def test_a_table_calls_each_run_by_its_parts_and_settings(tmp_path: Path) -> None:
     agreed = {"name": "micro", "rule": "agreed"}
     parts: dict[str, dict[str, Any]] = {
         "Top-k": {"name": "topk", "selector": {"name": "topk"}},
-        "theirs": {"name": "topk", "selector": "theirs"},
-        "theirs (share=0.5)": {"name": "topk", "selector": {"name": "theirs", "share": 0.5}},
+        "Top-k, selector theirs": {"name": "topk", "selector": "theirs"},
+        "Top-k, selector theirs (share=0.5)": {"name": "topk", "selector": {"name": "theirs", "share": 0.5}},
         "MiCRO (agreed)": {"name": "micro", "selector": agreed},
         "MiCRO (agreed) (slack=0.1)": {"name": "micro", "selector": {**agreed, "slack": 0.1}},
         "MiCRO (agreed), codec half": {"name": "micro", "codec": "half", "selector": agreed},
@@ -312,11 +293,9 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "epochs.jsonl", "DONE"])
-@pytest.mark.parametrize("kept", [0.5, 0.0])
-def test_a_torn_file_of_a_finished_run_is_named(tmp_path: Path, name: str, kept: float) -> None:
+def test_a_torn_file_of_a_finished_run_is_named(tmp_path: Path, name: str) -> None:
     path = write_run(tmp_path, "micro") / name
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(kept * len(whole))])
+    path.write_bytes(path.read_bytes()[:20])
     refused(lambda: frames.load(tmp_path), name, path.parent.name, error=UserError)
 
 
@@ -344,28 +323,19 @@ def test_selection(study: Path) -> None:
     assert sorted(chosen["sparsifier"]) == ["micro", "topk"]
 
 
-MISTAKES = {
-    "densty=0.1": ("densty", "density"),
-    "seed=7": ("seed", "7"),
-    "seed=": ("KEY=VALUE", "seed="),
-    "--only residul": ("--only", "residual"),
-    "--only densities": ("densities", "convergence"),  # there is one density
-    "--only throughput": ("throughput", "convergence"),
-}
-
-
-@pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_line(words: str, study: Path, tmp_path: Path) -> None:
-    refused(f"figures --runs {study} --out {tmp_path / 'out'} {words}", *MISTAKES[words])
-
-
-def test_nothing_finished_and_a_place_that_cannot_be_written_are_one_line(study: Path, tmp_path: Path) -> None:
-    for seed in range(2):
-        refused(f"figures --runs {tmp_path} --out {tmp_path / 'out'}", "no finished run", str(tmp_path))
-        (write_run(tmp_path, "topk", seed) / "DONE").unlink()
-    assert not (tmp_path / "out").exists()
-    (tmp_path / "file").write_text("")
-    refused(f"figures --runs {study} --out {tmp_path / 'file' / 'out'} --table", "--out", str(tmp_path / "file"))
+@pytest.mark.parametrize(
+    ("words", "key", "given"),
+    [
+        ("densty=0.1", "densty", "density"),
+        ("seed=7", "seed", 7),
+        ("seed=", "KEY=VALUE", "seed="),
+        ("--only residul", "--only", "residual"),
+        ("--only densities", "densities", "convergence"),  # there is one density
+        ("--only throughput", "throughput", "convergence"),
+    ],
+)
+def test_a_mistake_is_one_line(words: str, key: str, given: object, study: Path, tmp_path: Path) -> None:
+    refused(f"figures --runs {study} --out {tmp_path / 'out'} {words}", key, given)
 
 
 def test_an_output_without_the_sign_of_plus_or_minus_has_a_question_mark(
@@ -375,12 +345,3 @@ def test_an_output_without_the_sign_of_plus_or_minus_has_a_question_mark(
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
     assert figures.main(["--runs", str(study), "--out", str(tmp_path), "--table"]) == 0
     assert b" ? " in written.getvalue()
-
-
-def test_style_does_not_leak_into_the_callers_settings() -> None:
-    before = matplotlib.rcParams["font.size"]
-    with matplotlib.rc_context({"font.size": 13}):
-        with style():
-            assert matplotlib.rcParams["font.size"] == 8
-        assert matplotlib.rcParams["font.size"] == 13
-    assert math.isclose(matplotlib.rcParams["font.size"], before)

@@ -7,18 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from experiments import advise, bench, compare, figures, profile, reproduce, simulate, staleness, theory
-from experiments.config.errors import OutputError, UserError
+from experiments.config.errors import OutputError
 from experiments.reports import output
-from experiments.reports.csv_files import write_csv
-from experiments.runs import disks
 from tests.dist.rank_functions import Ended, called
 from tests.small_disks import BreakingDisk, MemoryDisk, mounted
 
-BENCHMARKS = ("step", "loop", "rules", "network")
 COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "advise": (advise.main, ["--link-mbit", "1"]),
     "simulate": (simulate.main, []),
@@ -27,7 +23,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "compare": (compare.main, []),
     "figures": (figures.main, []),
     "reproduce": (reproduce.main, ["micro"]),
-    **{f"bench {name}": (bench.main, [name]) for name in BENCHMARKS},
+    **{f"bench {name}": (bench.main, [name]) for name in ("step", "loop", "rules", "network")},
 }
 PROFILES = {f"profile {name}": (profile.main, [name]) for name in ("link", "select", "backward")}
 
@@ -36,10 +32,19 @@ def refused(name: str, out: Path) -> str:
     """Return the line of a command that cannot write into ``out``."""
     main, words = (COMMANDS | PROFILES)[name]
     ended = called(main, *words, "--out", str(out))
-    assert ended.returncode == 2, ended
+    assert (ended.returncode, ended.stdout) == (2, ""), ended
     (line,) = ended.stderr.splitlines()
-    assert ended.stdout == ""
     return line
+
+
+def rescued(ended: Ended) -> set[str]:
+    """Return the names of the files that a command wrote elsewhere, in the folder that its line names."""
+    assert ended.returncode == 1, ended
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: cannot write /")
+    assert "no space left on device (" in line
+    assert "free space and copy them to" in line
+    return set(os.listdir(line.split("the results are in ")[1].split(": ")[0]))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -81,19 +86,6 @@ def test_disks_that_take_nothing_are_told_before_the_work(tmp_path: Path) -> Non
         assert "read-only file system; make its disk writable again or choose" in refused("theory", broken.path)
 
 
-def test_a_folder_without_permission_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For root permissions do not count: an error of the trial stands in for them."""
-    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    monkeypatch.setattr(disks.tempfile, "mkstemp", lambda **_: _raise(denied))
-    with pytest.raises(UserError, match=r"^cannot write into .*/out: permission denied; choose another --out$"):
-        output.check_folder(tmp_path / "out")
-    assert os.listdir(tmp_path) == []
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
 def test_results_of_a_disk_that_filled_up_meanwhile_are_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,18 +95,8 @@ def test_results_of_a_disk_that_filled_up_meanwhile_are_elsewhere(
         ended = called(simulate.main, *words, "--out", str(disk.path))
         for path in disk.path.iterdir():
             assert path.suffix in (".csv", ".pdf", ".png"), path  # whole files, no drafts
-    found = _told(ended, "free space and copy them to")
-    assert "no space left on device (" in ended.stderr
-    assert {"steps.csv", "simulate.md", "double-trees.png"} <= set(os.listdir(found))
+    assert {"steps.csv", "simulate.md", "double-trees.png"} <= rescued(ended)
     assert "GoogLeNet on" in ended.stdout  # the table comes before the files
-
-
-def test_a_file_that_was_drawn_is_whole_or_as_before(tmp_path: Path) -> None:
-    path = write_csv(pd.DataFrame({"a": [1]}), tmp_path / "table.csv")
-    with mounted(MemoryDisk(tmp_path / "disk", "8k")) as disk, pytest.raises(OSError, match="No space") as caught:
-        output.write_file(disk.path / "table.csv", bytes(10_000))
-    assert caught.value.filename == str(disk.path / "table.csv")
-    assert path.read_text() == "a\n1\n"
 
 
 def test_a_folder_is_made_and_an_error_names_what_is_in_the_way(
@@ -129,7 +111,7 @@ def test_a_folder_is_made_and_an_error_names_what_is_in_the_way(
         output.write_or_rescue(lambda folder: [output.write_file(folder / "b.csv", "b")], out)
 
 
-def test_every_place_is_tried_before_results_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_no_place_takes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
@@ -137,12 +119,8 @@ def test_every_place_is_tried_before_results_are_given_up(tmp_path: Path, monkey
         tried.append(out)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "a.csv"))
 
-    message = (
-        r"^cannot write .*/none/a.csv: no space left on device .*, nor any temporary folder; free space and run the"
-    )
-    with pytest.raises(OutputError, match=message):
+    with pytest.raises(OutputError, match=r"no space left on device .*, nor any temporary folder; free space"):
         output.write_or_rescue(write, tmp_path / "none")
-    assert tried[0] == tmp_path / "none"
     assert len(tried) > 1
     assert not any(path.exists() for path in tried[1:])
 
@@ -154,15 +132,5 @@ def test_a_profile_is_rescued_once_printed(tmp_path: Path, monkeypatch: pytest.M
     with mounted(MemoryDisk(tmp_path / "disk", "8k")) as disk:
         monkeypatch.setattr(profile, "start", lambda work, settings, **where: rows)
         ended = called(profile.main, "link", "--out", str(disk.path / "link.json"))
-    found = _told(ended, "free space and copy them to")
-    assert {"link.json", "link.png", "link.csv"} <= set(os.listdir(found))
+    assert {"link.json", "link.png", "link.csv"} <= rescued(ended)
     assert ended.stdout.count("all_reduce") == 1
-
-
-def _told(ended: Ended, remedy: str) -> Path:
-    """Return the folder in which results were written elsewhere."""
-    assert ended.returncode == 1, ended
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith("error: cannot write /")
-    assert remedy in line
-    return Path(line.split("the results are in ")[1].split(": ")[0])

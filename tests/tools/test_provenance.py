@@ -5,16 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from experiments import figures
 from experiments.config.paths import ROOT
-from experiments.reports import frames
+from experiments.reports import frames, run_figures
 from experiments.reports.provenance import differences, origin_of
 from experiments.runs.git_state import git_state, other_code
 from experiments.runs.manifest import code_of_attempts
 from experiments.runs.run_folder import RunFolder
 from tests.finished_runs import finished
+from tests.refusals import refused
+from tests.tools import study_folders
 
 HERE: dict[str, Any] = {
     "git": {"revision": "a" * 40, "diff_sha256": None},
@@ -23,11 +24,9 @@ HERE: dict[str, Any] = {
     "versions": {"torch": "2.15.0"},
     "runs_at_once": 1,
 }
+OTHER = {"revision": "b" * 40, "diff_sha256": "1234567"}
 CHANGES = {
-    "code revisions: aaaaaaaa (2), bbbbbbbb (1)": {"git": {"revision": "b" * 40}},
-    "code revisions: aaaaaaaa (2), aaaaaaaa with changes 123456 (1)": {
-        "git": {"revision": "a" * 40, "diff_sha256": "1234567"}
-    },
+    "code revisions: aaaaaaaa (2), bbbbbbbb with changes 123456 (1)": {"git": OTHER},
     "code revisions: aaaaaaaa (2), bbbbbbbb then aaaaaaaa (1)": {"earlier_git": [{"revision": "b" * 40}]},
     "machines: 2 cores of AMD EPYC (2), 2 cores of AMD EPYC, 1 H100 (1)": {"gpus": ["H100"]},
     "versions of torch: 2.15.0 (2), 2.14.0 (1)": {"versions": {"torch": "2.14.0"}},
@@ -41,61 +40,33 @@ def test_each_difference_has_a_line(line: str) -> None:
     origins = {"a": origin_of(HERE), "b": origin_of(HERE), "c": origin_of(HERE | CHANGES[line])}
     assert differences(origins, "abc") == [f"different {line}"]
     assert differences(origins, "ab") == []
-    assert differences({"a": origin_of({}), "b": origin_of({})}, "ab") == []
 
 
 def write_run(root: Path, seed: int, manifest: dict[str, Any]) -> RunFolder:
-    names = {group: {"name": name} for group, name in (("model", "mlp"), ("dataset", "digits"), ("sparsifier", "topk"))}
-    config = {**names, "density": 0.1, "seed": seed, "epochs": 1, "batch_size": 4}
-    files = {
-        "config.yaml": yaml.safe_dump({**config, "cluster": {"name": "simulated", "world_size": 2}}),
-        "manifest.json": json.dumps(manifest),
-        "steps.jsonl": '{"step": 0, "epoch": 0, "density": 0.1, "compute_s": 1}\n',
-        "epochs.jsonl": "".join(f'{{"epoch": {n}, "step": {n}, "accuracy": 0.5, "time_s": 1}}\n' for n in (0, 1)),
-    }
-    folder = root / f"run-s{seed}"
-    folder.mkdir(parents=True)
-    for name, content in files.items():
-        (folder / name).write_text(content)
+    folder = study_folders.write_run(root, "topk", seed)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     return finished(RunFolder(folder))
 
 
-def test_unlike_runs_are_marked_and_with_strict_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root, out = tmp_path / "runs", tmp_path / "figures"
+def test_unlike_runs_are_marked_and_with_strict_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, out, notes = tmp_path / "runs", tmp_path / "figures", list[Any]()
     write_run(root, 0, HERE)
-    command = ["--runs", str(root), "--out", str(out), "--table", "--strict"]
-    assert figures.main(command) == 0
+    command = ["--runs", str(root), "--out", str(out), "--table"]
+    assert figures.main([*command, "--strict"]) == 0
     write_run(root, 1, HERE | {"runs_at_once": 2})
-    line = "MLP on digits, 2 workers: different runs at once: 1 (1), 2 (1)"
-    assert line in frames.load(root).notes()
-    assert figures.main(command[:-1]) == 0
-    assert line.partition(": ")[2] in (out / "summary.md").read_text()
-    capsys.readouterr()
-    assert figures.main(command) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: MLP on digits, 2 workers: runs side by side have different runs at once: 1 (1), 2")
-    assert error.count("\n") == 1
-
-
-def test_a_figure_of_unlike_runs_says_so_below(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from experiments.reports import run_figures
-
-    for seed, manifest in enumerate([HERE, HERE | {"versions": {"torch": "2.14.0"}}]):
-        write_run(tmp_path, seed, manifest)
-    notes: list[object] = []
+    line = "different runs at once: 1 (1), 2 (1)"
+    assert figures.main(command) == 0
+    assert line in (out / "summary.md").read_text()
     monkeypatch.setattr(run_figures, "save", lambda *_, **given: notes.append(given["notes"]) or [Path("x")])
-    run_figures.draw_all(frames.load(tmp_path), tmp_path, ["convergence"])
-    assert notes == [["different versions of torch: 2.15.0 (1), 2.14.0 (1)"]]
+    run_figures.draw_all(frames.load(root), tmp_path, ["convergence"])
+    assert notes == [[line]], "below the figure"
+    refused(["figures", *command, "--strict"], "ResNet-18 on CIFAR-10, 8 workers: runs side by side have", line)
 
 
 def test_finished_runs_of_other_code_are_told(tmp_path: Path) -> None:
-    now = git_state(ROOT)
-    own = write_run(tmp_path, 0, {"git": now})
-    other = write_run(tmp_path, 1, {"git": {"revision": "b" * 40, "diff_sha256": "1234567"}})
+    own, other = write_run(tmp_path, 0, {"git": git_state(ROOT)}), write_run(tmp_path, 1, {"git": OTHER})
     assert other_code([own, write_run(tmp_path, 2, {})]) == ""
-    assert other_code([own, other]).startswith(
-        "1 of 2 finished runs are of other code: bbbbbbbb with changes 123456 (1)"
-    )
+    assert other_code([own, other]).startswith("1 of 2 finished runs are of other code: bbbbbbbb with changes 123456")
 
 
 def test_a_manifest_names_the_code_of_the_attempts_that_a_run_goes_on_from(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Pages of published runs: the committed ones are what the table gives; forms stand beside dense training."""
 
+import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from experiments import pages
 from experiments.config.errors import UserError
 from experiments.config.schema import flat
 from experiments.reports.changes import changes
@@ -21,8 +19,11 @@ from experiments.reports.published_runs import finished_rows
 from experiments.reports.rounds_in_words import exchanged, short
 from experiments.reports.table import COLUMNS, FOLDER, OPTIONAL, add, read
 from experiments.reports.tables import KINDS
+from experiments.runs.run_folder import folder_of
+from experiments.training.runner import execute
 from tests.legible import check_legible, every_figure_is_legible
-from tests.waiting import LIMIT_S
+from tests.refusals import refused
+from tests.tools.simulated_runs import IMAGES, configured
 
 PUBLISHED = FOLDER.parent
 TRAINING = {"model": "gpt", "dataset": "manuals_bytes", "world_size": 4, "epochs": 1}
@@ -47,6 +48,7 @@ def table(*runs: dict[str, Any]) -> pd.DataFrame:
 
 
 DENSE = [run(0.6 + seed / 10, seed, sparsifier="dense", density=1.0) for seed in (0, 1)]
+PAGE = Page(name="none", title="", studies=["nothing_*"], words="", tables=[])
 SLOW_DENSE = run(0.4, sparsifier="dense", density=1.0, rate=0.2)
 
 
@@ -66,31 +68,33 @@ def test_the_figures_of_a_page_are_drawn_from_the_table(name: str, tmp_path: Pat
     assert {f"{figure.file}.{kind}" for figure in page.figures for kind in ("png", "csv")} <= written
 
 
+def of(rows: pd.DataFrame, method: str = "micro", rate: float = 0.1) -> Any:
+    """Return the one row of a method at a rate."""
+    (row,) = (row for _, row in rows.iterrows() if (row["sparsifier"], row["rate"]) == (method, rate))
+    return row
+
+
 def test_a_form_stands_beside_dense_at_the_best_of_its_rates() -> None:
     rows = forms(table(*DENSE, SLOW_DENSE, run(0.7), run(0.6, 1), run(0.8, rate=0.2)))
-    rows = rows.set_index(["sparsifier", "rate"])
-    micro = rows.loc[("micro", 0.1)]
+    micro = of(rows)
     assert (micro["num_seeds"], micro["low"], micro["high"], micro["of_dense"]) == (2, 0.6, 0.7, 0.02)
     assert abs(micro["to_dense"]) < 1e-9
     assert (micro["trials"], micro["total_bytes"], micro["batch_bytes"]) == (2, 20, 5)
-    assert round(rows.loc[("dense", 0.2), "to_dense"], 9) == -0.25
+    assert of(rows, "dense", 0.2)["to_dense"] == pytest.approx(-0.25)
     assert (micro["num_90"], micro["bytes_90"]) == (2, 20)
     assert micro["num_99"] == 1, "the other seed stays below 99 % of dense's 0.65"
 
 
 def test_dense_training_that_exchanges_seldom_is_no_baseline() -> None:
-    seldom = [
-        run(0.9, sparsifier="dense", density=1.0, form=form) for form in ("rounds.every=5", "gradients of 5 steps")
-    ]
-    rows = forms(table(*DENSE, *seldom, run(0.7)))
-    assert round(rows.set_index("sparsifier").loc["micro", "to_dense"], 9) == 0.05
-    assert forms(table(*seldom, run(0.7)))["to_dense"].isna().all()
+    seldom = run(0.9, sparsifier="dense", density=1.0, form="gradients of 5 steps")
+    assert of(forms(table(*DENSE, seldom, run(0.7))))["to_dense"] == pytest.approx(0.05)
+    assert forms(table(seldom, run(0.7)))["to_dense"].isna().all()
 
 
 def test_of_perplexity_less_is_better() -> None:
     own = {"metric": "perplexity"}
-    rows = forms(table(run(10.0, sparsifier="dense", density=1.0, **own), run(11.0, **own))).set_index("sparsifier")
-    assert (rows.loc["micro", "to_dense"], rows.loc["micro", "num_90"]) == (-1, 1)
+    micro = of(forms(table(run(10.0, sparsifier="dense", density=1.0, **own), run(11.0, **own))))
+    assert (micro["to_dense"], micro["num_90"]) == (-1, 1)
 
 
 def test_the_figure_of_lengths_has_a_line_for_what_was_trained_at_several() -> None:
@@ -109,42 +113,41 @@ def test_the_figure_of_lengths_has_a_line_for_what_was_trained_at_several() -> N
 
 def test_a_mean_of_runs_that_are_gone_stays_until_as_many_are_in_the_table() -> None:
     gone = run(0.5, kind="mean", num_seeds=2, low=0.4, high=0.6, reached="90,1,7,1")
-    one, two = (forms(table(*DENSE, gone, *(run(0.7, seed) for seed in range(count)))) for count in (1, 2))
-    mean = one[one["sparsifier"] == "micro"].iloc[0]
-    assert (mean["is_mean"], mean["value"], mean["half_range"].round(9), mean["bytes_90"]) == (True, 0.5, 0.1, 7)
-    (own,) = (row for _, row in two.iterrows() if row["sparsifier"] == "micro")
+    mean, own = (of(forms(table(*DENSE, gone, *(run(0.7, seed) for seed in range(count))))) for count in (1, 2))
+    assert (mean["is_mean"], mean["value"], round(mean["half_range"], 9), mean["bytes_90"]) == (True, 0.5, 0.1, 7)
     assert (own["is_mean"], own["value"], own["num_seeds"]) == (False, 0.7, 2)
 
 
 def test_seconds_on_a_link_are_computation_and_messages() -> None:
-    micro = forms(table(*DENSE, run(0.7))).set_index("sparsifier").loc["micro"]
     messages = 8 * 2 * 3 * 50e-6  # eight collectives of 2 (n - 1) messages
-    assert micro["at_100mbit_s"] == pytest.approx(4 * 0.1 + messages + 8 * 20 * 1514 / 1448 / 1e8)
+    seconds = 4 * 0.1 + messages + 8 * 20 * 1514 / 1448 / 1e8
+    assert of(forms(table(*DENSE, run(0.7))))["at_100mbit_s"] == pytest.approx(seconds)
+
+
+def cells(kind: str, columns: list[str], *runs: dict[str, Any]) -> dict[str, list[str]]:
+    """Return what a kind of table says of each method."""
+    rows = KINDS[kind](forms(table(*DENSE, *runs)), columns)
+    return {method: own for method, *own in rows.to_numpy().tolist()}
 
 
 def test_the_smallest_density_that_keeps_up_is_named_with_what_fails_around_it() -> None:
-    values = {0.01: 0.5, 0.1: 0.645, 0.2: 0.63}
-    micro = [run(value, density=density) for density, value in values.items()]
+    micro = [run(value, density=density) for density, value in {0.01: 0.5, 0.1: 0.645, 0.2: 0.63}.items()]
     cltk = [run(value, sparsifier="cltk", density=density) for density, value in ((0.1, 0.6), (0.2, 0.5))]
-    rows = forms(table(*DENSE, *micro, *cltk, run(0.65, sparsifier="topk", density=0.1)))
-    cells = {method: own for method, *own in KINDS["smallest"](rows, ["n", "measure"]).to_numpy().tolist()}
-    assert cells["MiCRO"] == ["0.1 (not at 0.2)", "1", "64.50", "0.01: -15.00 (n = 1)"]
-    assert cells["CLT-k"] == ["none tried", "", "", "0.1: -5.00 (n = 1)"]
-    assert "Top-k" not in cells, "one target says nothing of the smallest"
+    found = cells("smallest", ["n", "measure"], *micro, *cltk, run(0.65, sparsifier="topk", density=0.1))
+    assert found["MiCRO"] == ["0.1 (not at 0.2)", "1", "64.50", "0.01: -15.00 (n = 1)"]
+    assert found["CLT-k"] == ["none tried", "", "", "0.1: -5.00 (n = 1)"]
+    assert "Top-k" not in found, "one target says nothing of the smallest"
 
 
 def test_rates_have_a_column_each_and_a_form_the_best_of_them() -> None:
-    rows = forms(table(*DENSE, run(0.7), run(0.8, rate=0.2), run(0.6, rate=0.3)))
-    cells = KINDS["across"](rows, ["method", "rate", "measure"]).set_index("method")
-    assert list(cells) == ["rate", "accuracy %", "at 0.1", "at 0.2", "at 0.3"]
-    assert list(cells.loc["MiCRO"]) == ["0.2", "80.00", "70.00", "80.00", "60.00"]
-    assert cells.loc["Dense", "at 0.2"] == "", "a rate that was not tried"
+    found = cells("across", ["method", "rate", "measure"], run(0.7), run(0.8, rate=0.2), run(0.6, rate=0.3))
+    assert found["MiCRO"] == ["0.2", "80.00", "70.00", "80.00", "60.00"]
+    assert found["Dense"][3:] == ["", ""], "rates that were not tried"
 
 
 def test_steps_stand_beside_gradients_in_the_same_training() -> None:
     pairs = [run(value, form=form) for form, value in (("gradients", 0.5), ("each worker's own step", 0.7))]
-    cells = KINDS["pairs"](forms(table(*DENSE, *pairs)), ["method", "target"])
-    assert cells.to_numpy().tolist() == [["MiCRO", "0.01", "20.00"]]
+    assert cells("pairs", ["method", "target"], *pairs) == {"MiCRO": ["0.01", "20.00"]}
 
 
 def test_curves_have_every_evaluation_with_what_was_sent_until_then() -> None:
@@ -167,43 +170,34 @@ def test_runs_are_added_in_place_of_rows_of_their_name(tmp_path: Path) -> None:
 
 def test_runs_of_other_settings_are_not_taken_for_seeds_of_a_form() -> None:
     other = run(0.7, 1) | {"config": json.dumps({"batch_size": 8})}
-    with pytest.raises(UserError, match="more than the seed"):
-        forms(table(*DENSE, run(0.7), other))
+    refused(lambda: forms(table(*DENSE, run(0.7), other)), "more than the seed", error=UserError)
 
 
 @pytest.mark.parametrize("damage", [("curve", "kurve"), ('""batch_size"": 4', '""batch_size"": '), (",1,", ",9,")])
 def test_a_file_that_is_no_table_of_runs_is_refused_by_name(damage: tuple[str, str], tmp_path: Path) -> None:
     (path,) = add(table(run(0.5)), tmp_path)
     path.write_text(path.read_text().replace(*damage))
-    with pytest.raises(UserError, match=path.name):
-        read(tmp_path)
+    refused(lambda: read(tmp_path), path.name, error=UserError)
 
 
-def test_a_page_without_runs_and_an_unknown_page_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Page(name="none", title="", studies=["nothing_*"], words="", tables=[])
-    with pytest.raises(UserError, match="nothing_"):
-        page.runs(read())
-    assert pages.main(["lnog"]) == 2
-    assert "long" in capsys.readouterr().err
+def test_a_page_without_runs_and_an_unknown_page_are_refused() -> None:
+    refused(lambda: PAGE.runs(read()), "nothing_", error=UserError)
+    refused("pages lnog", "long", "lnog")
 
 
 def test_a_form_is_named_by_what_is_not_usual_in_its_study() -> None:
     micro = {"sparsifier.name": "micro", "sparsifier.feedback": "residual", "lr": 0.01}
     decay = {"sparsifier.feedback.name": "residual", "sparsifier.feedback.decay": 0.9}
-    configs = {
-        "usual": micro,
-        "again": micro | {"seed": 1},
-        "dense": micro | {"sparsifier.name": "dense"},
-        "steps": micro | {"rounds.every": 1},
-        "decay": {"sparsifier.name": "micro", "lr": 0.01} | decay,
-        "fast": micro | {"lr": 0.1},
+    dense, steps = micro | {"sparsifier.name": "dense"}, micro | {"rounds.every": 1}
+    configs = {"usual": micro, "again": micro | {"seed": 1}, "dense": dense, "steps": steps}
+    configs |= {"decay": {"sparsifier.name": "micro", "lr": 0.01} | decay, "fast": micro | {"lr": 0.1}}
+    assert changes(configs) == {
+        **{name: {} for name in ("usual", "again", "dense")},
+        "steps": {"rounds.every": "1"},
+        "decay": {"feedback": "residual", "feedback.decay": "0.9"},
+        "fast": {"lr": "0.1"},
     }
-    found = changes(configs)
-    assert found["usual"] == found["again"] == found["dense"] == {}
-    assert found["steps"] == {"rounds.every": "1"}
-    assert found["decay"] == {"feedback": "residual", "feedback.decay": "0.9"}
-    assert found["fast"] == {"lr": "0.1"}
-    few = {"steps": configs["steps"], "dense": configs["dense"]}
+    few = {"steps": steps, "dense": dense}
     assert changes(few)["steps"] != {"rounds.every": "1"}, "of two forms none is usual"
     assert changes(few, configs.values())["steps"] == {"rounds.every": "1"}, "the plan says what is"
 
@@ -217,12 +211,11 @@ def test_rounds_and_outer_optimizers_have_short_names() -> None:
 
 
 def test_finished_runs_of_a_study_are_added_with_what_their_folders_say(tmp_path: Path) -> None:
-    words = ["model=mlp", "dataset=digits", "cluster=simulated", "cluster.world_size=2", "epochs=2", "sparsifier=topk"]
-    command = [sys.executable, "-m", "experiments.train", *words, f"output={tmp_path / 'runs'}"]
-    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
-    (folder,) = (tmp_path / "runs").iterdir()
+    config = configured(tmp_path / "runs", *IMAGES, "sparsifier=topk", "epochs=2")
+    execute(config)
+    folder = folder_of(config).path
     plan = {folder.name: flat(yaml.safe_load((folder / "config.yaml").read_text()))}
-    page = Page(name="p", title="", studies=["one", "two"], words="", tables=[])
+    page = dataclasses.replace(PAGE, studies=["one", "two"])
     rows = finished_rows([tmp_path / "runs"], [page], {"one": plan, "two": plan, "three": plan})
     (row,) = rows.to_dict("records")
     assert (row["studies"], row["sparsifier"], row["metric"], row["num_seeds"]) == ("one two", "topk", "accuracy", 1)
@@ -230,10 +223,8 @@ def test_finished_runs_of_a_study_are_added_with_what_their_folders_say(tmp_path
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     points = [point.split(",") for point in row["curve"].split(";")]
     assert [float(point[2]) for point in points] == pytest.approx([end["accuracy"] for end in ends])
-    assert float(points[-1][3]) == sum(step["bytes_sent"] for step in steps)
+    assert float(points[-1][3]) == pytest.approx(sum(step["bytes_sent"] for step in steps))
     assert json.loads(row["config"])["epochs"] == 2
     (path,) = add(rows, tmp_path / "table")
     assert path.name == "one.csv"
-    assert forms(read(tmp_path / "table"))["num_seeds"].tolist() == [1]
-    with pytest.raises(UserError, match="runs"):
-        finished_rows([tmp_path / "runs"], [page], {"three": plan})
+    refused(lambda: finished_rows([tmp_path / "runs"], [page], {"three": plan}), "runs", error=UserError)

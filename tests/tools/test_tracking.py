@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -207,24 +207,15 @@ def test_a_dead_server_does_not_hurt_the_run(
     assert_one_warning(capsys.readouterr().err, folder_of(config))
 
 
-BROKEN: dict[str, tuple[Callable[[RunFolder], object], str]] = {
-    "no run": (lambda folder: folder.config_path.unlink(), "config.yaml"),
-    "torn": (lambda folder: folder.steps_path.write_text("{torn\n"), "steps.jsonl"),
-}
-
-
-@pytest.mark.parametrize("why", BROKEN)
-def test_a_folder_that_cannot_be_mirrored_is_one_line(why: str, runs: Path, tmp_path: Path) -> None:
-    folder, (spoil, word) = copied(runs, tmp_path / "broken"), BROKEN[why]
-    spoil(folder)
-    refused(["track", str(folder.path)], word, folder.path.name)
-    assert not mirrors(folder)
-
-
-def test_a_run_that_goes_on_is_left_to_its_own_mirror(runs: Path, tmp_path: Path) -> None:
-    folder = copied(runs, tmp_path / "busy")
-    with folder.locked():
+def test_a_folder_that_cannot_be_mirrored_is_one_line(runs: Path, tmp_path: Path) -> None:
+    folder = copied(runs, tmp_path / "broken")
+    with folder.locked():  # its run goes on, and mirrors itself
         refused(["track", str(folder.path)], "is in use by pid", os.getpid())
+    folder.steps_path.write_text("{torn\n")
+    refused(["track", str(folder.path)], "steps.jsonl", folder.path.name)
+    folder.config_path.unlink()
+    refused(["track", str(folder.path)], "config.yaml", folder.path.name)
+    assert not mirrors(folder)
 
 
 def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: Path) -> None:
@@ -268,10 +259,8 @@ def test_mistakes_are_told_before_anything_starts(words: str, key: str, given: o
     ("source", "key", "given"),
     [
         (["wandb-file", "x"], "did you mean 'wandb-files'", "wandb-file"),
-        (["wandb", "lab"], "ENTITY/PROJECT", "lab"),
         (["wandb", "lab/micro"], "or read the files", "WANDB_API_KEY"),
         (["wandb-files", "nowhere"], "holds no file of W&B", "nowhere"),
-        (["folders", "nowhere"], "holds no finished run", "nowhere"),
     ],
 )
 def test_a_source_that_is_none_is_one_line(source: list[str], key: str, given: str) -> None:
