@@ -1,0 +1,303 @@
+"""Texts: words in files of the official layouts, any folder of text, and their vocabularies and tokens."""
+
+import math
+import os
+import re
+import string
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import data
+from data import text, token_files
+from data.character_vocabulary import MAX_LENGTH
+from data.source import Text
+from experiments.training.tasks import LanguageTask
+
+TRAIN = "the cat saw the dog \n the dog ran\n\n a <unk> ran\n"
+VALID = "the dog saw a Bird"
+PER_MARK = pytest.mark.parametrize("mark", ["", "\ufeff"])  # of the byte order, no part of a text
+LAYOUTS = [
+    ("wikitext2", "wikitext-2/wiki.{}.tokens"),
+    ("wikitext2", "wikitext-2/{}.txt"),
+    ("ptb", "ptb/ptb.{}.txt"),
+]
+
+
+def written(root: Path, files: Mapping[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
+
+
+def splits(layout: str = LAYOUTS[0][1], **contents: str | bytes) -> dict[str, str | bytes]:
+    contents = {"train": TRAIN, "valid": VALID, "test": "a cat\n"} | contents
+    return {layout.format(split): content for split, content in contents.items()}
+
+
+def load(name: str, root: Path | None = None, seed: int = 0, **settings: Any) -> Text:
+    """Load a text and compare it with what is told before."""
+    place = None if root is None else str(root)
+    data.check(name, place, **settings)
+    loaded, info = data.load(name, root=place, seed=seed, **settings), data.info(name, place, **settings)
+    assert isinstance(loaded, Text)
+    letters = data.characters_of_words(loaded.words)
+    sizes = {"num_words": len(loaded.words), "num_characters": letters.max() + 1, "word_length": letters.shape[1]}
+    assert (info.kind, info.sizes) == ("text", sizes)
+    assert (info.num_train, info.num_test) == (len(loaded.train), len(loaded.test))
+    assert len(loaded.words) == len(set(loaded.words))
+    assert {part.ndim for part in (loaded.train, loaded.test)} == {1}
+    assert int(torch.cat([loaded.train, loaded.test]).max()) < len(loaded.words)
+    assert loaded.checksums
+    return loaded
+
+
+def spelled(loaded: Text, part: Tensor) -> list[str]:
+    return [loaded.words[number] for number in part.tolist()]
+
+
+def as_bytes(part: Tensor) -> bytes:
+    return bytes(part.tolist())
+
+
+# Vocabulary and spelling
+
+
+def test_a_vocabulary_is_by_frequency_then_alphabet_after_the_special_words() -> None:
+    assert text.vocabulary(["b", "a", "c", "b", "a", "z"]) == ("<unk>", "<eos>", "a", "b", "c", "z")
+    assert text.vocabulary(["b", "<eos>", "c", "b", "<unk>", "a"], 4) == ("<unk>", "<eos>", "b", "a")
+
+
+def test_words_can_be_read_back_from_their_spelling() -> None:
+    words = ("<unk>", "a", "Größe", "naïve", "漢字")
+    letters, characters = data.characters_of_words(words), sorted(set("".join(words)))
+    assert letters.shape == (5, 7)
+    assert letters.dtype == torch.int64
+    for word, row in zip(words, letters.tolist(), strict=True):
+        end = row.index(2)
+        assert row[0] == 1
+        assert "".join(characters[number - 3] for number in row[1:end]) == word
+        assert not any(row[end + 1 :])
+    letters = data.characters_of_words(["ab", "a" * 63, "a" * 63 + "b"])  # a long word keeps its first characters
+    assert letters.shape == (3, MAX_LENGTH)
+    assert letters[1].tolist() == letters[2].tolist() == [1, *[3] * 63, 2]
+
+
+# The official layouts
+
+
+@pytest.mark.parametrize(("dataset", "layout"), LAYOUTS)
+@PER_MARK
+def test_a_text_is_its_words_with_an_end_after_every_line(tmp_path: Path, dataset: str, layout: str, mark: str) -> None:
+    written(tmp_path, splits(layout, train=mark + TRAIN, valid=mark + VALID))
+    loaded = load(dataset, tmp_path, test="valid")
+    assert spelled(loaded, loaded.train) == TRAIN.replace("\n", " <eos> ").split()
+    assert spelled(loaded, loaded.test) == ["the", "dog", "saw", "a", "<unk>", "<eos>"]
+    assert loaded.words[:5] == ("<unk>", "<eos>", "the", "dog", "ran")
+    assert sorted(loaded.checksums) == [layout.format("train"), layout.format("valid")]
+    assert len(load(dataset, tmp_path).test) == (6 if dataset == "wikitext2" else 3)  # the split each tests on
+
+
+def test_settings_of_a_text_do_what_they_say(tmp_path: Path) -> None:
+    written(tmp_path, splits(train="The the THE b b a\n", valid="the B \n"))
+    assert load("wikitext2", tmp_path, lower=True).words == ("<unk>", "<eos>", "the", "b", "a")
+    assert load("wikitext2", tmp_path, max_words=3).words == ("<unk>", "<eos>", "b")
+    part = load("wikitext2", tmp_path, num_train=2, num_test=1)
+    assert (part.words, part.test.tolist()) == (("<unk>", "<eos>", "The", "the"), [3])
+    swapped = load("wikitext2", tmp_path, train="valid", test="train")
+    assert spelled(swapped, swapped.test) == ["<unk>", "the", *["<unk>"] * 4, "<eos>"]
+
+
+def test_only_line_ends_end_lines(tmp_path: Path) -> None:
+    loaded = load("wikitext2", written(tmp_path, splits(train="a\r\nb c\x0cd\u2028e\x85f\n")))
+    assert spelled(loaded, loaded.train) == ["a", "<eos>", "b", "c", "d", "e", "f", "<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\n \n", "wiki.train.tokens holds no words"),
+        (b"ab \xff\xfe", "wiki.train.tokens is not text in UTF-8 (byte 3 is wrong)"),
+        ("aé".encode()[:-1], "is not text in UTF-8 (byte 1 is wrong)"),
+        (None, "wiki.train.tokens cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_torn_file_names_fault_and_remedy(tmp_path: Path, content: bytes | None, words: str) -> None:
+    path = written(tmp_path, splits()) / "wikitext-2/wiki.train.tokens"
+    path.unlink() if content is None else path.write_bytes(content)
+    for call in (data.load, data.check, data.info):
+        with pytest.raises(ValueError, match=re.escape(words)) as raised:
+            call("wikitext2", root=str(tmp_path))
+        assert str(raised.value).endswith("or run python -m data.prepare wikitext2")
+        assert "\n" not in str(raised.value)
+
+
+# Texts without a file
+
+
+def test_manuals_need_no_file_and_test_on_nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, again, whole = load("manuals", seed=1), load("manuals", seed=2), load("manuals", max_words=None)
+    assert len(loaded.words) == 2000
+    assert 0.05 < len(loaded.test) / len(loaded.train) < 0.2
+    assert not set("".join(loaded.words)) & set(string.ascii_uppercase)
+    assert torch.equal(loaded.train, again.train)
+    assert loaded.checksums == again.checksums
+    assert_disjoint(*(" ".join(spelled(whole, part)).split("<eos>") for part in (whole.train, whole.test)))
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(ValueError, match="dataset manuals needs Python's help topics"):
+        data.check("manuals")
+
+
+def test_manuals_by_bytes_are_text_and_test_on_nothing_learned() -> None:
+    loaded = load("manuals_bytes")
+    assert loaded.train.dtype == torch.uint8
+    assert len(loaded.words) == 256
+    assert_disjoint(*(as_bytes(part).decode().split("\n\n") for part in (loaded.train, loaded.test)))
+    assert 0.05 < len(loaded.test) / len(loaded.train) < 0.2
+    assert torch.equal(load("manuals_bytes", num_train=100).train, loaded.train[:100])
+
+
+def assert_disjoint(train: Iterable[str], test: Iterable[str]) -> None:
+    assert not set(train) & set(test) - {"", " "}
+
+
+# A folder of text
+
+
+def test_a_folder_of_bytes_is_cut_at_the_last_tenth_of_each_file(tmp_path: Path) -> None:
+    first, second = bytes(range(100)), "zwei für".encode() * 5
+    loaded = load("text", written(tmp_path, {"a.txt": first, "b/c.md": second, "d.png": b"none", "empty.txt": b""}))
+    cut = len(second) - len(second) // 10
+    assert as_bytes(loaded.train) == first[:90] + second[:cut]
+    assert as_bytes(loaded.test) == first[90:] + second[cut:]
+    assert loaded.train.dtype == torch.uint8
+    assert set(loaded.checksums) == {"a.txt", "b/c.md"}
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "unused"),
+    [
+        (["wiki.train.tokens"], ["wiki.test.tokens"], []),
+        (["wiki.train.tokens"], ["wiki.valid.tokens"], ["wiki.test.tokens"]),
+        (["my-train_set.txt", "train01.md"], ["Val.TXT"], ["novel.txt", "constraints.md", "latest.txt"]),
+        (["a.train.txt"], ["a.validation.txt"], ["train-test-split.md", "picture.png", "notes.pdf"]),
+        (["train/a.txt", "train/deep/b.md"], ["test/c.txt"], ["d.txt"]),
+        (["corpus/Train/evaluation.txt"], ["corpus/valid/constraints.txt"], ["corpus/test/e.txt"]),
+        ([], [], ["constraints.md", "evaluation.md", "latest.txt", "retrained.raw"]),  # the last tenth of each
+        ([], [], ["train.txt", "novel.txt"]),
+    ],
+)
+def test_whole_words_of_names_and_folders_tell_the_splits(
+    tmp_path: Path, train: list[str], test: list[str], unused: list[str]
+) -> None:
+    hidden = [".train.txt", ".git/train.txt"]
+    contents: dict[str, str | bytes] = {name: f"{name:30}" for name in [*train, *test, *unused, *hidden]}
+    loaded = load("text", written(tmp_path, contents))
+    used = sorted([*train, *test] or unused)
+    assert sorted(loaded.checksums) == used
+    assert sorted(loaded.unused) == sorted(unused if train else [])
+    assert bool(data.info("text", str(tmp_path)).notes) == bool(train and unused)
+    learnt = [contents[name] for name in train] or [contents[name][:27] for name in used]
+    measured = [contents[name] for name in test] or [contents[name][27:] for name in used]
+    parts = [as_bytes(part).decode() for part in (loaded.train, loaded.test)]
+    assert parts == ["".join(map(str, learnt)), "".join(map(str, measured))]
+
+
+def test_names_of_splits_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    root = written(tmp_path, {"test.txt": "measure this", "novel.txt": "learn this"})
+    (note,) = data.info("text", str(root)).notes
+    assert "none of train" in note
+    assert len(load("text", root).test) == 2  # a tenth of each
+    with pytest.raises(ValueError, match=r"train/test\.txt is of test and of train"):
+        data.check("text", str(written(tmp_path, {"train/test.txt": "which?", "train/a.txt": "learn this"})))
+
+
+def test_linked_folders_are_part_of_a_text(tmp_path: Path) -> None:
+    elsewhere = written(tmp_path / "elsewhere", {"a.txt": "learn this"})
+    root = written(tmp_path / "root", {"valid.txt": "measure"})
+    (root / "train").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(root)
+    assert sorted(load("text", root).checksums) == ["train/a.txt", "valid.txt"]
+
+
+@PER_MARK
+def test_a_folder_of_words_has_the_vocabulary_of_what_is_learnt_from(tmp_path: Path, mark: str) -> None:
+    root = written(tmp_path, {"train.txt": mark + TRAIN, "valid.txt": mark + VALID})
+    loaded = load("text", root, unit="words", max_words=6)
+    assert loaded.words == ("<unk>", "<eos>", "the", "dog", "ran", "a")
+    assert spelled(loaded, loaded.test) == ["the", "dog", "<unk>", "a", "<unk>", "<eos>"]
+
+
+# Tokens
+
+LONG = "The reader reads what the reader wrote,\nzweimal für Ärzte 語 \u0000 and so on.\r\n\n" * 8
+TOKENS: dict[str, Any] = {"unit": "tokens", "max_words": 300}
+
+
+def in_tokens(root: Path, files: Mapping[str, str | bytes], **settings: Any) -> tuple[Text, list[int]]:
+    """Return a text in tokens, and how many bytes the tokens of each part stand for."""
+    loaded = load("text", written(root, files), **(TOKENS | settings))
+    assert loaded.num_bytes is not None
+    return loaded, [int(loaded.num_bytes[part.long()].sum()) for part in (loaded.train, loaded.test)]
+
+
+@PER_MARK
+def test_tokens_are_all_bytes_of_the_text_and_fewer_than_they(tmp_path: Path, mark: str) -> None:
+    loaded, num_bytes = in_tokens(tmp_path, {"train.txt": mark + LONG, "valid.txt": mark + LONG[:100]})
+    assert len(loaded.words) == 300
+    assert num_bytes == [len(LONG.encode()), len(LONG[:100].encode())]
+    for part, content in ((loaded.train, LONG), (loaded.test, LONG[:100])):
+        assert len(part) < 0.7 * len(content)
+        visible = set(string.ascii_letters + string.punctuation)
+        assert [c for c in "".join(spelled(loaded, part)) if c in visible] == [c for c in content if c in visible]
+
+
+def test_the_vocabulary_of_tokens_is_learnt_from_the_training_part_alone(tmp_path: Path) -> None:
+    one, _ = in_tokens(tmp_path / "a", {"train.txt": LONG, "valid.txt": LONG[:100]})
+    other, _ = in_tokens(tmp_path / "b", {"train.txt": LONG, "valid.txt": "elsewhere elsewhere " * 50})
+    assert one.words == other.words
+    assert torch.equal(one.train, other.train)
+
+
+def test_files_of_tokens_are_made_once_for_each_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"train.txt": LONG, "valid.txt": LONG[:100]}
+    first, _ = in_tokens(tmp_path, files)
+    with monkeypatch.context() as without:
+        without.setattr(token_files, "_make", lambda *_: pytest.fail("made again"))
+        assert torch.equal(load("text", tmp_path, **TOKENS).train, first.train)
+        assert torch.equal(load("text", tmp_path, num_train=5, **TOKENS).train, first.train[:5])
+    assert len(in_tokens(tmp_path, files | {"train.txt": LONG + "More.\n"})[0].train) > len(first.train)
+    assert not list(tmp_path.glob(".tokens/making-*"))
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ValueError, match="unit=tokens of text needs the package tokenizers"):
+        in_tokens(tmp_path, files | {"train.txt": LONG * 2})
+
+
+@pytest.mark.parametrize("num_lines", [1, 2, 9, 30])
+def test_the_last_tenth_is_held_out_where_names_do_not_tell(tmp_path: Path, num_lines: int) -> None:
+    content = "\n".join(["zweimal für Ärzte 語 " * 30] * num_lines)
+    _, (train, test) = in_tokens(tmp_path, {"one.txt": content})
+    num_bytes = len(content.encode())
+    assert train + test == num_bytes
+    assert 0.9 * num_bytes / 10 - 5 < test <= num_bytes / 10
+
+
+def test_bits_per_byte_count_the_bytes_of_the_tokens() -> None:
+    measures = LanguageTask.measures(torch.tensor([6 * math.log(2), 12.0, 3.0]))  # 6 bits, 12 bytes, 3 tokens
+    assert measures["bits_per_byte"] == pytest.approx(0.5)
+    assert measures["perplexity"] == pytest.approx(4)
+
+
+@pytest.mark.real_data
+def test_real_wikitext2_is_whole() -> None:
+    root = Path(os.environ.get("MICRO_DATA", ""))
+    if not (root / "wikitext-2").is_dir():
+        pytest.skip("MICRO_DATA names no folder that holds wikitext-2")
+    loaded = load("wikitext2", root, train="valid", test="test")  # a copy may lack the large split
+    assert (len(loaded.train), len(loaded.test)) == (217_646, 245_569)
