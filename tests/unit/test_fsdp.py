@@ -1,8 +1,6 @@
 """micro.attach_fsdp on a group of one rank: every kind of backward, its settings, and what it refuses."""
 
-import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -105,23 +103,6 @@ def test_a_paused_backward_touches_no_residual_and_no_optimizer_steps_before_the
         backward(model, 3)
     optimizer.zero_grad(set_to_none=False)
     optimizer.step()
-
-
-@pytest.mark.parametrize("is_paused", [False, True])
-def test_gradients_that_are_thrown_away_make_a_note_and_those_of_a_paused_backward_none(is_paused: bool) -> None:
-    model, attachment = attached()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step in range(3):
-            optimizer.zero_grad()
-            with attachment.paused() if is_paused else nullcontext():
-                backward(model, 10 + step)
-            optimizer.zero_grad()
-            backward(model, step)
-            optimizer.step()
-    notes = [str(each.message) for each in caught if "without an optimizer step" in str(each.message)]
-    assert len(notes) == (not is_paused)
 
 
 class Blocks(nn.Module):
@@ -255,18 +236,6 @@ def test_a_compiled_model_has_the_updates_of_the_model_itself() -> None:
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def test_clip_bounds_the_norm_of_the_whole_gradient_until_it_is_none() -> None:
-    model, attachment = attached(micro.DenseReducer(), clip=0.5)
-    backward(model, 0)
-    expected = given(0)
-    scale = 0.5 / float(torch.cat([gradient.flatten() for gradient in expected.values()]).norm())
-    assert_same(gradients(model), {name: scale * gradient for name, gradient in expected.items()})
-    attachment.clip = None
-    model.zero_grad()
-    backward(model, 0)
-    assert_same(gradients(model), expected)
 
 
 def test_chosen_parameters_are_reduced_densely() -> None:
