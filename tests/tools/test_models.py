@@ -21,7 +21,6 @@ COUNTS = [
     ("mlp", image(8, in_channels=1), {}, 8_970),
     ("resnet8", image(in_channels=1), {}, 75_002),
     ("resnet20", image(), {}, 269_722),
-    ("resnet56", image(), {}, 853_018),
     ("resnet110", image(), {}, 1_727_962),
     ("resnet18", image(), {}, 11_173_962),
     ("resnet18", image(num_classes=1000), {"stem": "imagenet"}, 11_689_512),
@@ -109,18 +108,6 @@ def test_a_model_of_images_gives_logits_and_a_gradient_for_every_parameter(name:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["googlenet_cifar", "mlp", "resnet8", "senet18", "seresnet18"])
-def test_no_weight_of_a_model_of_images_is_left_out(name: str) -> None:
-    torch.manual_seed(0)
-    model = build(name, image(8))
-    model(torch.randn(2, 3, 8, 8)).square().sum().backward()
-    for key, parameter in model.named_parameters():
-        assert parameter.grad is not None
-        assert parameter.grad.isfinite().all(), key
-        # Batch normalisation cancels a convolution's bias; all four rectified numbers of a narrow squeeze may be 0.
-        assert parameter.grad.any() or key.endswith("bias") or ".weigh." in key, key
-
-
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_every_parameter_of_a_model_of_sequences_gets_a_dense_gradient(name: str) -> None:
     model = small(name)
@@ -159,7 +146,6 @@ WRONG = [
     ("transformer", {}, r"got 'transformer'$"),
     ("mlp", {"image_size": 8}, r"model 'mlp' allows only hidden, got 'image_size'"),
     ("resnet20", {"depth": 3}, r"model 'resnet20' has no settings, got 'depth'"),
-    ("resnet18", {"stem": "tiny"}, r"stem must be one of imagenet, cifar, got 'tiny'"),
     ("resnet50", {"stem": "tiny"}, r"stem must be one of imagenet, cifar, got 'tiny'"),
     ("inception_v4", {"stem": "tiny"}, r"stem must be one of imagenet, cifar, got 'tiny'"),
     ("inception_v4", {"stem": "imagenet"}, r"at least 75 with stem imagenet, 23 with stem cifar; got 31"),
@@ -167,8 +153,6 @@ WRONG = [
     ("seresnet18", {"last_width": 8}, r"last_width must be an integer of at least 16, got 8"),
     ("googlenet", {"auxiliary": "yes"}, r"auxiliary must be true or false, got 'yes'"),
     ("mlp", {"hidden": 0}, r"hidden must be an integer of at least 1, got 0"),
-    ("mlp", {"hidden": "8"}, r"hidden must be an integer of at least 1, got '8'"),
-    ("lstm", {"hidden": 0}, r"hidden must be an integer of at least 1, got 0"),
     ("lstm", {"dropout": 1.0}, r"dropout must be in \[0, 1\), got 1.0"),
     ("lstm", {"tied": 1}, r"tied must be true or false, got 1"),
     ("cnn_lstm", {"size": "huge"}, r"size must be one of tiny, small, large, got 'huge'"),
@@ -176,7 +160,6 @@ WRONG = [
     ("neumf", {"layers": [8, 0]}, r"layers\[1\] must be an integer of at least 1, got 0"),
     ("neumf", {"layers": [7, 4]}, r"layers\[0\] must be even, .*, got 7"),
     ("bert_base", {"num_heads": 3}, r"hidden must be a multiple of num_heads, got 8 and 3"),
-    ("bert_base", {"max_length": 0}, r"max_length must be an integer of at least 1, got 0"),
     ("gpt", {"hidden": 10, "num_heads": 2}, r"hidden must be a multiple of 2 num_heads, got 10 and 2"),
     ("gpt", {"positions": "none"}, r"positions must be one of learned, rope, got 'none'"),
 ]
@@ -233,24 +216,12 @@ def test_inputs_that_do_not_fit_are_told(name: str, given: tuple[Any, ...], mess
 
 @pytest.mark.parametrize(
     ("name", "image_size"),
-    [("resnet18", 8), ("resnet50", 64), ("vgg16_bn", 45), ("vgg19_bn", 224), ("googlenet", 8), ("senet18", 224)],
+    [("resnet18", 8), ("resnet50", 64), ("vgg16_bn", 32), ("vgg19_bn", 224), ("googlenet", 8), ("inception_v4", 75)],
 )
 def test_images_of_other_sizes_fit(name: str, image_size: int) -> None:
     with torch.device("meta"):
         model = build(name, image(image_size))
         assert model(torch.empty(2, 3, image_size, image_size)).shape == (2, 10)
-
-
-@pytest.mark.parametrize(
-    ("name", "smallest", "settings"),
-    [("vgg16_bn", 32, {}), ("inception_v4", 75, {}), ("inception_v4", 23, {"stem": "cifar"})],
-)
-def test_the_smallest_image_fits_and_none_smaller_would(name: str, smallest: int, settings: dict[str, Any]) -> None:
-    with torch.device("meta"):
-        model = build(name, image(smallest), **settings)
-        assert model(torch.empty(2, 3, smallest, smallest)).shape == (2, 10)
-        with pytest.raises(RuntimeError):
-            model(torch.empty(2, 3, smallest - 1, smallest - 1))
 
 
 @pytest.mark.parametrize(
@@ -272,23 +243,6 @@ def test_images_are_halved_where_the_papers_halve_them(
             model.get_submodule(stage).register_forward_hook(lambda *args: found.append(args[-1].shape[-1]))
         model(torch.empty(2, 3, 32, 32))
     assert found == sides
-
-
-@pytest.mark.parametrize("name", ["resnet34", "resnet50"])
-def test_imagenet_networks_have_the_weights_that_torchvision_has(name: str) -> None:
-    theirs = pytest.importorskip("torchvision").models
-    with torch.device("meta"):
-        ours = build(name, image(num_classes=1000), stem="imagenet")
-        shapes = [sorted(tuple(p.shape) for p in model.parameters()) for model in (ours, getattr(theirs, name)())]
-    assert shapes[0] == shapes[1]
-
-
-@pytest.mark.parametrize(("name", "convolutions"), [("vgg16_bn", 13), ("vgg19_bn", 16)])
-def test_vgg_has_one_linear_layer_and_batch_normalisation_after_every_convolution(name: str, convolutions: int) -> None:
-    with torch.device("meta"):
-        kinds = [type(module) for module in build(name, image(32)).modules()]
-    counts = [kinds.count(kind) for kind in (nn.Conv2d, nn.BatchNorm2d, nn.Linear)]
-    assert counts == [convolutions, convolutions, 1]
 
 
 def test_squeeze_and_excitation_weighs_each_channel_by_one_number() -> None:

@@ -4,13 +4,11 @@ import errno
 import hashlib
 import io
 import json
-import shutil
 import tarfile
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -48,30 +46,25 @@ def zipped(path: Path, members: dict[str, bytes]) -> Path:
 # A server on this machine, and a set that it publishes
 
 
-@dataclass
-class Site:
-    """What the server offers, and how it misbehaves."""
+class Site(ThreadingHTTPServer):
+    """Offer one content under every name, or 404 where there is none."""
 
-    content: bytes = CONTENT
-    breaks: list[int] = field(default_factory=list)  # bytes of an answer after which to break off, one per answer
-    statuses: list[int] = field(default_factory=list)  # answered instead, one per request
-    num_requests: int = 0
-    url: str = ""
+    content: bytes | None = CONTENT
+    num_requests = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/set.tar.gz"
 
 
 class Handler(BaseHTTPRequestHandler):
-    site: Site
+    server: Site
 
     def do_GET(self) -> None:
-        site = self.site
-        site.num_requests += 1
-        if site.statuses:
-            self.send_error(site.statuses.pop(0))
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(site.content)))
+        self.server.num_requests += 1
+        self.send_response(404 if self.server.content is None else 200)
         self.end_headers()
-        self.wfile.write(site.content[: site.breaks.pop(0)] if site.breaks else site.content)
+        self.wfile.write(self.server.content or b"")
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -79,15 +72,12 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    site = Site()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Here", (Handler,), {"site": site}))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    site.url = f"http://127.0.0.1:{server.server_address[1]}/set.tar.gz"
-    yield site
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with Site(("127.0.0.1", 0), Handler) as site:
+        thread = threading.Thread(target=site.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield site
+        site.shutdown()
+        thread.join()
 
 
 @pytest.fixture
@@ -143,30 +133,17 @@ def test_a_file_is_downloaded_whole_and_once(site: Site, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("misbehaviour", "message"),
+    ("content", "message"),
     [
-        ({"statuses": [404]}, r"set\.tar\.gz cannot be downloaded \(it answers 404 Not Found\)$"),
-        ({"breaks": [2000]}, r"cannot be downloaded \(.*2000 bytes read, 305200 more expected"),
-        ({"content": b"other"}, r"set\.tar\.gz gives a file whose checksum is not md5:\w+, the published one$"),
-        ({"url": "ftp://here/x"}, r"url must begin with http:// or https://, got"),
-        ({"url": "here/x"}, r"url must begin with http:// or https://, got"),
+        (None, r"set\.tar\.gz cannot be downloaded \(it answers 404 Not Found\)$"),
+        (CONTENT[:2000], r"set\.tar\.gz gives a file whose checksum is not md5:\w+, the published one$"),
     ],
 )
-def test_a_download_that_fails_leaves_nothing(
-    site: Site, tmp_path: Path, misbehaviour: dict[str, Any], message: str
-) -> None:
-    for name, value in misbehaviour.items():
-        setattr(site, name, value)
+def test_a_download_that_fails_leaves_nothing(site: Site, tmp_path: Path, content: bytes | None, message: str) -> None:
+    site.content = content
     with pytest.raises(ValueError, match=message):
         download(site.url, tmp_path / "file", checksum("md5", CONTENT))
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the device that is always full")
-def test_a_full_disk_is_an_error_of_the_disk(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pooch.core.temporary_file", lambda path: nullcontext("/dev/full"))
-    with pytest.raises(OSError, match="No space left on device"):
-        download(site.url, tmp_path / "file", checksum("md5", CONTENT))
 
 
 def torn(path: Path) -> Path:
@@ -179,8 +156,6 @@ def torn(path: Path) -> Path:
     [
         lambda folder: torn(tar(folder / "a.tar.gz", {"set/x": CONTENT})),
         lambda folder: torn(zipped(folder / "a.zip", {"set/x": CONTENT})),
-        lambda folder: Path(shutil.copy(__file__, folder / "a.tar.gz")),
-        lambda folder: Path(shutil.copy(__file__, folder / "a.zip")),
         lambda folder: tar(folder / "a.tar.gz", {"../outside": b"x"}),
     ],
 )
@@ -265,14 +240,13 @@ def test_what_goes_wrong_is_told_in_one_line(
         ("set --from / --url http://here/", "exclude each other"),
         ("set --from .", "must hold set.tar.gz or set with a.dat, b.dat, and does not"),
         ("ptb --url http://here/one.txt", "must end with / and name the folder that holds ptb.train.txt"),
+        ("set --url ftp://here/x", "url must begin with http:// or https://, got"),
         ("set --url here", "or get set.tar.gz by other means and use --from DIR"),
         ("set --url http://127.0.0.1:1/", "(Connection refused); run again, name another place"),
         ("imagenet", "imagenet cannot be downloaded: give --from DIR"),
         ("imagenet --from / --size 0", "--size must be at least 1, got 0"),
         ("imagenet --from /", "/train is not a folder: --from must name a folder that holds train/CLASS/*"),
         ("--nothing", "--nothing"),
-        ("imagenet --size a", "--size"),
-        ("a b", "b"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(command: Command, given: str, words: str) -> None:
@@ -344,11 +318,3 @@ def test_what_is_taken_lies_where_it_is_read(
     held = command.held(CATALOGUE[name].folder)
     assert sorted(held.values()) == sorted(files.values())
     assert set(held) <= {file.name for file in CATALOGUE[name].files}
-
-
-def test_every_checksum_has_the_length_of_its_kind() -> None:
-    archives = [archive.checksum for entry in CATALOGUE.values() for archive in entry.archives]
-    files = [file.checksum for entry in CATALOGUE.values() for file in entry.files if file.checksum]
-    assert (len(archives), len(files)) == (10, 17)
-    for kind, value in (checksum.split(":") for checksum in archives + files):
-        assert len(bytes.fromhex(value)) == hashlib.new(kind).digest_size

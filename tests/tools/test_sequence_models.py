@@ -67,11 +67,6 @@ def test_the_lstm_starts_in_the_range_of_pytorchs_example(tied: bool) -> None:
     assert not model.get_parameter("decoder.bias").any()
 
 
-@pytest.mark.filterwarnings("error")
-def test_one_layer_has_no_dropout_between_layers() -> None:
-    assert logits("lstm", small("lstm", num_layers=1)).shape == (3, 6, 11)
-
-
 def test_letters_are_read_as_the_paper_writes_it() -> None:
     from models.cnn_lstm import ARCHITECTURES, WordReader
 

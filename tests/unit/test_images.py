@@ -1,6 +1,5 @@
 """Image sets, and what is done to the images of a batch."""
 
-import gzip
 import math
 import os
 import pickle
@@ -166,19 +165,6 @@ def test_digits_without_scikit_learn_say_what_to_install(monkeypatch: pytest.Mon
         data.check("digits")
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(b"1,2,3\n"), gzip.compress(b"1,2\n")[:-9]], ids=range(3))
-def test_a_damaged_file_of_digits_says_what_to_install(
-    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "sklearn/datasets/data").mkdir(parents=True)
-    (tmp_path / "sklearn/__init__.py").touch()
-    (tmp_path / "sklearn/datasets/data/digits.csv.gz").write_bytes(content)
-    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"digits.* install scikit-learn again"):
-        data.check("digits")
-
-
 def test_synthetic_images_follow_seed_and_settings_and_can_be_told_apart() -> None:
     settings: dict[str, Any] = {"num_samples": 50, "image_size": 4, "channels": 2, "num_classes": 3}
     first, again, other = (load("synthetic", seed=seed, **settings) for seed in (5, 5, 6))
@@ -267,19 +253,17 @@ TORN = [
     (pickle.dumps(GOOD | {"data": GOOD["data"][:, :3000]}), "got uint8 of shape (4, 3000)"),
     (pickle.dumps(GOOD | {"data": GOOD["data"].astype(np.float32)}), "got float32 of shape (4, 3072)"),
     (pickle.dumps(GOOD | {"data": GOOD["data"][:0], "labels": []}), "num at least 1"),
-    (pickle.dumps(GOOD | {"data": "pixels"}), "got str"),
-    (pickle.dumps(GOOD | {"data": np.array(7, dtype=np.uint8)}), "got uint8 of shape ()"),
     (pickle.dumps(GOOD | {"labels": [0, 1, 2]}), "one per image, got int64 of shape (3,)"),
     (pickle.dumps(GOOD | {"labels": [0, 1, 2, 0.5]}), "one per image, got float64"),
     (pickle.dumps(GOOD | {"labels": [0, 1, 2, 10]}), "labels must be in 0..9, got 0..10"),
-    (pickle.dumps(GOOD | {"labels": [0, 1, 2, -1]}), "labels must be in 0..9, got -1..2"),
+    (None, "cannot be read (No such file or directory)"),
 ]
 
 
 @pytest.mark.parametrize(("content", "words"), TORN, ids=range(len(TORN)))
-def test_a_torn_batch_names_file_fault_and_remedy(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_torn_batch_names_file_fault_and_remedy(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = write_cifar(tmp_path) / "data_batch_3"
-    path.write_bytes(content)
+    path.unlink() if content is None else path.write_bytes(content)
     for call in (data.load, data.check, data.info):
         with pytest.raises(ValueError, match=re.escape(words)) as raised:
             call("cifar10", root=str(tmp_path))
@@ -305,16 +289,6 @@ def test_a_foreign_pickle_cannot_run_code(tmp_path: Path, protocol: int) -> None
     with pytest.raises(ValueError, match=r"asks for \w+\.mkdir"):
         data.check("cifar10", str(tmp_path))
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    path = write_cifar(tmp_path) / "test_batch"
-    path.unlink()
-    with pytest.raises(ValueError, match=r"test_batch cannot be read \(No such file or directory\)"):
-        data.check("cifar10", str(tmp_path))
-    path.mkdir()
-    with pytest.raises(ValueError, match=r"test_batch cannot be read \(Is a directory\)"):
-        data.check("cifar10", str(tmp_path))
 
 
 @pytest.mark.real_data

@@ -1,7 +1,6 @@
 """Texts: words in files of the official layouts, any folder of text, and their vocabularies and tokens."""
 
 import math
-import os
 import re
 import string
 import sys
@@ -292,12 +291,3 @@ def test_bits_per_byte_count_the_bytes_of_the_tokens() -> None:
     measures = LanguageTask.measures(torch.tensor([6 * math.log(2), 12.0, 3.0]))  # 6 bits, 12 bytes, 3 tokens
     assert measures["bits_per_byte"] == pytest.approx(0.5)
     assert measures["perplexity"] == pytest.approx(4)
-
-
-@pytest.mark.real_data
-def test_real_wikitext2_is_whole() -> None:
-    root = Path(os.environ.get("MICRO_DATA", ""))
-    if not (root / "wikitext-2").is_dir():
-        pytest.skip("MICRO_DATA names no folder that holds wikitext-2")
-    loaded = load("wikitext2", root, train="valid", test="test")  # a copy may lack the large split
-    assert (len(loaded.train), len(loaded.test)) == (217_646, 245_569)
