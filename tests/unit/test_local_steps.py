@@ -339,7 +339,8 @@ def test_weights_that_change_within_a_round_are_found() -> None:
         assert local.steps_in_round == 0
         optimizer.step()
         optimizer.step()
-        assert local.num_rounds == 1
+        assert local.stats is not None
+        assert (local.num_rounds, local.stats.num_steps) == (1, 2)
 
 
 @pytest.mark.usefixtures("one_rank")
