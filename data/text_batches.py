@@ -125,9 +125,12 @@ def _in_columns(tokens: Tensor, columns: int) -> Tensor:
 
 def _window(columns: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
     stop = min(start + length, columns.shape[1] - 1)
-    return columns[:, start:stop].to(torch.int64).contiguous(), columns[:, start + 1 : stop + 1].to(
-        torch.int64
-    ).contiguous()
+    return _copied(columns[:, start:stop]), _copied(columns[:, start + 1 : stop + 1])
+
+
+def _copied(words: Tensor) -> Tensor:
+    """Return them as int64, never the text's own memory."""
+    return words.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
 
 
 def check_tokens(tokens: Tensor, rank: int, world_size: int, **sizes: int) -> None:

@@ -49,6 +49,9 @@ def _run(words: list[str]) -> int:
     return 0
 
 
+check_options = study_of  # before the first part of a paper runs
+
+
 def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser("experiments.simulate", description=__doc__)

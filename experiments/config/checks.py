@@ -47,6 +47,7 @@ RANGES = {
     "model.num_classes": COUNT,
     "dataset.sequence_length": COUNT,
     "dataset.negatives": COUNT,
+    "density": SHARE,
     "density_warmup.steps": COUNT_OR_NONE,
     "density_warmup.start": SHARE,
     "density_warmup.stages": COUNT_OR_NONE,

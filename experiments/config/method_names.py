@@ -1,6 +1,6 @@
 """The name of the method that a configuration describes: a yaml's name belongs to the parts of that yaml alone.
 
-With other parts it is the name of the yaml with those, or its own and what differs, ``topk+exchange_oktopk``.
+With other parts it is the name of the yaml with those, or of the nearest and what differs, ``topk+exchange_oktopk``.
 """
 
 import dataclasses
@@ -53,9 +53,17 @@ def method_name(sparsifier: Mapping[str, Any]) -> str:
             if away.get(given, 0) and min(away.values())
             else min(same, key=lambda name: (away[name], name != given))
         )
-    differing = [part for part in PARTS if _words(part, own) != _words(part, known[given].parts)]
+    main = "selector" if "selector" in own else "reducer"
+    near = [name for name, method in known.items() if _words(main, method.parts) == _words(main, own)]
+    if near:
+        base = min(near, key=lambda name: (len(_differing(own, known[name].parts)), name != given))
+        differing = _differing(own, known[base].parts)
+    else:  # a part that no yaml has, such as another package's
+        base = "_".join(_words(main, own))
+        base = f"{base}_{main}" if base in known else base
+        differing = [part for part in _differing(own, parts_of(defaults_of_schema(SparsifierConfig))) if part != main]
     words = [f"{part}_{'_'.join(_words(part, own)) or 'none'}" for part in differing]
-    return re.sub(r"[^\w.+-]", "_", "+".join([given, *words]))[:MOST_LETTERS]
+    return re.sub(r"[^\w.+-]", "_", "+".join([base, *words]))[:MOST_LETTERS]
 
 
 def own_settings(sparsifier: Mapping[str, Any]) -> Flat:
@@ -132,6 +140,10 @@ def _content(path: Path) -> dict[str, Any]:
 def _words(part: str, parts: Parts) -> list[str]:
     """Return the words of a part, of those inside it, and of their rules."""
     return [word for key, word in sorted(parts.items()) if key.split(".")[0] == part]
+
+
+def _differing(own: Parts, of: Parts) -> list[str]:
+    return [part for part in PARTS if _words(part, own) != _words(part, of)]
 
 
 def _of_parts(settings: Flat) -> Flat:

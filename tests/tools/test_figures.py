@@ -269,7 +269,7 @@ def test_a_table_calls_each_run_by_its_parts_and_settings(tmp_path: Path) -> Non
     agreed = {"name": "micro", "rule": "agreed"}
     parts: dict[str, dict[str, Any]] = {
         "Top-k": {"name": "topk", "selector": {"name": "topk"}},
-        "Top-k, selector theirs (share=0.5)": {"name": "topk", "selector": {"name": "theirs", "share": 0.5}},
+        "theirs (share=0.5)": {"name": "topk", "selector": {"name": "theirs", "share": 0.5}},
         "MiCRO (agreed)": {"name": "micro", "selector": agreed},
         "MiCRO (agreed) (slack=0.1)": {"name": "micro", "selector": {**agreed, "slack": 0.1}},
         "MiCRO (agreed), codec half": {"name": "micro", "codec": "half", "selector": agreed},

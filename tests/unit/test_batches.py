@@ -307,3 +307,12 @@ def test_a_setting_out_of_range_is_told_in_one_line(kind: str, changes: dict[str
     with pytest.raises(ValueError, match=re.escape(words)) as raised:
         make(**({"rank": 0, "world_size": 2} | sized | valid | changes))
     assert "\n" not in str(raised.value)
+
+
+def test_what_is_done_to_a_batch_of_words_leaves_the_text_alone() -> None:
+    text = torch.arange(20)  # one column of int64: a batch could be a part of it
+    batches = data.TextBatches(text, rank=0, world_size=1, batch_size=1, sequence_length=4)
+    for inputs, targets in batches.epoch(0):
+        inputs.fill_(-1)
+        targets.fill_(-1)
+    assert text.tolist() == list(range(20))

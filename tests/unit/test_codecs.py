@@ -185,19 +185,17 @@ def nearest_powers(block: list[float]) -> list[float]:
     return [math.copysign(min((abs(abs(v) - p), p) for p in powers)[1], v) if v else 0.0 for v in block]
 
 
-ORACLES = [
-    (Int8(block=BLOCK), nearest_multiples),
-    (Sign(block=BLOCK), mean_magnitudes),
-    (OneBit(block=BLOCK), means_of_sides),
-    (Natural(), nearest_powers),
-]
+ORACLES: dict[micro.Codec, Callable[[list[float]], list[float]]] = {
+    Int8(block=BLOCK): nearest_multiples,
+    Sign(block=BLOCK): mean_magnitudes,
+    OneBit(block=BLOCK): means_of_sides,
+    Natural(): nearest_powers,
+}
 
 
-@grid(case=ORACLES, offset=[0.0, 9.0, -9.0], dtype=DTYPES)
-def test_each_value_is_what_brute_force_gives(
-    case: tuple[micro.Codec, Callable], offset: float, dtype: torch.dtype
-) -> None:  # type: ignore[type-arg]
-    codec, oracle = case
+@grid(codec=ORACLES, offset=[0.0, 9.0, -9.0], dtype=DTYPES)
+def test_each_value_is_what_brute_force_gives(codec: micro.Codec, offset: float, dtype: torch.dtype) -> None:
+    oracle = ORACLES[codec]
     values = normal(dtype=dtype) + offset
     expected = torch.tensor([v for block in blocks_of(values) for v in oracle(block)], dtype=torch.float64)
     torch.testing.assert_close(through(codec, values).double(), expected, rtol=1e-6, atol=1e-9)

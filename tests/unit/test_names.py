@@ -12,7 +12,7 @@ from experiments.reports.names import in_order, label
 METHODS = sorted(path.stem for path in method_names.METHODS.glob("*.yaml"))
 # words of a command line -> the method's part of the run's name, its label
 OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
-    ("sparsifier.selector=theirs",): ("micro+selector_theirs", "MiCRO, selector theirs"),
+    ("sparsifier.selector=theirs",): ("theirs", "theirs"),
     ("sparsifier.selector=threshold",): ("threshold", "Hard-threshold"),
     ("sparsifier=topk", "sparsifier.selector=micro"): ("micro", "MiCRO"),
     ("sparsifier=topk", "sparsifier.exchange=gather"): ("topk_gather", "Top-k, gather"),
@@ -27,9 +27,7 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
     ),
     ("sparsifier=dgc", "sparsifier.feedback=residual"): ("dgc+feedback_residual", "DGC, feedback residual"),
     ("sparsifier=accordion", "sparsifier.policy=null"): ("topk_layers", "Top-k, per layer"),
-    ("sparsifier=micro_scaled", "sparsifier.selector.selector=topk"): (
-        *("micro_scaled+selector_scaled_topk", "MiCRO, scaled, selector scaled_topk"),
-    ),
+    ("sparsifier=micro_scaled", "sparsifier.selector.selector=topk"): ("scaled_topk", "scaled_topk"),
     ("sparsifier=fft", "sparsifier.reducer=powersgd"): ("powersgd", label("powersgd")),
     ("sparsifier=topk", "sparsifier.name=micro"): ("topk", "Top-k"),
     ("sparsifier=micro", "sparsifier.name=mine", "sparsifier.codec=half"): ("mine", "mine"),
