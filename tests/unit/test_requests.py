@@ -25,8 +25,8 @@ from micro.requests import (
     Reduction,
     Request,
     carried_out,
-    together,
 )
+from micro.selectors.side_by_side import together
 
 WORLDS = [1, 2, 3, 5, 8]
 Row = list[float]
