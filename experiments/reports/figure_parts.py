@@ -160,7 +160,7 @@ def show_bytes(axis: XAxis | YAxis, most: int = 4) -> None:
     plain_log(axis)
     low, high = axis.get_view_interval()
     if axis.get_scale() == "log" and high > 10 * low:
-        axis.set_major_locator(LogLocator(subs=(1,) if high > 50 * low or most < 4 else (1, 3), numticks=most))
+        axis.set_major_locator(LogLocator(subs=(1,) if high > 300 * low or most < 4 else (1, 3), numticks=most))
     axis.set_major_formatter(lambda value, _: human_bytes(value))
 
 
