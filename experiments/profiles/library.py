@@ -9,7 +9,11 @@ from torch import Tensor
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods
 from micro import kernels
-from micro.group_comm import GroupComm
+
+try:
+    from micro.group_comm import GroupComm
+except ImportError:  # an older revision without a file of this name, for which this one serves
+    from micro.comm import GroupComm  # type: ignore[attr-defined,no-redef]
 
 Step = Callable[[Tensor], dict[str, float]]
 

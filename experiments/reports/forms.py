@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from experiments.config.errors import UserError
+from experiments.config.identity import identity
+from experiments.config.schema import flat
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import human, in_order
 from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points
@@ -179,7 +181,8 @@ def ordered(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 def _check_repetitions(runs: pd.DataFrame) -> None:
     """Raise UserError where runs that would be taken as seeds of one form differ in more than the seed."""
-    settings = [json.dumps(config | {"seed": None}, sort_keys=True, default=str) for config in configs(runs)]
+    identities = [identity(flat(config)) | {"seed": None} for config in configs(runs)]
+    settings = [json.dumps(each, sort_keys=True, default=str) for each in identities]
     for _, own in runs.assign(settings=settings).groupby(KEYS, dropna=False):
         if len(first := own.drop_duplicates("settings")["run"]) > 1:
             raise UserError(

@@ -173,6 +173,14 @@ def test_runs_of_other_settings_are_not_taken_for_seeds_of_a_form() -> None:
     refused(lambda: forms(table(*DENSE, run(0.7), other)), "more than the seed", error=UserError)
 
 
+def test_runs_on_other_machines_are_seeds_of_one_form() -> None:
+    local, nodes = (
+        run(0.7, seed) | {"config": json.dumps({"cluster": {"name": name, "nnodes": seed + 1}})}
+        for seed, name in enumerate(("local", "nodes"))
+    )
+    assert of(forms(table(*DENSE, local, nodes)), "micro")["num_seeds"] == 2
+
+
 @pytest.mark.parametrize("damage", [("curve", "kurve"), ('""batch_size"": 4', '""batch_size"": '), (",1,", ",9,")])
 def test_a_file_that_is_no_table_of_runs_is_refused_by_name(damage: tuple[str, str], tmp_path: Path) -> None:
     (path,) = add(table(run(0.5)), tmp_path)

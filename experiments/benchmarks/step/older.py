@@ -22,7 +22,7 @@ COPIED = {  # what that revision takes from this one, by the package in which it
 def checked_out(revision: str) -> Iterator[Path]:
     """Yield a temporary folder with the code of a revision, whose ranks measure by this revision's `method_steps`.
 
-    Steps of its methods are made by its own `library`, or by `older_library` where it has none.
+    Steps of its methods are made by its own `library`, or by this revision's where it has none.
 
     Raises:
         UserError: there is no revision of that name.
@@ -49,7 +49,7 @@ def _copy_into(tree: Path) -> None:
         for name in names:
             shutil.copy(source / name, target / name)
     if not (tree / LIBRARY).exists():
-        shutil.copy(Path(__file__).with_name("older_library.py"), tree / LIBRARY)
+        shutil.copy(ROOT / LIBRARY, tree / LIBRARY)
 
 
 def _git(*words: str) -> str | None:
