@@ -1,8 +1,8 @@
 """Mark a run folder that a test has written as a finished run."""
 
 from experiments.runs.atomic_files import digest_of, load_json
-from experiments.runs.ending import write_done
 from experiments.runs.run_folder import RunFolder
+from experiments.runs.status import write_done
 
 
 def finished(folder: RunFolder) -> RunFolder:

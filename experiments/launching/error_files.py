@@ -10,8 +10,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from experiments.launching.failures import Failure, Kind, failure_of, failure_of_exit
 from experiments.runs.atomic_files import CannotWrite, load_json, write_json
-from experiments.runs.lock import FolderInUse, FolderLost
-from experiments.runs.run_folder import RunFolder
+from experiments.runs.run_folder import FolderInUse, FolderLost, RunFolder
 from experiments.runs.stop_signals import stop_signals
 
 

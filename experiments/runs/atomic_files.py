@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,20 +30,17 @@ class Digest(NamedTuple):
         """Check that a file is what was written; with ``begins`` more may follow. Raises: Damaged."""
         try:
             size = path.stat().st_size
-            if size >= self.bytes and digest_of(path, self.bytes) != self:
-                raise Damaged(f"{path} was changed after it was written")
+            found = digest_of(path, self.bytes if begins else None)
         except OSError as error:
             raise Damaged(f"{path} is missing or cannot be read: {reason(error)}") from None
-        if size < self.bytes:
-            raise Damaged(f"{path} ends after {size} of {self.bytes} bytes: its end is gone")
-        if size > self.bytes and not begins:
-            raise Damaged(f"{path} has {size - self.bytes} bytes more than were written")
+        if found != self:
+            raise Damaged(f"{path} is not as it was written: it has {size} bytes, {self.bytes} were written")
 
 
 def digest_of(path: Path, size: int | None = None) -> Digest:
     """Return the digest of a file, or of its first bytes. Raises: OSError."""
     with path.open("rb") as file:
-        if size in (None, os.fstat(file.fileno()).st_size):
+        if size is None:
             digest = hashlib.file_digest(file, "sha256")
             return Digest(file.tell(), digest.hexdigest())
         start = file.read(size)
@@ -76,13 +72,6 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def remove_drafts(folder: Path) -> None:
-    """Remove the drafts of atomic files that killed processes left in a folder, into which no process writes now."""
-    for draft in folder.glob(".*.tmp"):
-        with suppress(OSError):
-            draft.unlink()
-
-
 def write_atomic(path: Path, text: str) -> None:
     """Write ``text`` to ``path``, whole or not at all. Raises: CannotWrite."""
     with atomic_file(path) as file:
@@ -108,7 +97,7 @@ def to_json(value: Mapping[str, Any], indent: int | None = None) -> str:
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:  # what json raises for NaN and infinity
-        return json.dumps(_without_nan(value), allow_nan=False, indent=indent)
+        return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), indent=indent)
 
 
 def flush_folder(path: Path) -> None:
@@ -126,6 +115,15 @@ def cannot_write(path: Path, error: OSError) -> CannotWrite:
 
 
 @contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Have an OSError in this context raise CannotWrite for ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
+@contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Have a full, read-only or broken disk raise CannotWrite in this context, whatever was written in ``folder``."""
     try:
@@ -134,13 +132,3 @@ def disk_errors(folder: Path) -> Iterator[None]:
         if not is_of_disk(error):
             raise
         raise cannot_write(Path(error.filename) if isinstance(error.filename, str) else folder, error) from None
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return value

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch.distributed as dist
@@ -69,17 +68,25 @@ class Checkpointer:
         Raises:
             UserError: on all ranks, if one rank could not write, or another process has taken over the folder.
         """
-        step = position.step
+        step, workers = position.step, self._workers
         if step == self._saved_step:  # a run that stops where it began
             return
         draft = self._as_owner(lambda: checkpoints.begin(self._folder))
+        shared = {"position": asdict(position), **shared}
+
+        def write() -> list[Digest]:
+            random = random_state(workers.device)
+            return [
+                write_rank(draft, rank, {"own": own, "random": random, "shared": None if rank else shared})
+                for rank, own in zip(workers.ranks, workers.states(), strict=True)
+            ]
+
         try:
-            written = self._everywhere(lambda: self._write(draft, {"position": asdict(position), **shared}))
-            ranks = [digest for digests in written for digest in digests]
+            ranks = [digest for written in self._everywhere(write) for digest in written]
             keep = self._config.checkpoint.keep
             self._as_owner(lambda: checkpoints.publish(self._folder, draft, step, ranks, records, keep=keep))
         except UserError:
-            if self._workers.is_main:
+            if workers.is_main:
                 checkpoints.discard(draft)
             raise
         self._saved_step, self._saved_at = step, time.monotonic()
@@ -119,13 +126,6 @@ class Checkpointer:
             checkpoints.remove_all(self._folder)
 
         self._as_owner(mark_and_remove)
-
-    def _write(self, draft: Path, shared: dict[str, Any]) -> list[Digest]:
-        random = random_state(self._workers.device)
-        return [
-            write_rank(draft, rank, {"own": own, "random": random, "shared": None if rank else shared})
-            for rank, own in zip(self._workers.ranks, self._workers.states(), strict=True)
-        ]
 
     def _everywhere(self, work: Callable[[], T]) -> list[T]:
         """Call ``work`` in each process and return all results; an error in one process is raised in all."""

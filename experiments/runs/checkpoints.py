@@ -7,7 +7,6 @@ and at most a draft that the next one removes. Nothing here communicates with ot
 write their files (saved_state.py), rank 0 publishes.
 """
 
-import secrets
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -16,14 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.errors import UserError
-from experiments.runs.atomic_files import (
-    Damaged,
-    Digest,
-    cannot_write,
-    flush_folder,
-    load_json,
-    write_json,
-)
+from experiments.runs.atomic_files import Damaged, Digest, flush_folder, load_json, write_json, writing
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 _DRAFT = ".draft-"  # prefix of folders that are not yet, or no longer, checkpoints
@@ -55,16 +47,18 @@ class Checkpoint:
         return rank_path(self.path, rank)
 
 
+def rank_path(folder: Path, rank: int) -> Path:
+    """Return the file of a rank in the folder of a checkpoint or of its draft."""
+    return folder / f"rank{rank}.pt"
+
+
 def begin(folder: RunFolder) -> Path:
     """Make the draft folder for the files of all ranks, and remove drafts that a crash left. Raises: CannotWrite."""
-    try:
-        folder.checkpoints_path.mkdir(exist_ok=True)
+    draft = folder.checkpoints_path / f"{_DRAFT}new"
+    with writing(folder.checkpoints_path):
         _remove_drafts(folder)
+        draft.mkdir(parents=True)
         flush_folder(folder.path)
-        draft = folder.checkpoints_path / f"{_DRAFT}{secrets.token_hex(4)}"
-        draft.mkdir()
-    except OSError as error:
-        raise cannot_write(folder.checkpoints_path, error) from None
     return draft
 
 
@@ -80,20 +74,16 @@ def publish(
         if not rank_path(draft, rank).exists():
             remedy = "put the run's folder on a disk that all nodes share"
             raise UserError(f"what rank {rank} wrote of a checkpoint is not at {rank_path(draft, rank)}; {remedy}")
-    content = {
-        "step": step,
-        "ranks": [digest._asdict() for digest in ranks],
-        "records": {name: digest._asdict() for name, digest in records.items()},
-    }
-    write_json(draft / CHECKPOINT_FILE, content)
+    written = {name: digest._asdict() for name, digest in records.items()}
+    write_json(
+        draft / CHECKPOINT_FILE, {"step": step, "ranks": [digest._asdict() for digest in ranks], "records": written}
+    )
     path = folder.checkpoints_path / _name(step)
-    try:
+    with writing(path):
         draft.rename(path)
         flush_folder(path.parent)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    for older in published(folder)[keep:]:
-        _remove(older)
+        for older in published(folder)[keep:]:
+            _remove(older)
     return Checkpoint(path=path, step=step, ranks=ranks, records=records)
 
 
@@ -114,8 +104,9 @@ def usable(folder: RunFolder) -> tuple[list[Checkpoint], list[str]]:
             for name, digest in checkpoint.records.items():
                 digest.check(folder.path / name, begins=True)
             for rank, digest in enumerate(checkpoint.ranks):
-                if not checkpoint.rank_path(rank).exists() or checkpoint.rank_path(rank).stat().st_size != digest.bytes:
-                    raise Damaged(f"{checkpoint.rank_path(rank)} is missing, or not {digest.bytes} bytes long")
+                file = checkpoint.rank_path(rank)
+                if not file.exists() or file.stat().st_size != digest.bytes:
+                    raise Damaged(f"{file} is missing, or not {digest.bytes} bytes long")
         except UserError as error:
             problems.append(str(error))
         else:
@@ -125,13 +116,17 @@ def usable(folder: RunFolder) -> tuple[list[Checkpoint], list[str]]:
 
 def describe(path: Path) -> Checkpoint:
     """Return what the folder of a checkpoint says of itself. Raises: Damaged."""
+
+    def digest(given: Mapping[str, Any]) -> Digest:
+        return Digest(int(given["bytes"]), str(given["sha256"]))
+
     value = load_json(path / CHECKPOINT_FILE)
     try:
         return Checkpoint(
             path=path,
             step=int(value["step"]),
-            ranks=[_digest(given) for given in value["ranks"]],
-            records={name: _digest(given) for name, given in value["records"].items()},
+            ranks=[digest(given) for given in value["ranks"]],
+            records={name: digest(given) for name, given in value["records"].items()},
         )
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         raise Damaged(f"{path / CHECKPOINT_FILE} is missing, or does not describe a checkpoint") from None
@@ -143,25 +138,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises:
         UserError: There is none.
     """
-    if (path / CHECKPOINT_FILE).exists():
-        return describe(path)
     problem = ""
-    for each in published(RunFolder(path)):
+    for each in [path] if (path / CHECKPOINT_FILE).exists() else published(RunFolder(path)):
         try:
             return describe(each)
         except UserError as error:
             problem = problem or str(error)
-    if RunFolder(path).is_done():
-        problem = problem or f"{path} has finished, and a finished run has no checkpoint; name a run that was stopped"
-    missing = "no checkpoint in" if path.exists() else "no folder"
-    raise UserError(problem or f"{missing} {path}; give the folder of a run, or one of the folders in its checkpoints/")
+    if not problem and RunFolder(path).is_done():
+        problem = f"{path} has finished, and a finished run has no checkpoint; name a run that was stopped"
+    missing = f"no checkpoint in {path}; give the folder of a run, or one of the folders in its checkpoints/"
+    raise UserError(problem or missing)
 
 
 def remove_after(folder: RunFolder, step: int) -> None:
     """Remove drafts, and the checkpoints of steps after ``step``. Raises: CannotWrite."""
     for path in published(folder):
         if path.name > _name(step):
-            _remove(path)
+            with writing(path):
+                _remove(path)
     _remove_drafts(folder)
 
 
@@ -177,27 +171,13 @@ def discard(draft: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
 
 
-def _digest(given: Mapping[str, Any]) -> Digest:
-    return Digest(int(given["bytes"]), str(given["sha256"]))
-
-
-def rank_path(checkpoint: Path, rank: int) -> Path:
-    """Return the file of a rank."""
-    return checkpoint / f"rank{rank}.pt"
-
-
 def _name(step: int) -> str:
     return f"step-{step:09d}" if step >= 0 else ""
 
 
 def _remove(path: Path) -> None:
     """Remove a checkpoint; it is renamed first, so that a crash leaves no incomplete one under its name."""
-    old = path.with_name(f"{_DRAFT}{path.name}")
-    try:
-        path.rename(old)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    discard(old)
+    discard(path.rename(path.with_name(f"{_DRAFT}{path.name}")))
 
 
 def _remove_drafts(folder: RunFolder) -> None:

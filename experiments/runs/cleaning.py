@@ -6,8 +6,7 @@ from contextlib import suppress
 
 from experiments.config.errors import UserError
 from experiments.runs.disks import reason
-from experiments.runs.lock import FolderInUse
-from experiments.runs.run_folder import RunFolder
+from experiments.runs.run_folder import FolderInUse, RunFolder
 from experiments.runs.status import State, state_of
 
 

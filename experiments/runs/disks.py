@@ -32,8 +32,6 @@ def reason(error: OSError) -> str:
 
 def explained(error: OSError, path: Path) -> str:
     """Return why ``path`` cannot be written, with the free space where there is too little."""
-    if error.errno == errno.EIO:
-        return f"the disk reports an error ({reason(error)})"
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return reason(error)
     folder = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.is_dir())
@@ -57,14 +55,10 @@ def try_to_write(folder: Path) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=".micro-", dir=folder)
-        try:
-            if os.write(descriptor, _TRIAL) < len(_TRIAL):
+        with tempfile.NamedTemporaryFile(prefix=".micro-", dir=folder, buffering=0) as file:
+            if file.write(_TRIAL) < len(_TRIAL):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-            os.unlink(name)
+            os.fsync(file.fileno())
     finally:
         for path in missing:
             with suppress(OSError):  # never made, or in use by another process meanwhile
@@ -75,6 +69,5 @@ def spare_folders(prefix: str) -> Iterator[Path]:
     """Yield new folders for temporary files, one on each disk that is usual for them and can be written."""
     for place in (tempfile.gettempdir, lambda: "/dev/shm", os.getcwd):
         with suppress(OSError):
-            folder = Path(place())
-            try_to_write(folder)
-            yield Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+            try_to_write(Path(place()))
+            yield Path(tempfile.mkdtemp(prefix=prefix, dir=place()))

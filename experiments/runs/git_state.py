@@ -19,15 +19,13 @@ def git_state(folder: Path) -> dict[str, Any]:
     All three are None if ``folder`` is in no repository, there is no commit, or git is missing. The checksum is also
     None if nothing differs.
     """
-    revision = _git(folder, "rev-parse", "HEAD")
-    difference = _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-color")
-    if revision is None or difference is None:
+    try:
+        revision = _git(folder, "rev-parse", "HEAD").decode().strip()
+        difference = _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-color")
+    except (OSError, subprocess.SubprocessError):
         return {"revision": None, "dirty": None, "diff_sha256": None}
-    return {
-        "revision": revision.decode().strip(),
-        "dirty": bool(difference),
-        "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else None,
-    }
+    checksum = hashlib.sha256(difference).hexdigest() if difference else None
+    return {"revision": revision, "dirty": bool(difference), "diff_sha256": checksum}
 
 
 def other_code(finished: Sequence[RunFolder]) -> str:
@@ -49,12 +47,7 @@ def _name(git: Any) -> str:
     return str(git["revision"])[:8] + (f" with changes {changes[:6]}" if changes else "")
 
 
-def _git(folder: Path, *arguments: str) -> bytes | None:
+def _git(folder: Path, *arguments: str) -> bytes:
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # several runs may call git at once
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, env=environment, timeout=30, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, env=environment, timeout=30, check=True).stdout

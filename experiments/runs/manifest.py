@@ -40,6 +40,7 @@ def collect_manifest(
         extra: Further entries.
     """
     packages = _packages()
+    variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [_USER_OF_URL.sub("***", word) for word in command],  # a name and a password may stand there
@@ -52,9 +53,7 @@ def collect_manifest(
         "cpu": {"model": cpu_model(), "num_cores": os.cpu_count()},
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
-        "environment": {
-            name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name) and _is_open(name)
-        },
+        "environment": {name: value for name, value in variables.items() if not _SECRET.search(name)},
         "num_threads": torch.get_num_threads(),
         "runs_at_once": int(os.environ.get(RUNS_AT_ONCE, "1")),
         "load_average": [round(load, 2) for load in os.getloadavg()],
@@ -70,25 +69,35 @@ def collect_manifest(
     }
 
 
-def manifests_of(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the manifests of earlier attempts at a run, in order, and its own last; empty where there is none."""
-    attempts = (path for path in folder.attempts_path.glob("*") if path.name.isdecimal())
-    paths = [*sorted(attempts, key=lambda path: int(path.name)), folder.path]
-    return [load_json(path / "manifest.json") for path in paths]
-
-
 def code_of_attempts(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the code of the earlier attempts at a run that goes on from their checkpoints, as ``git_state`` has it.
 
     Attempts before the last that began again do not count.
     """
     code: list[dict[str, Any]] = []
-    for manifest in manifests_of(folder)[:-1]:
+    for manifest in _manifests_of(folder)[:-1]:
         if manifest.get("began_at_step") == 0:
             code = []
         if manifest.get("git"):
             code.append(manifest["git"])
     return code
+
+
+def other_data(folder: RunFolder, now: Mapping[str, str]) -> str:
+    """Return which of the data's files are not those that a run was trained on; empty where all are, or not known.
+
+    Args:
+        now: the SHA-256 of each file of the data that it would go on with.
+    """
+    then = next((manifest for manifest in reversed(_manifests_of(folder)) if manifest), {}).get("data_checksums")
+    return ", ".join(name for name, checksum in now.items() if then and checksum not in then.values())
+
+
+def _manifests_of(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the manifests of earlier attempts at a run, in order, and its own last; empty where there is none."""
+    attempts = (path for path in folder.attempts_path.glob("*") if path.name.isdecimal())
+    paths = [*sorted(attempts, key=lambda path: int(path.name)), folder.path]
+    return [load_json(path / "manifest.json") for path in paths]
 
 
 def cpu_model() -> str | None:
@@ -105,7 +114,3 @@ def _packages() -> dict[str, str]:
     """Return the version of every installed package."""
     found = {each.metadata["Name"]: each.version for each in distributions() if each.metadata["Name"]}
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def _is_open(variable: str) -> bool:
-    return not _SECRET.search(variable)

@@ -1,6 +1,5 @@
 """Check the folders that runs are written to before any of them starts."""
 
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -38,8 +37,7 @@ def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[li
         path = folder_of(config).path
         before = first.setdefault(path, number)
         if before != number and not config.sparsifier.sends_everything:
-            pairs = itertools.zip_longest(jobs[before], jobs[number])
-            words = [word for pair in pairs if pair[0] != pair[1] for word in pair if word]
-            how = f"{' '.join(words)} makes no difference" if words else "they are the same"
+            differ = sorted(set(jobs[before]) ^ set(jobs[number]))
+            how = f"{' '.join(differ)} makes no difference" if differ else "they are the same"
             raise UserError(f"two runs would share the folder {path.name}: {how}; name each combination once")
     return [jobs[number] for number in first.values()], [configs[number] for number in first.values()]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.atomic_files import Damaged, Digest, atomic_file, cannot_write, to_json
+from experiments.runs.atomic_files import Damaged, Digest, atomic_file, to_json, writing
 from experiments.runs.disks import reason
 
 Row = dict[str, Any]
@@ -41,15 +41,12 @@ class RecordWriter:
         before = b""
         if kept.bytes:
             kept.check(path, begins=True)
-            with path.open("rb") as file:
-                before = file.read(kept.bytes)
+            before = path.read_bytes()[: kept.bytes]
         self.path, self._bytes, self._sha256 = path, kept.bytes, hashlib.sha256(before)
         with atomic_file(path) as new:
             new.write(before)
-        try:
+        with writing(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-        except OSError as error:
-            raise cannot_write(path, error) from None
 
     @property
     def digest(self) -> Digest:
@@ -59,22 +56,21 @@ class RecordWriter:
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row of plain Python values, whole or not at all. Raises: CannotWrite; TypeError: it is not plain."""
         data = f"{to_json(row)}\n".encode()
-        try:
-            if os.write(self._descriptor, data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._descriptor, self._bytes)
-            raise cannot_write(self.path, error) from None
+        with writing(self.path):
+            try:
+                if os.write(self._descriptor, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, self._bytes)
+                raise
         self._bytes += len(data)
         self._sha256.update(data)
 
     def sync(self) -> None:
         """Flush the rows to the disk, so that they survive a loss of power. Raises: CannotWrite."""
-        try:
+        with writing(self.path):
             os.fsync(self._descriptor)
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
 
     def close(self) -> None:
         """Close the file. The operating system has the rows already: a missing close loses no row."""

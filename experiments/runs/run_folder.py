@@ -1,16 +1,60 @@
-"""The folder of one run: the names of its files, its lock, and the files of unfinished attempts."""
+"""The folder of one run: the names of its files, its owner, and what unfinished attempts have left.
 
+One process owns a folder at a time. It holds the operating system's lock on ``.lock``, which ends with the process. On
+network disks a lock often holds for one machine only, and some have none: there a second job would take the folder
+over. So the owner reads the token that it left in ``.owner.json`` before each commit, and stops where it finds another.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from experiments.config.errors import UserError, one_line
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import cannot_write, remove_drafts
-from experiments.runs.lock import Owner, check_owned, is_locked, lock_folder, make_folder, owner_of
+from experiments.runs.atomic_files import load_json, write_json, writing
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
+_WAIT_S = 0.1  # how long a new owner waits: longer than ``is_locked`` holds its shared lock
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # of some network disks
+_tokens: dict[Path, str] = {}  # of the folders that this process owns
+
+
+class FolderInUse(UserError):
+    """A run folder that another process owns."""
+
+
+class FolderLost(UserError):
+    """A run folder that this process owned, and that another one has taken over or removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The process that owns a run folder.
+
+    Attributes:
+        token: different for each time that a folder is taken.
+        host, pid, job, since: for the user; ``job`` is that of SLURM, empty outside of it.
+    """
+
+    token: str
+    host: str
+    pid: int
+    job: str
+    since: str
+
+    def __str__(self) -> str:
+        job = f" ({self.job})" if self.job else ""
+        return one_line(f"pid {self.pid} on {self.host}{job} since {self.since}")
 
 
 class _Place:
@@ -25,7 +69,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of one run and the names of its files."""
+    """The folder of one run, which may not exist yet."""
 
     path: Path
 
@@ -41,54 +85,106 @@ class RunFolder:
     weights_path = _Place("weights.pt")  # the weights at the end of the run, if they are saved
     checkpoints_path = _Place("checkpoints")  # the folder of the checkpoints
     done_path = _Place("DONE")  # the last file of a finished run: if it exists, all others are complete
+    _lock_path = _Place(".lock")
+    _owner_path = _Place(".owner.json")
 
     def is_done(self) -> bool:
         """Return whether the run finished."""
         return self.done_path.exists()
 
+    def make(self) -> None:
+        """Make the folder if it is missing. Raises: CannotWrite."""
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Own the folder while the context lasts; make it if it is missing. Rank 0 does so, or a simulated run.
+        """Own the folder while the context lasts, to carry the run out: rank 0 does so, or a simulated run.
 
         The manifest of an unfinished attempt, and records without a checkpoint, move to ``attempts/<n>/``. A finished
         run is not changed: look at ``is_done()`` inside the context, because another process may have finished it just
-        before.
-
-        Raises:
-            FolderInUse: another process owns it.
-            CannotWrite: the folder cannot be made or written.
+        before. Raises: as ``locked``.
         """
         with self.locked():
-            remove_drafts(self.path)
+            for draft in self.path.glob(".*.tmp"):  # of atomic files, by processes that were killed
+                draft.unlink(missing_ok=True)
             if not self.is_done():
                 has_checkpoint = any(self.checkpoints_path.glob("step-*"))  # one that is damaged, too
                 rows = () if has_checkpoint else (self.steps_path, self.epochs_path)
                 self._set_aside(*rows, self.failure_path, self.manifest_path)
             yield
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Own the folder while a context lasts and change nothing, so that no run starts. Raises: as ``claim``."""
-        return lock_folder(self.path)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Own the folder while the context lasts; make it if it is missing.
 
-    def make(self) -> None:
-        """Make the folder if it is missing. Raises: CannotWrite."""
-        make_folder(self.path)
+        Raises:
+            FolderInUse: another process owns it.
+            CannotWrite: the folder cannot be made or written.
+        """
+        self.make()
+        # No soft lock: its file would remain after its owner was killed.
+        lock = FileLock(self._lock_path, timeout=_WAIT_S, poll_interval=_WAIT_S / 5, fallback_to_soft=False)
+        owner = _this_process()
+        with writing(self.path):
+            try:
+                lock.acquire()
+            except Timeout:
+                raise self.in_use() from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+        try:
+            write_json(self._owner_path, asdict(owner))
+            _tokens[self.path.resolve()] = owner.token
+            yield
+        finally:
+            _tokens.pop(self.path.resolve(), None)
+            if self.owner() == owner:
+                with suppress(OSError):
+                    self._owner_path.unlink()
+            lock.release()
+
+    def is_locked(self) -> bool:
+        """Return whether a process holds the lock at this moment.
+
+        Nothing is written, so this works for folders of other users too; and because this lock is shared, several
+        processes can look at once. filelock can do neither.
+        """
+        try:
+            descriptor = os.open(self._lock_path, os.O_RDONLY)
+        except OSError:
+            return False  # no process has ever owned the folder, or this user may not read the file
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        finally:
+            os.close(descriptor)
+        return False
+
+    def owner(self) -> Owner | None:
+        """Return the last owner of the folder; None after it has given the folder back, or where it is not known."""
+        try:
+            return Owner(**load_json(self._owner_path))
+        except TypeError:
+            return None
+
+    def in_use(self) -> FolderInUse:
+        """Return the error that another process owns the folder."""
+        holder = self.owner() or "another process"
+        return FolderInUse(f"run folder {self.path} is in use by {holder}; wait for it, or choose another folder")
 
     def check_owned(self) -> None:
         """Call this before a file is written that another owner would use. It does nothing where nobody claimed.
 
         Raises:
-            FolderLost: this process owned the folder and does so no longer.
+            FolderLost: this process owned the folder, and another one has taken it over or removed it.
         """
-        check_owned(self.path)
-
-    def owner(self) -> Owner | None:
-        """Return the last owner of the folder; None after it has given the folder back."""
-        return owner_of(self.path)
-
-    def is_locked(self) -> bool:
-        """Return whether a process owns the folder at this moment."""
-        return is_locked(self.path)
+        token, owner = _tokens.get(self.path.resolve()), self.owner()
+        if token is not None and (owner is None or owner.token != token):
+            what = f"was taken over by {owner}" if owner else "was removed"
+            raise FolderLost(f"run folder {self.path} {what}: this process stops and writes nothing more there")
 
     def set_aside_records(self) -> None:
         """Move records and checkpoints, none of which can be used, to ``attempts/<n>/``. Raises: CannotWrite."""
@@ -100,22 +196,29 @@ class RunFolder:
         self._set_aside(self.done_path, *records, self.manifest_path, self.failure_path)
 
     def _set_aside(self, *paths: Path) -> None:
-        """Move files and folders, those that there are, to the folder of a new attempt."""
         self.check_owned()
-        found = [path for path in paths if path.exists()]
-        if not found:
+        if not (found := [path for path in paths if path.exists()]):
             return
-        try:
-            self.attempts_path.mkdir(exist_ok=True)
-            numbers = (int(path.name) for path in self.attempts_path.iterdir() if path.name.isdecimal())
-            attempt = self.attempts_path / str(max(numbers, default=0) + 1)
-            attempt.mkdir()
+        numbers = (int(path.name) for path in self.attempts_path.glob("*") if path.name.isdecimal())
+        attempt = self.attempts_path / str(max(numbers, default=0) + 1)
+        with writing(attempt):
+            attempt.mkdir(parents=True)
             for path in found:
                 path.rename(attempt / path.name)
-        except OSError as error:
-            raise cannot_write(self.attempts_path, error) from None
 
 
 def folder_of(config: TrainConfig) -> RunFolder:
     """Return the folder of a run, which may not exist yet."""
     return RunFolder(Path(config.output) / run_name(config))
+
+
+def _this_process() -> Owner:
+    job, restart = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
+    again = f", restart {restart}" if restart != "0" else ""
+    return Owner(
+        token=secrets.token_hex(8),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        job=f"SLURM job {job}{again}" if job else "",
+        since=datetime.now(UTC).isoformat(timespec="seconds"),
+    )

@@ -28,14 +28,9 @@ class Workers(Protocol):
     ranks: Sequence[int]
 
     @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-
-    def gather_items(self, item: Any) -> list[Any]:
-        """Return the item of every process of the run, in rank order."""
-
-    def states(self) -> list[dict[str, Any]]:
-        """Return the state of each rank of this process."""
+    def device(self) -> torch.device: ...  # noqa: D102
+    def gather_items(self, item: Any) -> list[Any]: ...  # noqa: D102
+    def states(self) -> list[dict[str, Any]]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +71,7 @@ class Saved:
 
 
 def write_rank(draft: Path, rank: int, state: Mapping[str, Any]) -> Digest:
-    """Write the state of a rank into the draft of a checkpoint.
-
-    No second copy of the state is made: torch copies one tensor at a time to the CPU. For a view the whole storage is
-    written, once for all views of it.
+    """Write the state of a rank into the draft of a checkpoint; of views their whole storage is written, once.
 
     Raises:
         CannotWrite: nothing is left of the file.

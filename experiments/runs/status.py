@@ -1,15 +1,21 @@
-"""The state of a run, read from its folder alone: by one function for all commands."""
+"""The state of a run, read from its folder alone by one function for all commands; and DONE, the last file of a run."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from experiments.config.errors import one_line
-from experiments.runs.atomic_files import Damaged, load_json
+from experiments.runs.atomic_files import Damaged, Digest, digest_of, load_json, to_json, write_json
 from experiments.runs.checkpoints import usable
-from experiments.runs.ending import check_done
+from experiments.runs.disks import reason
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
+
+_KEY = "sha256"  # of all else in DONE
 
 
 class State(StrEnum):
@@ -26,11 +32,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a run's folder is.
-
-    Attributes:
-        problem: what is missing or damaged, in one line; empty where nothing is.
-    """
+    """What a run's folder is; ``problem`` says in one line what is missing or damaged, empty where nothing is."""
 
     state: State
     problem: str = ""
@@ -44,7 +46,7 @@ def status_of(folder: RunFolder) -> Status:
     """
     if folder.is_done():
         try:
-            check_done(folder)
+            _check_done(folder)
         except Damaged as error:
             return Status(State.DAMAGED, str(error))
         return Status(State.DONE)
@@ -86,3 +88,42 @@ def failure_log(folder: RunFolder) -> Path | None:
     named = load_json(folder.failure_path).get("log")
     candidates = [*([Path(named)] if isinstance(named, str) and named else []), folder.log_path, folder.failure_path]
     return next((path for path in candidates if path.exists()), None)
+
+
+def write_done(folder: RunFolder, summary: Mapping[str, Any], records: Mapping[str, Digest]) -> None:
+    """Mark a run as done: DONE says what the other files hold, so that what is missing later is found.
+
+    Args:
+        summary: what to keep of its end.
+        records: what was recorded, by the name of the file.
+
+    Raises:
+        Damaged: a file was removed or changed while the run went on.
+        CannotWrite: DONE cannot be written.
+        FolderLost: this process no longer owns the folder.
+    """
+    folder.check_owned()
+    for name, digest in records.items():
+        digest.check(folder.path / name)
+    files = dict(records)
+    for path in (folder.config_path, folder.manifest_path):
+        try:
+            files[path.name] = digest_of(path)
+        except OSError as error:
+            raise Damaged(f"{path} is not there at the end of the run: {reason(error)}") from None
+    content = {**summary, "files": {name: digest._asdict() for name, digest in files.items()}}
+    plain = json.loads(to_json(content))
+    write_json(folder.done_path, {**plain, _KEY: _sha256(plain)})
+
+
+def _check_done(folder: RunFolder) -> None:
+    """Check that a finished run is whole. Raises: Damaged."""
+    done = load_json(folder.done_path)
+    if done.pop(_KEY, None) != _sha256(done):
+        raise Damaged(f"{folder.done_path} is not as it was written")
+    for name, digest in done["files"].items():
+        Digest(**digest).check(folder.path / name)
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

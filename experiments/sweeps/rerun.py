@@ -8,14 +8,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+import data
 from experiments.config.compose import typed
 from experiments.config.errors import UserError, one_line, suggestion
 from experiments.config.identity import NEUTRAL, is_neutral
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import load_json
 from experiments.runs.git_state import other_code
+from experiments.runs.manifest import other_data
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.same_data import checksums_of, other_data
 from experiments.runs.status import status_of
 
 
@@ -35,7 +36,8 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
     original = find_run(run, output)
     config = saved_config(original, overrides)
     check_runs([config])
-    if changed := other_data(original, checksums_of(config.dataset)):
+    dataset = config.dataset
+    if changed := other_data(original, data.sums(dataset.name, dataset.root, **dataset.settings)):
         raise UserError(f"{original.path} was trained on other data than {config.dataset.root} has: {changed}")
     if not any(override.startswith("output=") for override in overrides):
         config.output = str(original.path.parent)

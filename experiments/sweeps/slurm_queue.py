@@ -9,7 +9,6 @@ from pathlib import Path
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import write_atomic
-from experiments.runs.lock import make_folder
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, state_of
 from experiments.sweeps.job_script import arrays_folder, arrays_of, ranges, script
@@ -49,7 +48,7 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
         if dry_run:
             lines.append(f"# {script_path}\n{text}\n# {rows_path}\n{array.rows}")
             continue
-        make_folder(array.folder / "logs")
+        RunFolder(array.folder / "logs").make()
         write_atomic(rows_path, array.rows)
         write_atomic(script_path, text)
         try:

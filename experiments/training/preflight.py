@@ -19,8 +19,8 @@ from experiments.config.schema import IN_JOB, LAUNCH, TrainConfig, from_yaml
 from experiments.launching.elastic import check_cluster
 from experiments.launching.rank_environment import is_rank, read_rank_environment
 from experiments.runs.checkpoints import open_checkpoint
+from experiments.runs.manifest import other_data
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.same_data import Checksums, checksums_of, other_data
 from experiments.runs.saved_state import check_world_size
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
@@ -170,13 +170,13 @@ def _check_start_from(config: TrainConfig) -> None:
 
 def _check_same_data(configs: Iterable[TrainConfig]) -> None:
     """Check that runs which have begun, and those of ``start_from``, were trained on the data that is there now."""
-    known: dict[str, Checksums] = {}
+    known: dict[str, dict[str, str]] = {}
     for config in configs:
         started = [RunFolder(Path(config.start_from))] if config.start_from else []
         for folder in filter(lambda each: each.path.exists(), [folder_of(config), *started]):
             key = str(config.dataset)
             if key not in known:
-                known[key] = checksums_of(config.dataset)
+                known[key] = data.sums(config.dataset.name, config.dataset.root, **config.dataset.settings)
             if changed := other_data(folder, known[key]):
                 where, remedy = config.dataset.root, "leave start_from out" if folder in started else "another output"
                 raise UserError(

@@ -26,11 +26,10 @@ from experiments.launching.process_lifetime import LAUNCHER_PID, die_with_parent
 from experiments.launching.stalls import notes
 from experiments.runs.atomic_files import disk_errors, load_json, write_atomic, write_json
 from experiments.runs.checkpoints import remove_all
-from experiments.runs.ending import write_done
 from experiments.runs.finished_requests import unmet_request
 from experiments.runs.manifest import code_of_attempts, collect_manifest
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import status_of
+from experiments.runs.status import status_of, write_done
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.live import followed

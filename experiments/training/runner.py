@@ -21,7 +21,6 @@ from experiments.reports.measures import METRICS
 from experiments.runs.atomic_files import disk_errors
 from experiments.runs.checkpoints import remove_all
 from experiments.runs.git_state import other_code
-from experiments.runs.lock import FolderInUse
 from experiments.runs.output import check_outputs
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of
@@ -96,7 +95,7 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
                     remove_all(folder)
             return False
         if folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
-            raise FolderInUse(folder.path)
+            raise folder.in_use()
         _print_note(config)
         if config.cluster.simulated:
             return take_part(config, folder, sys.argv)
@@ -144,7 +143,7 @@ def _start_workers(config: TrainConfig, folder: RunFolder) -> int:
         return start_ranks(folder, module, config.cluster, env=variables)
     except RankFailure:
         if folder.is_locked():  # another process was first
-            raise FolderInUse(folder.path) from None
+            raise folder.in_use() from None
         raise
 
 

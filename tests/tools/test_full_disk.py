@@ -117,7 +117,7 @@ def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("call", "number", "reported"),
-    [("write", errno.EDQUOT, "disk quota exceeded ("), ("fsync", errno.EIO, "the disk reports an error")],
+    [("write", errno.EDQUOT, "disk quota exceeded ("), ("fsync", errno.EIO, "input/output error; check that disk")],
 )
 def test_other_errors_of_a_disk(
     tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int, reported: str

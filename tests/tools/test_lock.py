@@ -10,10 +10,8 @@ import pytest
 
 from experiments.config.errors import UserError
 from experiments.config.paths import ROOT
-from experiments.runs.ending import write_done
-from experiments.runs.lock import FolderInUse, FolderLost
-from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import State, state_of
+from experiments.runs.run_folder import FolderInUse, FolderLost, RunFolder
+from experiments.runs.status import State, state_of, write_done
 from tests.refusals import refused
 
 OWNER = """
