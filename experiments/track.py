@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import yaml
 
-from experiments.config.checks import CHOICES, check_values
+from experiments.config.checks import check_values
 from experiments.config.command_line import Parser, print_error, run_command
 from experiments.config.errors import UserError, one_line
 from experiments.config.option_types import to_path
-from experiments.config.schema import TrackingConfig
+from experiments.config.schema import MIRRORS, TrackingConfig
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import status_of
@@ -47,7 +47,7 @@ def _parser() -> Parser:
         epilog="example: python -m experiments.track results/runs/* --mode offline",
     )
     parser.add_argument("folders", type=to_path, nargs="+", metavar="RUN_FOLDER", help="what a run left behind")
-    parser.add_argument("--mode", choices=CHOICES["tracking.mode"], help="the run's own, else offline")
+    parser.add_argument("--mode", choices=MIRRORS, help="the run's own, else offline")
     parser.add_argument("--project", help="the run's own, else micro")
     parser.add_argument("--entity", help="the run's own, else the user's")
     return parser

@@ -1,119 +1,82 @@
 """Check the settings of a run and fill in what they leave open, before parts are built.
 
-``RANGES``, ``CHOICES`` and so on say what each single setting may be; settings that contradict each other are in
-combinations.py. Of files only the content is hashed that a run's name says.
+What each setting may be stands in schema.py. ``NEEDS`` has settings that have an effect under a condition alone:
+without it they must be at their defaults, since a value that is ignored would never be noticed.
 """
 
+import os
 import re
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from experiments.config.combinations import check_combinations
-from experiments.config.devices import resolve_device
-from experiments.config.digests import FILES, complete_digests
-from experiments.config.errors import UserError, check_choice, short
-from experiments.config.ranges import (
-    COUNT,
-    COUNT_OR_NONE,
-    DECAY,
-    LARGEST_SEED,
-    NOT_NEGATIVE,
-    ON_A_MACHINE,
-    PART,
-    POSITIVE,
-    SHARE,
-    Range,
-    check_name,
-    check_path,
-    host_and_port,
+from experiments.config.errors import UserError, shown
+from experiments.config.identity import complete_digests
+from experiments.config.ranges import PATH, host_and_port
+from experiments.config.schema import (
+    IN_JOB,
+    LAUNCH,
+    TIME,
+    ClusterConfig,
+    RoundsConfig,
+    SlurmConfig,
+    TrainConfig,
+    defaults_of_schema,
+    flat,
+    limits,
 )
-from experiments.config.schema import IN_JOB, ClusterConfig, SlurmConfig, TrainConfig
 
-RANGES = {
-    "epochs": COUNT,
-    "batch_size": COUNT,
-    "accumulate": COUNT,
-    "seed": Range(0, LARGEST_SEED),
-    "lr": POSITIVE,
-    "lr_decay": POSITIVE,
-    "lr_end": PART,
-    "lr_warmup_epochs": NOT_NEGATIVE,
-    "lr_warmup_start": NOT_NEGATIVE,
-    "peak_tflops": POSITIVE,
-    "measure_residual_every": COUNT_OR_NONE,
-    "measure_test_every": COUNT_OR_NONE,
-    "model.num_classes": COUNT,
-    "dataset.sequence_length": COUNT,
-    "dataset.negatives": COUNT,
-    "density": SHARE,
-    "density_warmup.steps": COUNT_OR_NONE,
-    "density_warmup.start": SHARE,
-    "density_warmup.stages": COUNT_OR_NONE,
-    "checkpoint.every_s": NOT_NEGATIVE,
-    "checkpoint.every_steps": COUNT_OR_NONE,
-    "checkpoint.keep": COUNT,
-    "optimizer.momentum": DECAY,
-    "optimizer.betas": DECAY,
-    "optimizer.weight_decay": NOT_NEGATIVE,
-    "optimizer.clip": POSITIVE,
-    "rounds.every": COUNT_OR_NONE,
-    "rounds.lr": POSITIVE,
-    "rounds.momentum": DECAY,
-    "rounds.delay": COUNT_OR_NONE,
-    "rounds.mix": SHARE,
-    "cluster.nproc_per_node": ON_A_MACHINE,
-    "cluster.nnodes": COUNT,
-    "cluster.world_size": COUNT,
-    "cluster.num_threads": ON_A_MACHINE,
-    "cluster.max_restarts": COUNT_OR_NONE,
-    "cluster.timeout_s": Range(5, 604_800),  # a beat every quarter of a second at the least; a week
-    "cluster.slurm.gpus_per_node": COUNT_OR_NONE,
-    "cluster.slurm.cpus_per_worker": COUNT,
-    "cluster.slurm.throttle": COUNT,
-    "cluster.slurm.signal_s": Range(0, 65_535),  # the largest value of sbatch
-    "tracking.finish_s": NOT_NEGATIVE,
-}
-CHOICES = {
-    "scale": ("paper", "small"),
-    "lr_shape": ("steps", "linear", "cosine"),
-    "precision": ("float32", "bfloat16"),
-    "resize": ("refuse", "average"),
-    "resume": ("auto", "scratch"),
-    "cluster.device": ("auto", "cpu", "cuda"),
-    "optimizer.name": ("sgd", "adam", "adamw", "sign"),
-    "optimizer.nesterov": ("none", "pytorch", "published"),
-    "optimizer.momentum_at": ("update", "gradient"),
-    "optimizer.lr_at": ("update", "gradient"),
-    "optimizer.decay_of": ("all", "weights", "published"),
-    "optimizer.clip_at": ("gradient", "update"),
-    "optimizer.clip_norm": ("rank", "global"),
-    "rounds.buffers": ("mean", "first", "own"),
-    "rounds.lost_workers": ("stop", "go_on"),
-    "tracking.name": ("none", "wandb"),
-    "tracking.mode": ("offline", "online"),
-}
-NAMES = ("model.name", "dataset.name", "sparsifier.name", "schedule.name", "cluster.name")
-PATHS = ("output", "start_from", "dataset.root", *(f"schedule.{key}" for key in FILES))
-TEXTS = {  # what a text must be, and its pattern
-    **dict.fromkeys(
-        [f"cluster.slurm.{key}" for key in ("partition", "account", "qos", "constraint")],
-        ("a name in one line, or null for the site's own", r"[^\n]*\S[^\n]*"),
+_GPU_FILES = ("nvidiactl", "dxg", "kfd")  # of NVIDIA's driver, WSL's and AMD's: without them torch finds no GPU
+_OF_ROUNDS = " ".join(f"rounds.{key}" for key in vars(RoundsConfig()) if key != "every")
+_NO_ROUNDS = "does not go with rounds.every"
+_NONE_LOST = "does not go with rounds.lost_workers=go_on"
+_MOMENTUM = "needs a momentum above 0"
+
+# The keys, whether they may have another value than their default, and what is said after KEY=VALUE where they may not.
+NEEDS: tuple[tuple[str, Callable[[TrainConfig], Any], str], ...] = (
+    ("lr_end", lambda c: c.lr_shape != "steps", "is for lr_shape=linear and cosine"),
+    ("lr_milestones", lambda c: c.lr_shape == "steps", "is for lr_shape=steps"),
+    ("resize", lambda c: c.start_from is not None, "needs start_from"),
+    ("cluster.max_restarts cluster.timeout_s", lambda c: not c.cluster.simulated, "is for real workers"),
+    (
+        "optimizer.momentum optimizer.nesterov optimizer.momentum_at optimizer.lr_at",
+        lambda c: c.optimizer.name == "sgd",
+        "is for sgd",
     ),
-    "cluster.slurm.setup": ("lines of shell", r"(?s:.*)"),
-    "cluster.slurm.extra": ("settings of sbatch such as --exclusive", r"-[^\n]*"),
-    # Only one of sbatch's formats. sbatch would read 10:00 as minutes; YAML reads 1:00:00 without quotes as 3600.
-    "cluster.slurm.time_limit": (
-        "'hours:minutes:seconds' or 'days-hours:minutes:seconds', in quotes",
-        r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})",
+    ("optimizer.betas", lambda c: c.optimizer.name in ("adam", "adamw"), "is for adam and adamw"),
+    ("optimizer.nesterov", lambda c: c.optimizer.momentum or c.optimizer.nesterov == "published", _MOMENTUM),
+    ("optimizer.momentum_at", lambda c: c.optimizer.momentum, _MOMENTUM),
+    ("optimizer.clip_at optimizer.clip_norm", lambda c: c.optimizer.clip is not None, "needs optimizer.clip"),
+    ("optimizer.clip_norm", lambda c: c.optimizer.clip_at == "gradient", "needs optimizer.clip_at=gradient"),
+    (
+        "tracking.mode tracking.project tracking.entity tracking.tags",
+        lambda c: c.tracking.name != "none",
+        "needs tracking=wandb",
     ),
-    **dict.fromkeys(  # what W&B refuses
-        ["tracking.project", "tracking.entity"],
-        (r"a name of at most 128 characters without any of /\#?%:", r"(?=.*\S)[^/\\#?%:\x00-\x1f\x7f]{1,128}"),
+    (_OF_ROUNDS, lambda c: c.rounds.every, "needs rounds.every"),
+    ("rounds.nesterov", lambda c: c.rounds.momentum, _MOMENTUM),
+    ("resize", lambda c: not c.rounds.every, f"{_NO_ROUNDS}, workers have weights of their own"),
+    (
+        "optimizer.lr_at optimizer.momentum_at optimizer.clip_at optimizer.clip_norm",
+        lambda c: not c.rounds.every,
+        f"{_NO_ROUNDS}, where each worker has an optimizer and gradients of its own",
     ),
-    "tracking.tags": ("words of 1 to 64 characters", r"(?s:.{1,64})"),
-}
+    ("schedule.name", lambda c: not c.rounds.every, f"{_NO_ROUNDS}, one vector is exchanged at the end of a round"),
+    ("rounds.lost_workers", lambda c: not c.cluster.simulated, "is for real workers, no simulated one is lost"),
+    (
+        "rounds.fragments rounds.delay rounds.mix",
+        lambda c: c.rounds.lost_workers == "stop",
+        f"{_NONE_LOST}, weights are at no time equal on all ranks",
+    ),
+    (
+        "checkpoint.every_steps",
+        lambda c: c.rounds.lost_workers == "stop",
+        f"{_NONE_LOST}, which saves at the end of every round",
+    ),
+)
+_DEFAULTS = {**flat(defaults_of_schema()), "schedule.name": "auto"}
 
 
 def check_settings(config: TrainConfig, *, joined_world_size: int | None = None) -> None:
@@ -126,88 +89,88 @@ def check_settings(config: TrainConfig, *, joined_world_size: int | None = None)
         UserError: a value out of its range, or settings that contradict each other.
     """
     check_values(config)
+    _check_lists(config)
     _expand_home(config)
-    _complete_cluster(config.cluster, joined_world_size, may_lack=config.rounds.lost_workers == "go_on")
+    if config.cluster.device == "auto":
+        config.cluster.device = _resolved_device(config.cluster, is_rank=joined_world_size is not None)
+    _complete_world_size(config.cluster, joined_world_size, may_lack=config.rounds.lost_workers == "go_on")
     if config.sparsifier.sends_everything:
         config.density = 1.0
     complete_digests(config)
-    check_combinations(config)
+    _check_needs(config)
 
 
 def check_values(settings: Any, group: str = "") -> None:
-    """Check each setting by itself, of a run or of one of its groups. Raises: UserError.
+    """Check each setting by itself, of a run or of one of its groups, whose dotted name is ``group``.
 
-    Args:
-        group: the dotted name of ``settings`` in a run, empty for all.
+    Raises:
+        UserError: a value that is not allowed.
     """
-    checks: dict[str, Callable[[str, Any], None]] = {
-        **dict.fromkeys(NAMES, check_name),
-        **dict.fromkeys(PATHS, check_path),
-        **{key: allowed.check for key, allowed in RANGES.items()},
-        **dict.fromkeys(CHOICES, lambda key, given: check_choice(key, CHOICES[key], given)),
-        **dict.fromkeys(TEXTS, _check_text),
-    }
-    for key, check in checks.items():
-        if key.startswith(group):
-            value = _value(settings, key.removeprefix(group).strip("."))
-            for each in value if isinstance(value, list) else [value]:
-                if each is not None:
-                    check(key, each)
-    if not group:
-        _check_lists(settings)
+    for key, holder, name, allowed in limits(settings, group):
+        value = getattr(holder, name)
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                allowed.check(key, each)
 
 
-def _check_text(key: str, given: Any) -> None:
-    if not (isinstance(given, str) and re.fullmatch(TEXTS[key][1], given)):
-        raise UserError(f"{key} must be {TEXTS[key][0]}, got {short(str(given))!r}")
+def num_gpus() -> int:
+    """Return how many GPUs this process sees."""
+    if sys.platform == "linux" and not any(Path("/dev", name).exists() for name in _GPU_FILES):
+        return 0
+    import torch  # takes seconds
 
-
-def _value(settings: Any, key: str) -> Any:
-    for name in key.split("."):
-        settings = getattr(settings, name)
-    return settings
+    return torch.cuda.device_count()
 
 
 def _check_lists(config: TrainConfig) -> None:
-    marks = config.lr_milestones
+    marks, slurm = config.lr_milestones, config.cluster.slurm
     if any(epoch <= 0 for epoch in marks) or any(after <= before for before, after in pairwise(marks)):
         raise UserError(f"lr_milestones must be epochs above 0 in ascending order, got {marks}")
     if len(config.optimizer.betas) != 2:
         raise UserError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
-    slurm = config.cluster.slurm
     if slurm.time_limit is not None and _seconds(slurm) <= slurm.signal_s:
         given = f"signal_s {slurm.signal_s} and time_limit {slurm.time_limit}"
         raise UserError(f"cluster.slurm.signal_s must be shorter than the time limit, got {given}")
 
 
 def _seconds(slurm: SlurmConfig) -> int:
-    found = re.fullmatch(TEXTS["cluster.slurm.time_limit"][1], slurm.time_limit or "")
+    found = re.fullmatch(TIME.pattern, slurm.time_limit or "")
     assert found
     days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _expand_home(config: TrainConfig) -> None:
-    for key in PATHS:
-        *group, name = key.split(".")
-        holder = _value(config, group[0]) if group else config
+    for key, holder, name, allowed in limits(config):
         given = getattr(holder, name)
-        if given and given.startswith("~"):
+        if allowed is PATH and given and given.startswith("~"):
             try:
                 setattr(holder, name, str(Path(given).expanduser()))
             except RuntimeError:
                 raise UserError(f"{key}: there is no home folder for '{given}': write the path without ~") from None
 
 
-def _complete_cluster(cluster: ClusterConfig, joined: int | None, *, may_lack: bool) -> None:
-    """Fill in the device and the world size.
+def _resolved_device(cluster: ClusterConfig, *, is_rank: bool) -> str:
+    """Return what ``device=auto`` is: cuda where each worker here has a GPU of its own, else cpu.
+
+    In a job of SLURM it is cuda where the job requests GPUs, so that a run has one name on every machine. A rank that
+    sees a GPU leaves it at auto until the ranks have met and told each other theirs.
+    """
+    slurm = cluster.slurm
+    if slurm.gpus_per_node or cluster.rdzv_endpoint == IN_JOB or os.environ.get(LAUNCH):
+        return "cuda" if slurm.gpus_per_node or any("gpu" in option for option in slurm.extra) else "cpu"
+    if is_rank:
+        return "auto" if num_gpus() else "cpu"
+    return "cuda" if num_gpus() >= (1 if cluster.simulated else cluster.nproc_per_node) else "cpu"
+
+
+def _complete_world_size(cluster: ClusterConfig, joined: int | None, *, may_lack: bool) -> None:
+    """Fill in the world size.
 
     Args:
         joined: the number of ranks, if torchrun or srun started this process as one of them.
         may_lack: whether fewer ranks than the run has in all may have been started.
     """
-    if cluster.device == "auto":
-        cluster.device = resolve_device(cluster, is_rank=joined is not None)
     if cluster.world_size is None and (cluster.simulated or may_lack):
         which = "workers to simulate" if cluster.simulated else "ranks there are at the most (rounds.lost_workers)"
         raise UserError(f"cluster.world_size is missing: say how many {which}")
@@ -218,20 +181,30 @@ def _complete_cluster(cluster: ClusterConfig, joined: int | None, *, may_lack: b
                 "call it without them"
             )
         return
-    if cluster.rdzv_endpoint != IN_JOB:
-        nnodes = 1 if joined else cluster.nnodes  # ranks that were started do not use it
-        host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=nnodes)
-    started = joined or cluster.nnodes * cluster.nproc_per_node
+    if cluster.rdzv_endpoint != IN_JOB:  # ranks that were started do not use it
+        host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=1 if joined else cluster.nnodes)
+    started, given = joined or cluster.nnodes * cluster.nproc_per_node, cluster.world_size
     if may_lack:
-        if joined and joined > (cluster.world_size or joined):
+        if joined and given and joined > given:
             raise UserError(
-                f"cluster.world_size is {cluster.world_size}, but {joined} ranks were started: set it to the number of "
+                f"cluster.world_size is {given}, but {joined} ranks were started: set it to the number of "
                 "ranks that there are at the most, or start fewer"
             )
         return
-    if cluster.world_size not in (None, started):
+    if given not in (None, started):
         how = "ranks were started" if joined else "= nnodes x nproc_per_node"
-        raise UserError(
-            f"cluster.world_size is {cluster.world_size}, but {started} {how}: leave it out or make them equal"
-        )
+        raise UserError(f"cluster.world_size is {given}, but {started} {how}: leave it out or make them equal")
     cluster.world_size = started
+
+
+def _check_needs(config: TrainConfig) -> None:
+    for keys, is_met, why in NEEDS:
+        for key in keys.split():
+            *groups, name = key.split(".")
+            given = getattr(getattr(config, groups[0]) if groups else config, name)
+            if given != _DEFAULTS[key] and not is_met(config):
+                value = given if isinstance(given, str) else shown(given)
+                raise UserError(f"{key.removesuffix('.name')}={value} {why}: change that, or leave it out")
+    for key in ("mode", "project"):
+        if config.tracking.name != "none" and not getattr(config.tracking, key):
+            raise UserError(f"tracking.{key} is missing: W&B needs one")

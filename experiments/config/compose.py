@@ -36,7 +36,7 @@ def compose_run(words: Sequence[str], *, joined_world_size: int | None = None) -
     """Return the configuration that ``words`` describe, with its settings checked.
 
     Args:
-        words: as Hydra reads them: GROUP=CHOICE, KEY=VALUE, +KEY=VALUE and so on.
+        words: as Hydra reads them.
         joined_world_size: the number of ranks, if torchrun or srun started this process as one of them.
 
     Raises:
@@ -67,14 +67,14 @@ def composed(words: Sequence[str], name: str = NAME) -> DictConfig:
     overrides = parse(words)
     if of_hydra := [override.input_line for override in overrides if override.is_hydra_override()]:
         raise UserError(f"'{of_hydra[0]}' sets Hydra, not a run: it is for experiments.train, leave it out")
+    choices = [override for override in overrides if override.key_or_group in GROUPS and not _is_value(override)]
     values = [override for override in overrides if _is_value(override)]
-    others = [override for override in overrides if not _is_value(override)]
-    lines = tuple(str(override.input_line) for override in others)
     with one_line_each():
-        if not all(map(_is_choice, others)):  # for instance +KEY, whose place among the others matters
+        if not all(map(_is_plain, overrides)) or len(choices) + len(values) < len(overrides):
             return compose(name, [str(override.input_line) for override in overrides])
+        lines = tuple(str(override.input_line) for override in choices)
         search_path = GlobalHydra.instance().config_loader().get_search_path().get_path()
-        config = deepcopy(_composition(tuple(place.path for place in search_path), name, lines))
+        config = deepcopy(_composition(tuple(each.path for each in search_path), name, lines))
         for override in values:
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
     return config
@@ -112,19 +112,15 @@ def _composition(places: tuple[str, ...], name: str, choices: tuple[str, ...]) -
     return compose(name, list(choices))
 
 
+def _is_plain(override: Override) -> bool:
+    """Return whether a word is KEY=VALUE or GROUP=CHOICE, with nothing of Hydra's other forms."""
+    return override.type == OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
+
+
 def _is_value(override: Override) -> bool:
-    """Return whether a word sets a key of the schema, and takes part in no sweep."""
+    """Return whether a word sets a key of the schema, and chooses no file of a group."""
     key = override.key_or_group
-    is_setting = key.split(".")[0] in _KEYS and (key not in GROUPS or isinstance(override.value(), dict))
-    return is_setting and not _is_special(override)
-
-
-def _is_choice(override: Override) -> bool:
-    return override.key_or_group in GROUPS and not _is_special(override)
-
-
-def _is_special(override: Override) -> bool:
-    return override.type != OverrideType.CHANGE or override.package is not None or override.is_sweep_override()
+    return key.split(".")[0] in _KEYS and (key not in GROUPS or isinstance(override.value(), dict))
 
 
 def _check_keys(composed: DictConfig, kind: type, parent: str = "") -> None:

@@ -20,7 +20,7 @@ from omegaconf.errors import (
 )
 
 from experiments.config.errors import UserError, not_among, one_line, short, shown, suggestion
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import kind_of
 
 _HINTS = ("To append", "1. ", "2. ", "object_type", "full_key", "reference_type", "See ")  # lines that help no user
 _KINDS = {
@@ -69,7 +69,7 @@ def explained(error: Exception) -> str:
     if isinstance(cause, ConfigTypeError) and "support deletion" in str(cause):
         return cannot_remove(key)
     is_value = isinstance(cause, ValidationError) and not isinstance(cause, InterpolationResolutionError)
-    if is_value and (what := _words_of(kind_of(key), is_element=bool(bracket))):
+    if is_value and (what := _words_of(kind_of(key)[0], is_element=bool(bracket))):
         return f"{key} must be {what}, got {shown(getattr(cause, 'value', None))}"
     lines = [line.strip() for each in dict.fromkeys((str(error), str(cause))) for line in each.splitlines()]
     kept = [line for line in lines if line.strip(" ^") and not line.startswith(_HINTS)]
@@ -94,23 +94,11 @@ def unknown_key(name: str, parent: str, keys: Iterable[object]) -> str:
     known = [str(key) for key in keys if key != "hydra"]
     close = suggestion(name, known)
     said = f"'{short(name)}' is not a key of {parent or 'the configuration'}, which has {', '.join(known) or 'none'}"
-    if close or not parent or kind_of(parent) not in (Any, dict):
+    if close or not parent or kind_of(parent)[0] not in (Any, dict[str, Any]):
         return said + close
-    if kind_of(parent) is Any and not known:  # a part that is a name alone
+    if kind_of(parent)[0] is Any and not known:  # a part that is a name alone
         return f"{said}: set {parent}=VALUE, or name and settings, '{parent}={{name: NAME, {name}: VALUE}}'"
     return f"{said}; to add it, +{parent}.{name}=VALUE"
-
-
-def kind_of(key: str) -> Any:
-    """Return the type that the schema gives a setting, without ``| None``; Any in a mapping of settings."""
-    kind: Any = TrainConfig
-    for name in key.split("."):
-        if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
-            return Any
-        kind = typing.get_type_hints(kind).get(name, Any)
-        parts = [part for part in typing.get_args(kind) if part is not type(None)]
-        kind = parts[0] if type(None) in typing.get_args(kind) else kind
-    return kind
 
 
 def _words_of(kind: Any, *, is_element: bool) -> str:

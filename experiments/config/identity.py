@@ -1,16 +1,20 @@
 """The identity of a run: the settings that change what it computes. A run's name ends in their hash.
 
-A run keeps its name, and the folder with it, when the schema gets a key: see ``ADDED``.
+A run keeps its name, and the folder with it, when the schema gets a key: see ``ADDED``. A file that a setting names is
+told by the digest of its content, wherever it is.
 """
 
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from experiments.config.errors import UserError
 from experiments.config.method_names import method_of
-from experiments.config.schema import SIMULATED, Flat, TrainConfig, flat
+from experiments.config.schema import OWN_DATA, SIMULATED, DatasetConfig, Flat, RoundsConfig, TrainConfig, flat
 
 NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
     {
@@ -27,16 +31,7 @@ ADDED: Mapping[str, Any] = {
     "digests": {},
     "optimizer.clip_norm": "rank",
     "lr_end": 0.0,
-    "rounds.every": 0,
-    "rounds.lr": 1.0,
-    "rounds.momentum": 0.0,
-    "rounds.nesterov": False,
-    "rounds.buffers": "mean",
-    "rounds.momentum_with_feedback": False,
-    "rounds.fragments": 1,
-    "rounds.delay": 0,
-    "rounds.mix": 1.0,
-    "rounds.lost_workers": "stop",
+    **{f"rounds.{key}": value for key, value in vars(RoundsConfig()).items()},
 }
 """Settings that were added after names of runs were fixed, with what a run without them did.
 
@@ -61,9 +56,7 @@ def identity(settings: Mapping[str, Any]) -> Flat:
     }
     if found.get("cluster.name", SIMULATED) != SIMULATED:
         found["cluster.name"] = "local"  # real workers compute the same wherever they are
-    for key in [key for key in found if key.startswith(_DIGESTS)]:
-        found[key.removeprefix(_DIGESTS)] = found.pop(key)  # in place of the path
-    return found
+    return {**found, **{key.removeprefix(_DIGESTS): found.pop(key) for key in list(found) if key.startswith(_DIGESTS)}}
 
 
 def run_name(config: TrainConfig) -> str:
@@ -72,3 +65,51 @@ def run_name(config: TrainConfig) -> str:
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     method = f"{method_of(config)}-d{config.density:g}"
     return f"{config.model.name}-{config.dataset.name}-{method}-w{config.world_size}-s{config.seed}-{digest}"
+
+
+def complete_digests(config: TrainConfig) -> None:
+    """Fill in the digests of a user's own data, a schedule's files, and the checkpoint of ``start_from``.
+
+    What is not there has none: it is missed before a worker starts.
+
+    Raises:
+        UserError: the configuration says already what they are, and they are not.
+    """
+    for key, path, content in _contents(config):
+        config.digests[key] = _digest(f"{key}={path}", content, config.digests.get(key))
+    dataset = config.dataset
+    if own := _own_data(dataset):
+        dataset.digest = _digest(f"dataset.root={dataset.root}", own, dataset.digest)
+
+
+def _digest(what: str, content: bytes, given: str | None) -> str:
+    found = hashlib.sha256(content).hexdigest()[:12]
+    if given not in (None, found):
+        raise UserError(
+            f"{what} has other content than the run was made with ({found}, got {given}): name the same, or a new run"
+        )
+    return found
+
+
+def _contents(config: TrainConfig) -> Iterator[tuple[str, str, bytes]]:
+    """Yield each such setting: its key, its path, and what stands for the content."""
+    for name in ("trace", "link", "select"):
+        if (path := getattr(config.schedule, name)) is not None:
+            with suppress(OSError):
+                yield f"schedule.{name}", path, Path(path).read_bytes()
+    if config.start_from is not None:
+        run = Path(config.start_from)
+        newest = max(run.glob("checkpoints/step-*/CHECKPOINT.json"), default=run / "CHECKPOINT.json")
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            yield "start_from", config.start_from, json.dumps(json.loads(newest.read_bytes())["ranks"]).encode()
+
+
+def _own_data(dataset: DatasetConfig) -> bytes | None:
+    """Return what stands for the content of a user's own data, None for published data or where it is not there."""
+    if dataset.name not in OWN_DATA or dataset.root is None or not Path(dataset.root).is_dir():
+        return None
+    import data  # imports torch
+
+    with suppress(ValueError):
+        return json.dumps(data.sums(dataset.name, dataset.root, **dataset.settings), sort_keys=True).encode()
+    return None

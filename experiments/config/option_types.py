@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from experiments.config.errors import UserError
-from experiments.config.ranges import MOST, POSITIVE, SHARE, Range, check_path
+from experiments.config.ranges import MOST, PATH, POSITIVE, SHARE, Range
 
 Number = TypeVar("Number", int, float)
 T = TypeVar("T")
@@ -21,7 +21,7 @@ def whole_number(lowest: int = 1, most: int = MOST) -> Callable[[str], int]:
 def to_path(text: str) -> Path:
     """Return a word as a path."""
     try:
-        check_path("it", text)
+        PATH.check("it", text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("it ")) from None
     return Path(text)

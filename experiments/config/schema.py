@@ -1,18 +1,55 @@
-"""The settings of a run as dataclasses: names and types. The values are in conf/."""
+"""The settings of a run as dataclasses: names, types, and what each may be. The values are in conf/."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import IO, Any, cast, get_type_hints
+from typing import IO, Any, cast, get_args, get_type_hints
 
 from omegaconf import OmegaConf
+
+from experiments.config.ranges import (
+    COUNT,
+    COUNT_OR_NONE,
+    DECAY,
+    LARGEST_SEED,
+    NAME,
+    NOT_NEGATIVE,
+    ON_A_MACHINE,
+    PART,
+    PATH,
+    POSITIVE,
+    SHARE,
+    Allowed,
+    OneOf,
+    Range,
+    Text,
+)
 
 Flat = dict[str, Any]  # settings by dotted keys
 TIMEOUT_S = 300.0  # of cluster.timeout_s
 LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each srun task starts the ranks of its node
 IN_JOB = "slurm"  # a value of cluster.rdzv_endpoint: the nodes meet at the first node of the job
 SIMULATED = "simulated"  # a name of a cluster
+SCALES = ("paper", "small")
+MIRRORS = ("offline", "online")  # of tracking.mode
+NORMS = ("rank", "global")  # of optimizer.clip_norm, as micro has them
 OWN_DATA = ("imagenet", "text")  # data sets whose files a user chooses; those of others are published
+# Only one of sbatch's formats. sbatch would read 10:00 as minutes; YAML reads 1:00:00 without quotes as 3600.
+TIME = Text("'hours:minutes:seconds' or 'days-hours:minutes:seconds', in quotes", r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})")
+_PLACE = OneOf(("update", "gradient"))
+_SITE_NAME = Text("a name in one line, or null for the site's own", r"[^\n]*\S[^\n]*")
+_WANDB_NAME = Text(r"a name of at most 128 characters without any of /\#?%:", r"(?=.*\S)[^/\\#?%:\x00-\x1f\x7f]{1,128}")
+
+
+def limited(allowed: Allowed, default: Any = dataclasses.MISSING) -> Any:
+    """Return a field that must be null or ``allowed``."""
+    return field(default=default, metadata=_each(allowed))
+
+
+def _each(allowed: Allowed) -> dict[str, Any]:
+    """Return the metadata of a list's field, each element of which must be ``allowed``."""
+    return {"allowed": allowed}
 
 
 @dataclass(kw_only=True)
@@ -23,8 +60,8 @@ class ModelConfig:
         num_classes: outputs of the network; null: as many as the data set has classes.
     """
 
-    name: str
-    num_classes: int | None = None
+    name: str = limited(NAME)
+    num_classes: int | None = limited(COUNT, None)
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -40,12 +77,12 @@ class DatasetConfig:
         negatives: of interactions: items not taken that are drawn beside each one that was.
     """
 
-    name: str
-    root: str | None = None
+    name: str = limited(NAME)
+    root: str | None = limited(PATH, None)
     digest: str | None = None
     augment: str = "none"
-    sequence_length: int | None = None
-    negatives: int | None = None
+    sequence_length: int | None = limited(COUNT, None)
+    negatives: int | None = limited(COUNT, None)
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -70,7 +107,7 @@ class SparsifierConfig:
         policy: how the density changes from layer to layer and with time; null: by density_warmup alone.
     """
 
-    name: str
+    name: str = limited(NAME)
     reducer: Any = "sparse"
     selector: Any = None
     exchange: Any = "union"
@@ -108,18 +145,20 @@ class SlurmConfig:
         extra: more settings of sbatch, as it has them on its command line.
     """
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    time_limit: str | None = None
-    gpus_per_node: int = 0
-    cpus_per_worker: int = 1
-    throttle: int | None = None
+    partition: str | None = limited(_SITE_NAME, None)
+    account: str | None = limited(_SITE_NAME, None)
+    qos: str | None = limited(_SITE_NAME, None)
+    constraint: str | None = limited(_SITE_NAME, None)
+    time_limit: str | None = limited(TIME, None)
+    gpus_per_node: int = limited(COUNT_OR_NONE, 0)
+    cpus_per_worker: int = limited(COUNT, 1)
+    throttle: int | None = limited(COUNT, None)
     requeue: bool = True
-    signal_s: int = 120
-    setup: list[str] = field(default_factory=list)
-    extra: list[str] = field(default_factory=list)
+    signal_s: int = limited(Range(0, 65_535), 120)  # the largest value of sbatch
+    setup: list[str] = field(default_factory=list, metadata=_each(Text("lines of shell", r"(?s:.*)")))
+    extra: list[str] = field(
+        default_factory=list, metadata=_each(Text("settings of sbatch such as --exclusive", r"-[^\n]*"))
+    )
 
 
 @dataclass(kw_only=True)
@@ -138,15 +177,15 @@ class ClusterConfig:
             still, or a machine is gone, ends within it.
     """
 
-    name: str
-    nproc_per_node: int = 1
-    nnodes: int
+    name: str = limited(NAME)
+    nproc_per_node: int = limited(ON_A_MACHINE, 1)
+    nnodes: int = limited(COUNT)
     rdzv_endpoint: str = "localhost:0"
-    world_size: int | None = None
-    device: str = "auto"
-    num_threads: int | None = None
-    max_restarts: int = 0
-    timeout_s: float = TIMEOUT_S
+    world_size: int | None = limited(COUNT, None)
+    device: str = limited(OneOf(("auto", "cpu", "cuda")), "auto")
+    num_threads: int | None = limited(ON_A_MACHINE, None)
+    max_restarts: int = limited(COUNT_OR_NONE, 0)
+    timeout_s: float = limited(Range(5, 604_800), TIMEOUT_S)
     slurm: SlurmConfig = field(default_factory=SlurmConfig)
 
     @property
@@ -167,11 +206,11 @@ class ScheduleConfig:
         select: file of `profile select`: what each method costs beside its collectives.
     """
 
-    name: str
+    name: str = limited(NAME)
     settings: dict[str, Any] = field(default_factory=dict)
-    trace: str | None = None
-    link: str | None = None
-    select: str | None = None
+    trace: str | None = limited(PATH, None)
+    link: str | None = limited(PATH, None)
+    select: str | None = limited(PATH, None)
 
 
 @dataclass(kw_only=True)
@@ -198,17 +237,17 @@ class OptimizerConfig:
             their squared norms, by which all scale alike. For clip_at=gradient.
     """
 
-    name: str
-    momentum: float = 0.0
-    nesterov: str = "none"
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    momentum_at: str = "update"
-    lr_at: str = "update"
-    weight_decay: float = 0.0
-    decay_of: str = "all"
-    clip: float | None = None
-    clip_at: str = "gradient"
-    clip_norm: str = "rank"
+    name: str = limited(OneOf(("sgd", "adam", "adamw", "sign")))
+    momentum: float = limited(DECAY, 0.0)
+    nesterov: str = limited(OneOf(("none", "pytorch", "published")), "none")
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.999], metadata=_each(DECAY))
+    momentum_at: str = limited(_PLACE, "update")
+    lr_at: str = limited(_PLACE, "update")
+    weight_decay: float = limited(NOT_NEGATIVE, 0.0)
+    decay_of: str = limited(OneOf(("all", "weights", "published")), "all")
+    clip: float | None = limited(POSITIVE, None)
+    clip_at: str = limited(_PLACE, "gradient")
+    clip_norm: str = limited(OneOf(NORMS), "rank")
 
     @property
     def scales_gradients(self) -> bool:
@@ -237,34 +276,34 @@ class RoundsConfig:
             place of what checkpoint.every_s says; cluster.world_size says how many ranks there are at the most.
     """
 
-    every: int = 0
-    lr: float = 1.0
-    momentum: float = 0.0
+    every: int = limited(COUNT_OR_NONE, 0)
+    lr: float = limited(POSITIVE, 1.0)
+    momentum: float = limited(DECAY, 0.0)
     nesterov: bool = False
-    buffers: str = "mean"
+    buffers: str = limited(OneOf(("mean", "first", "own")), "mean")
     momentum_with_feedback: bool = False
     fragments: Any = 1
-    delay: int = 0
-    mix: float = 1.0
-    lost_workers: str = "stop"
+    delay: int = limited(COUNT_OR_NONE, 0)
+    mix: float = limited(SHARE, 1.0)
+    lost_workers: str = limited(OneOf(("stop", "go_on")), "stop")
 
 
 @dataclass(kw_only=True)
 class WarmupConfig:
     """A density that starts higher: over how many steps it falls, from where, and in how many stairs."""
 
-    steps: int = 0
-    start: float = 0.25
-    stages: int = 0
+    steps: int = limited(COUNT_OR_NONE, 0)
+    start: float = limited(SHARE, 0.25)
+    stages: int = limited(COUNT_OR_NONE, 0)
 
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
     """How often a run saves all that it needs to go on: every so many seconds or steps, 0 for never by this measure."""
 
-    every_s: float = 300.0
-    every_steps: int = 0
-    keep: int = 2
+    every_s: float = limited(NOT_NEGATIVE, 300.0)
+    every_steps: int = limited(COUNT_OR_NONE, 0)
+    keep: int = limited(COUNT, 2)
 
 
 @dataclass(kw_only=True)
@@ -278,12 +317,12 @@ class TrackingConfig:
         finish_s: seconds that a finished run waits at most for its mirror.
     """
 
-    name: str = "none"
-    mode: str | None = None
-    project: str | None = None
-    entity: str | None = None
-    tags: list[str] = field(default_factory=list)
-    finish_s: float = 60.0
+    name: str = limited(OneOf(("none", "wandb")), "none")
+    mode: str | None = limited(OneOf(MIRRORS), None)
+    project: str | None = limited(_WANDB_NAME, None)
+    entity: str | None = limited(_WANDB_NAME, None)
+    tags: list[str] = field(default_factory=list, metadata=_each(Text("words of 1 to 64 characters", r"(?s:.{1,64})")))
+    finish_s: float = limited(NOT_NEGATIVE, 60.0)
 
 
 @dataclass(kw_only=True)
@@ -296,36 +335,36 @@ class TrainConfig:
     schedule: ScheduleConfig
     cluster: ClusterConfig
     optimizer: OptimizerConfig
-    scale: str
+    scale: str = limited(OneOf(SCALES))
     scope: str
-    density: float
+    density: float = limited(SHARE)
     density_warmup: WarmupConfig
-    seed: int
-    epochs: int
-    batch_size: int
-    lr: float
-    lr_shape: str
-    lr_warmup_epochs: float
-    lr_warmup_start: float
+    seed: int = limited(Range(0, LARGEST_SEED))
+    epochs: int = limited(COUNT)
+    batch_size: int = limited(COUNT)
+    lr: float = limited(POSITIVE)
+    lr_shape: str = limited(OneOf(("steps", "linear", "cosine")))
+    lr_warmup_epochs: float = limited(NOT_NEGATIVE)
+    lr_warmup_start: float = limited(NOT_NEGATIVE)
     lr_milestones: list[float] = field(default_factory=list)
-    lr_decay: float
-    accumulate: int
-    precision: str
+    lr_decay: float = limited(POSITIVE)
+    accumulate: int = limited(COUNT)
+    precision: str = limited(OneOf(("float32", "bfloat16")))
     channels_last: bool
     compile: bool
     nonfinite: str
     timed: bool
-    lr_end: float = 0.0
+    lr_end: float = limited(PART, 0.0)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
-    measure_residual_every: int = 0
-    measure_test_every: int = 0
-    peak_tflops: float | None = None
+    measure_residual_every: int = limited(COUNT_OR_NONE, 0)
+    measure_test_every: int = limited(COUNT_OR_NONE, 0)
+    peak_tflops: float | None = limited(POSITIVE, None)
     checkpoint: CheckpointConfig
-    start_from: str | None
-    resize: str = "refuse"
-    resume: str = "auto"
+    start_from: str | None = limited(PATH)
+    resize: str = limited(OneOf(("refuse", "average")), "refuse")
+    resume: str = limited(OneOf(("auto", "scratch")), "auto")
     save_weights: bool
-    output: str
+    output: str = limited(PATH)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     digests: dict[str, str] = field(default_factory=dict)  # of the files that settings name, filled in: digests.py
 
@@ -348,6 +387,30 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> Flat:
         inner = isinstance(value, Mapping) and value
         found |= flat(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
     return found
+
+
+def limits(settings: Any, group: str = "") -> Iterator[tuple[str, Any, str, Allowed]]:
+    """Yield each limited setting below a dataclass: its dotted key, its dataclass, its name there, what it may be."""
+    for each in dataclasses.fields(settings):
+        key = f"{group}.{each.name}".strip(".")
+        if is_dataclass(inner := getattr(settings, each.name)):
+            yield from limits(inner, key)
+        elif allowed := each.metadata.get("allowed"):
+            yield key, settings, each.name, allowed
+
+
+def kind_of(key: str) -> tuple[Any, Allowed | None]:
+    """Return the type of a setting without ``| None``, Any in a mapping of settings, and what it may be."""
+    kind: Any = TrainConfig
+    allowed = None
+    for name in filter(None, key.split(".")):
+        if not is_dataclass(kind):
+            return Any, None
+        allowed = next((each.metadata.get("allowed") for each in dataclasses.fields(kind) if each.name == name), None)
+        kind = get_type_hints(kind).get(name, Any)
+        if type(None) in get_args(kind):
+            kind = get_args(kind)[0]
+    return kind, allowed
 
 
 def defaults_of_schema(kind: type = TrainConfig) -> dict[str, Any]:

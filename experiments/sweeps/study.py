@@ -17,7 +17,7 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.identity import run_name
 from experiments.config.paths import CONF
-from experiments.config.ranges import check_num_runs, check_path
+from experiments.config.ranges import PATH, check_num_runs
 from experiments.config.schema import Flat, TrainConfig, flat
 from experiments.runs.output import distinct
 
@@ -128,7 +128,7 @@ def _is_path(name: str) -> bool:
 
 def _path_of(name: str) -> Path:
     if _is_path(name):
-        check_path("the file of a study", name)
+        PATH.check("the file of a study", name)
         return Path(name)
     check_choice("study", studies(), name)
     return CONF / "sweep" / f"{name}.yaml"

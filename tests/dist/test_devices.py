@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from experiments.config import devices
+from experiments.config import checks
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
 from experiments.training.group import device_of_rank, start_group
@@ -42,7 +42,7 @@ def gpus(*seen: list[str]) -> Iterator[None]:
     """Have this rank see the GPUs of its number."""
     own = seen[int(os.environ["RANK"])]
     with (
-        patch.object(devices, "num_gpus", lambda: len(own)),
+        patch.object(checks, "num_gpus", lambda: len(own)),
         patch.object(torch.cuda, "device_count", lambda: len(own)),
         patch.object(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=own[index], name="GPU")),
         patch.object(torch.cuda, "get_device_name", lambda index: "GPU"),

@@ -10,8 +10,7 @@ from torch import nn
 
 import micro
 from experiments.config.builders import build_reducer
-from experiments.config.checks import CHOICES
-from experiments.config.schema import OptimizerConfig
+from experiments.config.schema import NORMS, OptimizerConfig
 from experiments.training.optimizers import build_optimizer, learning_rate, set_lr_
 from micro.clipping import ClipNorm
 from tests.refusals import refused
@@ -143,4 +142,4 @@ def test_the_rate_follows_its_shape(tmp_path: Path) -> None:
 
 def test_the_norms_of_clipping_are_those_of_the_library() -> None:
     """The settings name them themselves: to read a configuration must not import torch."""
-    assert CHOICES["optimizer.clip_norm"] == get_args(ClipNorm)
+    assert get_args(ClipNorm) == NORMS

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from experiments import figures, reproduce
-from experiments.config.checks import CHOICES
+from experiments.config import schema
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.reports.pages import load_page
@@ -86,7 +86,7 @@ def paper_of(*parts: Part) -> Paper:
     return Paper(key="k", name="Name & co", source="<source>", scale="small", parts=parts)
 
 
-@pytest.mark.parametrize("scale", CHOICES["scale"])
+@pytest.mark.parametrize("scale", schema.SCALES)
 @pytest.mark.parametrize("name", papers.known_papers())
 def test_every_command_of_every_paper_is_understood(name: str, scale: str, tmp_path: Path) -> None:
     paper = load_paper(name, scale, out=tmp_path, root="data")

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from experiments.config.compose import compose_run
-from experiments.config.digests import complete_digests
 from experiments.config.errors import UserError
-from experiments.config.identity import identity, run_name
+from experiments.config.identity import complete_digests, identity, run_name
 from experiments.config.schema import TrainConfig, flat, to_yaml
 from experiments.runs.finished_requests import check_requests
 from experiments.runs.run_folder import RunFolder, folder_of

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config.checks import CHOICES
+from experiments.config import schema
 from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
 from experiments.studies.paper_reproduction.verdicts import Question
@@ -18,7 +18,7 @@ from experiments.studies.paper_reproduction.verdicts import Question
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
 SWEEP = "sweep"
-SCALES = (*CHOICES["scale"], "medium")  # medium: small models on real data, as long as dense improves; few have it
+SCALES = (*schema.SCALES, "medium")  # medium: small models on real data, as long as dense improves; few have it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
