@@ -241,6 +241,38 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             yaml.safe_load(text)
 
 
+NUMBER = re.compile(r"(?<![\w.^/])(?<!\w-)\d[\d,]*(?:\.\d+)?(?![\w]|\.\d)")
+
+
+def measured(path: Path, text: str) -> set[float]:
+    """Return the numbers of the published tables to which a piece of a page links."""
+    linked = [(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]*?\.md)", text)]
+    published = [page for page in linked if (ROOT / "results/published" / page.name).exists()]
+    included = [ROOT / name for name in re.findall(r"<!-- file: (.+?) -->", path.read_text())]
+    tables = map(text_of, [*published, *included] if published else [])
+    return {float(number.replace(",", "")) for table in tables for number in NUMBER.findall(table)}
+
+
+@EVERY_PAGE
+def test_a_number_beside_a_link_to_a_table_stands_in_that_table(path: Path) -> None:
+    """In a row, a paragraph or an item of a list that links to results; as it stands there, or rounded."""
+    unknown = []
+    for piece in re.split(r"\n(?=[-|#])|\n\n", path.read_text()):
+        values = measured(path, piece)
+        prose = re.sub(r"\]\([^)]*\)|`[^`]*`", "", piece)
+        for number in NUMBER.findall(prose) if values else ():
+            value, decimals = float(number.replace(",", "")), len(number.partition(".")[2])
+            is_precise = len(number.replace(".", "").lstrip("0")) > 1  # a single digit stands in every table
+            near = any(
+                abs(known - unit * value) <= 0.505 * unit * 10**-decimals
+                for unit in (1, 100, 1000, 0.01, 0.001)
+                for known in values
+            )
+            if is_precise and not near:
+                unknown.append(f"{number} in: {piece[:80]}")
+    assert not unknown, "\n".join(unknown)
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/library.md"])
 def test_the_two_lines_are_those_of_the_tested_scripts(page: str) -> None:
     (shown,) = [text for language, text in blocks(ROOT / page) if language == "diff"]
