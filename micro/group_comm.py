@@ -1,6 +1,6 @@
 """The ranks of a process group, and how what reductions request travels between them."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from micro import messages
 from micro.comm import Comm, Started
 from micro.peer_failures import PeerFailures
-from micro.requests import Request, Sending
+from micro.requests import Request
 from micro.rounds import Rounds
 
 
@@ -72,40 +72,24 @@ class GroupComm(Comm):
 
     def start(self, requests: Sequence[Request]) -> Started:
         """Start the collectives in which these requests travel, and count them; see Comm."""
-        under_way = [
-            (places, messages.start(way, [requests[place] for place in places], self.group))
-            for way, places in _counted(requests).items()
-        ]
+        under_way = messages.start(requests, self.group)
 
         def answers() -> list[Any]:
-            answers = [request.alone() if request.is_local else None for request in requests]
-            for places, collective in under_way:
+            received: dict[Request, Any] = {}
+            for collective in under_way:
                 self._wait(collective.work, collective.device)
-                for place, received in zip(places, collective.received(), strict=True):
-                    answers[place] = requests[place].answer(received)  # type: ignore[attr-defined]
-            return answers
+                received.update(collective.answers())
+            return [received[each] if each in received else each.alone() for each in requests]  # type: ignore[attr-defined]
 
-        return Started(answers, lambda: all(collective.work.is_completed() for _, collective in under_way))
+        return Started(answers, lambda: all(collective.work.is_completed() for collective in under_way))
 
     def wait_for_all(self) -> None:
         """Return once all ranks of the group have called this, or raise what one has reported."""
-        self._wait(dist.barrier(self.group, async_op=True))
+        self._wait(dist.barrier(self.group, async_op=True), torch.device("cpu"))
 
-    def _wait(self, work: dist.Work, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
+    def _wait(self, work: dist.Work, device: torch.device) -> None:
         """Wait for a collective; on an accelerator its stream does, and the host goes on."""
         if self._failures is None or device.type == "cuda":
             work.wait()
         else:
             self._failures.wait(work)
-
-
-def _counted(requests: Sequence[Request]) -> dict[tuple[Hashable, ...], list[int]]:
-    """Count requests; return the places of those that travel in one way, of which the first counts as a collective."""
-    ways: dict[tuple[Hashable, ...], list[int]] = {}
-    for place, request in enumerate(requests):
-        request.count()
-        if isinstance(request, Sending) and not request.is_local:
-            places = ways.setdefault(messages.way_of(request), [])
-            request.comm.traffic.num_shared += bool(places)
-            places.append(place)
-    return ways

@@ -4,10 +4,9 @@ No rank has a thread of its own, none waits, and what follows from what all hold
 differ in what they request there is an error that names them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from micro.requests import (
     Reduction,
     Request,
     Running,
+    Sending,
 )
 from micro.spans import Seconds
 
@@ -51,7 +51,7 @@ class SimulatedComm(Comm):
     def start(self, requests: Sequence[Request]) -> Started:
         """Have requests answered for synchronous code, which `SimulatedRanks.run` runs; see Comm."""
         answers = ask(requests)
-        return Started(lambda: answers, lambda: True)
+        return Started(lambda: answers)
 
 
 class SimulatedRanks:
@@ -71,7 +71,7 @@ class SimulatedRanks:
         if world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {world_size}")
         self.comms = [SimulatedComm(rank, range(world_size)) for rank in range(world_size)]
-        self._shares = shares
+        self._shares = shares and world_size > 1
 
     def carry_out(self, reductions: Sequence[Reduction[T]], *, on_cores: bool = False) -> list[T]:
         """Return what each rank's reduction returns, in rank order.
@@ -83,8 +83,8 @@ class SimulatedRanks:
             The error of the first rank that failed; in the others a PeerError that names it is raised.
             PeerError: ranks differ in what they request.
         """
-        cores = cores_for(len(self.comms)) if on_cores else None
-        return _Run(self.comms, reductions, self._shares, cores, is_timed=True).results()
+        ranks = [_Rank(reduction, comm) for reduction, comm in zip(reductions, self.comms, strict=True)]
+        return _carry_out(ranks, self._shares, _each_on_cores(len(ranks)) if on_cores else map)
 
     def run(self, work: Callable[[Comm], T]) -> list[T]:
         """Call synchronous ``work`` on every rank, each in a thread of its own, and return the results in rank order.
@@ -93,14 +93,22 @@ class SimulatedRanks:
         """
         num_threads = torch.get_num_threads()
         try:
-            calls = [in_thread(work, comm) for comm in self.comms]
-            cores = cores_for(len(self.comms))
-            return _Run(self.comms, calls, self._shares, cores, is_timed=False).results()
+            ranks = [_Rank(in_thread(work, comm), comm, is_timed=False) for comm in self.comms]
+            return _carry_out(ranks, self._shares, _each_on_cores(len(ranks)))
         finally:
             torch.set_num_threads(num_threads)  # new threads take the last number set
 
     def close(self) -> None:
         """Nothing is left to close: there for ``contextlib.closing``."""
+
+
+Each = Callable[[Callable[[Any], None], Sequence[Any]], Any]
+"""``map``, one after the other or on several cores."""
+
+
+def _each_on_cores(world_size: int) -> Each:
+    cores = cores_for(world_size)
+    return cores.map if cores else map
 
 
 class _Rank(Running[T]):
@@ -112,12 +120,9 @@ class _Rank(Running[T]):
     """
 
     comm: SimulatedComm
-
-    def __init__(self, comm: SimulatedComm, reduction: Reduction[T], *, is_timed: bool) -> None:
-        super().__init__(reduction, comm, is_timed=is_timed)
-        self.answers: list[Any] | None = None
-        self.waited: Seconds = 0.0
-        self.error: BaseException | None = None
+    answers: list[Any] | None = None
+    waited: Seconds = 0.0
+    error: BaseException | None = None
 
     def take_turn(self) -> None:
         """Go on with the answers."""
@@ -130,140 +135,124 @@ class _Rank(Running[T]):
     @property
     def members(self) -> range:
         """The ranks that it asks."""
-        comm = self.requests[0].comm
-        assert isinstance(comm, SimulatedComm)
-        return comm.members
-
-    @property
-    def call(self) -> str:
-        """What it waits for, in words."""
-        return " and ".join(type(each).__name__ for each in self.requests)
+        members: range = self.requests[0].comm.members
+        return members
 
 
-class _Run(Generic[T]):
-    """All ranks' reductions, carried out to their ends."""
+def _call(requests: Sequence[Request]) -> str:
+    """Return what is requested at one time, in words."""
+    return " and ".join(type(each).__name__ for each in requests)
 
-    def __init__(
-        self,
-        comms: Sequence[SimulatedComm],
-        reductions: Sequence[Reduction[T]],
-        shares: bool,
-        cores: ThreadPoolExecutor | None,
-        *,
-        is_timed: bool,
-    ) -> None:
-        self._ranks = [_Rank(comm, each, is_timed=is_timed) for comm, each in zip(comms, reductions, strict=True)]
-        self._is_timed = is_timed
-        self._shares = shares and len(comms) > 1
-        self._each: Callable[[Callable[[Any], None], Sequence[Any]], object] = cores.map if cores else map
 
-    def results(self) -> list[T]:
-        """Return what each rank returns."""
-        ready = list(self._ranks)
-        try:
-            while ready:
-                list(self._each(_Rank.take_turn, ready))  # type: ignore[call-overload]
-                self._raise_errors()
-                ready = self._answered()[::-1]  # the last one first: what it works on is still in the caches
-        except BaseException as error:
-            self._end_by(error)
-            raise
-        return [rank.result for rank in self._ranks]
+def _carry_out(ranks: Sequence[_Rank[T]], shares: bool, each: Each) -> list[T]:
+    """Carry out all ranks' reductions to their ends; return what they return."""
+    ready = ranks
+    try:
+        while ready:
+            list(each(_Rank.take_turn, ready))
+            for rank in ranks:
+                if rank.error is not None:
+                    raise rank.error
+            complete = _complete(ranks)
+            for group in complete:
+                _Meeting(group, shares, each).answer()
+            ready = [rank for group in complete for rank in group.values()][::-1]  # what the last works on is in caches
+    except BaseException as error:
+        _end(ranks, error)
+        raise
+    return [rank.result for rank in ranks]
 
-    def _raise_errors(self) -> None:
-        for rank in self._ranks:
-            if rank.error is not None:
-                raise rank.error
 
-    def _end_by(self, error: BaseException) -> None:
-        """Have the ranks that wait end too, by an error that says whose it was."""
-        failed = next((place for place, rank in enumerate(self._ranks) if rank.error is error), None)
-        words = str(error) if failed is None else words_of_failure(failed, error)
-        for rank in self._ranks:
-            if not rank.has_ended:
-                with suppress(Exception):  # this one, as it should
-                    rank.throw(PeerError(words))
-                rank.close()
+def _end(ranks: Sequence[_Rank[Any]], error: BaseException) -> None:
+    """Have the ranks that wait end too, by an error that says whose it was."""
+    failed = next((place for place, rank in enumerate(ranks) if rank.error is error), None)
+    words = str(error) if failed is None else words_of_failure(failed, error)
+    for rank in ranks:
+        if not rank.has_ended:
+            with suppress(Exception):  # this one, as it should
+                rank.throw(PeerError(words))
+            rank.close()
 
-    def _answered(self) -> list[_Rank[T]]:
-        """Answer the groups of ranks of which all members have come; return these."""
-        waiting = [(place, rank) for place, rank in enumerate(self._ranks) if not rank.has_ended]
-        groups: dict[range, dict[int, _Rank[T]]] = {}
-        for place, rank in waiting:
+
+def _complete(ranks: Sequence[_Rank[T]]) -> list[dict[int, _Rank[T]]]:
+    """Return the groups of ranks of which all members wait for an answer."""
+    groups: dict[range, dict[int, _Rank[T]]] = {}
+    for place, rank in enumerate(ranks):
+        if not rank.has_ended:
             groups.setdefault(rank.members, {})[place] = rank
-        complete = [group for members, group in groups.items() if len(group) == len(members)]
-        if waiting and not complete:
-            raise PeerError(self._why_none_can_go_on(waiting))
-        for group in complete:
-            self._answer(group)
-        return [rank for group in complete for rank in group.values()]
-
-    def _why_none_can_go_on(self, waiting: Sequence[tuple[int, _Rank[T]]]) -> str:
-        place, rank = waiting[0]
+    complete = [group for members, group in groups.items() if len(group) == len(members)]
+    if groups and not complete:
+        place, rank = next(iter(next(iter(groups.values())).items()))
         for other in rank.members:
-            if self._ranks[other].has_ended:
-                return f"rank {other} ended without coming to {rank.call}, where rank {place} waits"
-        other = next(member for member in rank.members if self._ranks[member].members != rank.members)
-        asks = f"rank {place} calls {rank.call} with ranks {list(rank.members)}"
-        return f"{asks}, rank {other} {self._ranks[other].call} with ranks {list(self._ranks[other].members)}"
+            if ranks[other].has_ended:
+                raise PeerError(
+                    f"rank {other} ended without coming to {_call(rank.requests)}, where rank {place} waits"
+                )
+        other = next(member for member in rank.members if ranks[member].members != rank.members)
+        asks = f"rank {place} calls {_call(rank.requests)} with ranks {list(rank.members)}"
+        raise PeerError(f"{asks}, rank {other} {_call(ranks[other].requests)} with ranks {list(ranks[other].members)}")
+    return complete
 
-    def _answer(self, group: dict[int, _Rank[T]]) -> None:
-        """Answer what the ranks of a group request, and count it."""
-        _check_alike(group)
-        ranks = list(group.values())
-        began = ranks[0].comm.now() if self._is_timed else 0.0
+
+class _Meeting:
+    """All ranks of a group with what they request at one time."""
+
+    def __init__(self, group: dict[int, _Rank[Any]], shares: bool, each: Each) -> None:
+        self._group, self._shares, self._each = group, shares, each
+
+    def answer(self) -> None:
+        """Answer the requests, and count them."""
+        check_alike({place: rank.requests for place, rank in self._group.items()})
+        ranks = list(self._group.values())
+        began = ranks[0].comm.now()
         answers = []
         for requests in zip(*(rank.requests for rank in ranks), strict=True):
             for request in requests:
-                request.count()
+                if isinstance(request, Sending):
+                    request.count()
             answers.append(self._answers(requests))
-        took = ranks[0].comm.now() - began if self._is_timed else 0.0
+        share = (ranks[0].comm.now() - began) * (1 / len(ranks))
         for rank, of_rank in zip(ranks, zip(*answers, strict=True), strict=True):
-            rank.answers, rank.waited = list(of_rank), took * (1 / len(ranks))
+            rank.answers, rank.waited = list(of_rank), share
 
     def _answers(self, requests: Sequence[Any]) -> list[Any]:
         """Return each rank's answer to the requests that all of them have made."""
         first = requests[0]
-        if isinstance(first, Fill):
-            return self._filled(requests)
         if isinstance(first, Once):
-            return self._made_for_all(requests, first.work)
+            return self._made_once(requests)
         if isinstance(first, AllToAll):
             return list(_dealt(requests))
+        mine = [request.mine for request in requests]
         if isinstance(first, AllReduce):
-            self._add_up_([request.mine for request in requests])
+            self._add_up_(mine)
             return [request.answer(request.mine) for request in requests]
         if isinstance(first, Broadcast):
-            for request in requests:
-                if request is not requests[first.source]:
-                    request.mine.copy_(requests[first.source].mine)
-            return [request.mine for request in requests]
+            for vector in mine:
+                if vector is not mine[first.source]:
+                    vector.copy_(mine[first.source])
+            return [request.answer(request.mine) for request in requests]
         join = torch.stack if isinstance(first, AllGather) else torch.cat
-        answers: list[Any] = self._made_for_all(
-            requests, lambda: first.answer(join([request.mine for request in requests]))
-        )
-        return answers
-
-    def _made_for_all(self, requests: Sequence[Any], work: Callable[[], Any]) -> list[Any]:
         if self._shares:
-            return [work()] * len(requests)
-        return [request.work() if isinstance(request, Once) else work() for request in requests]
+            return [first.answer(join(mine))] * len(mine)
+        return [first.answer(join(mine)) for _ in mine]
 
-    def _filled(self, requests: Sequence[Fill]) -> list[Any]:
+    def _made_once(self, requests: Sequence[Once]) -> list[Any]:
         if not self._shares:
             return [request.work() for request in requests]
-        made = requests[0].work()
+        first = requests[0]
+        made = first.work()
         for request in requests[1:]:
-            request.into.copy_(requests[0].into)
+            if isinstance(request, Fill) and isinstance(first, Fill):
+                request.into.copy_(first.into)
         return [made] * len(requests)
 
     def _add_up_(self, vectors: Sequence[Tensor]) -> None:
         """Make all vectors their sum, added in rank order."""
         if vectors[0].device.type != "cpu" or not all(vector.is_contiguous() for vector in vectors):
             _add_up_(vectors)
-            return
-        blocks = list(zip(*(vector.view(-1).split(BLOCK) for vector in vectors), strict=True))
-        list(self._each(_add_up_, blocks))  # type: ignore[call-overload]
+        else:
+            blocks = list(zip(*(vector.view(-1).split(BLOCK) for vector in vectors), strict=True))
+            list(self._each(_add_up_, blocks))
 
 
 def _add_up_(vectors: Sequence[Tensor]) -> None:
@@ -282,20 +271,32 @@ def _dealt(requests: Sequence[AllToAll]) -> Iterator[Tensor]:
         yield torch.cat(coming) if coming else request.mine.new_empty(0)
 
 
-def _check_alike(group: dict[int, _Rank[Any]]) -> None:
-    """Raise PeerError where the ranks of a group request different things."""
-    (first, rank), *others = group.items()
-    for place, other in others:
-        if rank.call != other.call:
-            raise PeerError(f"rank {first} calls {rank.call}, rank {place} {other.call} at the same time")
-        for one, two in zip(rank.requests, other.requests, strict=True):
-            mine, theirs = one.must_match, two.must_match
-            if mine != theirs:
-                name = next(key for key in mine if mine[key] != theirs[key])
-                given = f"{name} {mine[name]}, rank {place} with {name} {theirs[name]}"
-                raise PeerError(f"rank {first} calls {type(one).__name__} with {given}")
-    for requests in zip(*(each.requests for each in group.values()), strict=True):
+def check_alike(group: dict[int, list[Any]]) -> None:
+    """Raise PeerError where ranks, by number, request different things at one time."""
+    (first, mine), *others = group.items()
+    for place, theirs in others:
+        if _call(mine) != _call(theirs):
+            raise PeerError(f"rank {first} calls {_call(mine)}, rank {place} {_call(theirs)} at the same time")
+        for one, two in zip(mine, theirs, strict=True):
+            for (name, a), b in zip(_must_match(one).items(), _must_match(two).values(), strict=True):
+                if a != b:
+                    given = f"{name} {a}, rank {place} with {name} {b}"
+                    raise PeerError(f"rank {first} calls {type(one).__name__} with {given}")
+    for requests in zip(*group.values(), strict=True):
         _check_sizes(list(group), requests)
+
+
+def _must_match(request: Request) -> dict[str, Hashable]:
+    """Return what must be equal on all ranks, by name."""
+    if not isinstance(request, Sending):
+        return {}
+    alike: dict[str, Hashable] = {"kind": request.kind, "dtype": request.mine.dtype}
+    if isinstance(request, AllGatherLists):
+        return alike | {"counts": tuple(request.counts)}
+    if isinstance(request, AllToAll):
+        return alike
+    source = {"source": request.source} if isinstance(request, Broadcast) else {}
+    return alike | {"shape": tuple(request.mine.shape)} | source
 
 
 def _check_sizes(ranks: Sequence[int], requests: Sequence[Request]) -> None:

@@ -1,9 +1,10 @@
 """The collectives in which requests travel over a process group: the only file that starts those of a step.
 
-Requests of one kind that are due at the same time share a collective.
+Requests of one kind that are due at the same time share a collective: rows, and lists that travel as rows, as bytes;
+lists of other lengths, as bytes; small sums of one dtype; copies of one source and dtype.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from micro.operations import travels_padded
-from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Sending
+from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Request, Sending
 
 LARGE_BYTES = 1 << 20  # a sum of this size travels alone: to copy it costs more than a collective
+Group = dist.ProcessGroup | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,34 +24,48 @@ class Collective:
     """A collective under way.
 
     Attributes:
+        requests: those that it carries.
         work: to wait for.
         device: of what it fills.
-        received: returns what it has brought to each of the requests that it carries.
+        received: returns what it has brought to each of them.
     """
 
+    requests: Sequence[Sending]
     work: Any
     device: torch.device
-    received: Callable[[], list[Tensor]]
+    received: Callable[[], Sequence[Tensor]]
+
+    def answers(self) -> Iterable[tuple[Sending, Tensor]]:
+        """Return each request with its answer, once the collective has ended."""
+        return [(each, each.answer(x)) for each, x in zip(self.requests, self.received(), strict=True)]
 
 
-def way_of(request: Sending) -> tuple[Hashable, ...]:
-    """Return what is equal for requests that travel together, the same on all ranks; see `start`."""
+def start(requests: Sequence[Request], group: Group) -> list[Collective]:
+    """Start the collectives of these requests, and count them; those of one way share one, the same on all ranks."""
+    ways: dict[Hashable, list[Any]] = {}
+    for request in requests:
+        if isinstance(request, Sending):
+            request.count()
+            if isinstance(request, AllGatherLists) and not sum(request.counts):
+                continue  # nothing travels, which is known everywhere
+            together = ways.setdefault(_way_of(request), [])
+            request.comm.traffic.num_shared += bool(together)
+            together.append(request)
+    return [way[0](together, group) for way, together in ways.items()]  # type: ignore[index]
+
+
+def _way_of(request: Sending) -> Hashable:
+    """Return what starts the collective of a request, and what else is equal for requests that share it."""
     if isinstance(request, AllReduce):
-        return _sum, request.mine.dtype, id(request) if request.mine.nbytes >= LARGE_BYTES else None
+        return _sum, request.mine.dtype, request if request.mine.nbytes >= LARGE_BYTES else None
     if isinstance(request, Broadcast):
         return _copy, request.mine.dtype, request.source
     is_row = isinstance(request, AllGather) or (isinstance(request, AllGatherLists) and travels_padded(request.counts))
-    return (_gather_rows,) if is_row else (_send_parts,)
+    return (_gather_rows if is_row else _send_parts,)
 
 
-def start(way: tuple[Any, ...], requests: Sequence[Any], group: dist.ProcessGroup | None) -> Collective:
-    """Start the collective of requests that travel in one ``way``."""
-    collective: Collective = way[0](requests, group)
-    return collective
-
-
-def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: dist.ProcessGroup | None) -> Collective:
-    """Gather rows, as bytes where there are several: received is (world_size, m) for each."""
+def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -> Collective:
+    """Gather rows: received is (world_size, m) for each."""
     rows = [_row(request) for request in requests]
     sent = rows[0] if len(rows) == 1 else torch.cat([_bytes_of(row) for row in rows])
     filled = sent.new_empty((requests[0].comm.world_size, sent.numel()))
@@ -61,7 +77,7 @@ def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: dist.Pro
         parts = filled.split([row.nbytes for row in rows], dim=1)
         return [part.contiguous().view(row.dtype) for part, row in zip(parts, rows, strict=True)]
 
-    return Collective(work, filled.device, received)
+    return Collective(requests, work, filled.device, received)
 
 
 def _row(request: AllGather | AllGatherLists) -> Tensor:
@@ -71,28 +87,27 @@ def _row(request: AllGather | AllGatherLists) -> Tensor:
     return torch.nn.functional.pad(request.mine, (0, max(request.counts) - request.mine.numel()))
 
 
-def _send_parts(requests: Sequence[AllGatherLists | AllToAll], group: dist.ProcessGroup | None) -> Collective:
-    """Send each rank its parts, as bytes where there are several requests: received is (sum(sizes),) for each."""
+def _send_parts(requests: Sequence[AllGatherLists | AllToAll], group: Group) -> Collective:
+    """Send each rank its parts: received is (sum(sizes),) for each."""
     sent, to_ranks, from_ranks = zip(*(_parts(request) for request in requests), strict=True)
     if len(requests) == 1:
         filled = sent[0].new_empty(sum(from_ranks[0]))
         work = dist.all_to_all_single(filled, sent[0], from_ranks[0], to_ranks[0], group=group, async_op=True)
-        return Collective(work, filled.device, lambda: [filled])
-    by_rank = [_split(*parts) for parts in zip(sent, to_ranks, strict=True)]
-    whole = torch.cat([part for of_rank in zip(*by_rank, strict=True) for part in of_rank])
-    to_sizes = [sum(part.numel() for part in of_rank) for of_rank in zip(*by_rank, strict=True)]
-    lengths = [
-        [count * x.element_size() for count in counts] for x, counts in zip(sent, from_ranks, strict=True)
-    ]  # of each request, from each rank
-    from_sizes = [sum(of_rank) for of_rank in zip(*lengths, strict=True)]
-    filled = whole.new_empty(sum(from_sizes))
-    work = dist.all_to_all_single(filled, whole, from_sizes, to_sizes, group=group, async_op=True)
+        return Collective(requests, work, filled.device, lambda: [filled])
+    widths = [x.element_size() for x in sent]
+    parts = [_bytes_of(x).split([n * w for n in ns]) for x, ns, w in zip(sent, to_ranks, widths, strict=True)]  # type: ignore[no-untyped-call]
+    lengths = [[n * w for n in ns] for ns, w in zip(from_ranks, widths, strict=True)]  # of each request, from each rank
+    whole = torch.cat([part for to_rank in zip(*parts, strict=True) for part in to_rank])
+    to_sizes = [sum(part.numel() for part in to_rank) for to_rank in zip(*parts, strict=True)]
+    by_rank = list(zip(*lengths, strict=True))
+    filled = whole.new_empty(sum(map(sum, by_rank)))
+    work = dist.all_to_all_single(filled, whole, list(map(sum, by_rank)), to_sizes, group=group, async_op=True)
 
     def received() -> list[Tensor]:
-        pieces = filled.split([length for of_rank in zip(*lengths, strict=True) for length in of_rank])
+        pieces = filled.split([length for from_rank in by_rank for length in from_rank])
         return [torch.cat(pieces[place :: len(sent)]).view(x.dtype) for place, x in enumerate(sent)]
 
-    return Collective(work, filled.device, received)
+    return Collective(requests, work, filled.device, received)
 
 
 def _parts(request: AllGatherLists | AllToAll) -> tuple[Tensor, list[int], list[int]]:
@@ -103,17 +118,17 @@ def _parts(request: AllGatherLists | AllToAll) -> tuple[Tensor, list[int], list[
     return request.mine.repeat(num_ranks), [request.mine.numel()] * num_ranks, list(request.counts)
 
 
-def _sum(requests: Sequence[AllReduce], group: dist.ProcessGroup | None) -> Collective:
+def _sum(requests: Sequence[AllReduce], group: Group) -> Collective:
     """Add up over the ranks, in place."""
     whole, received = _in_place([request.mine for request in requests])
-    return Collective(dist.all_reduce(whole, group=group, async_op=True), whole.device, received)
+    return Collective(requests, dist.all_reduce(whole, group=group, async_op=True), whole.device, received)
 
 
-def _copy(requests: Sequence[Broadcast], group: dist.ProcessGroup | None) -> Collective:
+def _copy(requests: Sequence[Broadcast], group: Group) -> Collective:
     """Copy from one rank to all, in place."""
     whole, received = _in_place([request.mine for request in requests])
     work = dist.broadcast(whole, group_src=requests[0].source, group=group, async_op=True)
-    return Collective(work, whole.device, received)
+    return Collective(requests, work, whole.device, received)
 
 
 def _in_place(vectors: list[Tensor]) -> tuple[Tensor, Callable[[], list[Tensor]]]:
@@ -142,13 +157,7 @@ def _bytes_of(x: Tensor) -> Tensor:
     return x.view(-1).view(torch.uint8)
 
 
-def _split(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
-    """Return the parts of ``x`` (m,) as bytes."""
-    parts: tuple[Tensor, ...] = _bytes_of(x).split([size * x.element_size() for size in sizes])
-    return parts
-
-
-def mean_async(x: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
+def mean_async(x: Tensor, group: Group) -> torch.futures.Future[Tensor]:
     """Start to replace ``x`` by its mean over the ranks, as DDP does where it has no hook; return the future of x."""
     work = dist.all_reduce(x.div_(dist.get_world_size(group)), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

@@ -1,7 +1,7 @@
 """Python objects of all ranks: for set-up, saved states and the ends of runs, not for steps."""
 
 import ctypes
-import pickle
+import io
 
 import torch
 import torch.distributed as dist
@@ -9,35 +9,49 @@ from torch import Tensor
 
 from micro.messages import all_gather_single
 
+CHUNK_BYTES = 1 << 26  # of a rank, that are on a device at a time
+
 
 def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list[object]:
-    """Return every rank's picklable ``item`` in rank order.
+    """Return every rank's ``item`` in rank order, with tensors on the CPU; torch must be able to save it.
 
-    torch's own all_gather_object needs numpy, which an installation of micro need not have.
+    torch's own all_gather_object needs numpy, which an installation of micro need not have, and it brings tensors back
+    to the devices of the ranks that they came from.
     """
-    own, lengths = _pickled(item, group)
-    rows = [torch.empty_like(own) for _ in lengths]
-    dist.all_gather(rows, own, group=group)
-    return [_unpickled(row, length) for row, length in zip(rows, lengths, strict=True)]
+    gathered = _gathered(item, group, first=False)
+    assert gathered is not None
+    return gathered
 
 
 def gather_objects_at_first(item: object, group: dist.ProcessGroup | None = None) -> list[object] | None:
-    """Return every rank's picklable ``item`` in rank order on the group's first rank, None on all others."""
-    own, lengths = _pickled(item, group)
-    rows = [torch.empty_like(own) for _ in lengths] if dist.get_rank(group) == 0 else None
-    dist.gather(own, rows, group=group, group_dst=0)
-    return [_unpickled(row, length) for row, length in zip(rows, lengths, strict=True)] if rows else None
+    """Return what `gather_objects` does on the group's first rank, None on all others."""
+    return _gathered(item, group, first=True)
 
 
-def _pickled(item: object, group: dist.ProcessGroup | None) -> tuple[Tensor, list[int]]:
-    """Return the item's bytes, filled up to the most that a rank has, and how many each rank has."""
+def _gathered(item: object, group: dist.ProcessGroup | None, *, first: bool) -> list[object] | None:
     device = torch.device(dist.distributed_c10d._get_object_coll_device(group))
-    content = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8).to(device)
+    stored = io.BytesIO()
+    torch.save(item, stored)
+    own = torch.frombuffer(stored.getbuffer(), dtype=torch.uint8)
     lengths = torch.empty(dist.get_world_size(group), dtype=torch.int64, device=device)
-    all_gather_single()(lengths, torch.tensor([content.numel()], device=device), group=group)
-    return torch.nn.functional.pad(content, (0, int(lengths.max()) - content.numel())), lengths.tolist()
+    all_gather_single()(lengths, torch.tensor([own.numel()], device=device), group=group)
+    own = torch.nn.functional.pad(own, (0, int(lengths.max()) - own.numel()))
+    receives = not first or dist.get_rank(group) == 0
+    pieces: list[list[Tensor]] = []
+    for sent in own.split(CHUNK_BYTES):
+        sent = sent.to(device)
+        rows = [torch.empty_like(sent) for _ in lengths] if receives else None
+        if first:
+            dist.gather(sent, rows, group=group, group_dst=0)
+        else:
+            dist.all_gather(rows, sent, group=group)
+        pieces += [[row.cpu() for row in rows]] if rows else []
+    if not receives:
+        return None
+    whole = [torch.cat(of_rank) for of_rank in zip(*pieces, strict=True)]
+    return [_restored(content, length) for content, length in zip(whole, lengths.tolist(), strict=True)]
 
 
-def _unpickled(content: Tensor, length: int) -> object:
-    content = content.cpu()
-    return pickle.loads(ctypes.string_at(content.data_ptr(), length))
+def _restored(content: Tensor, length: int) -> object:
+    stored = io.BytesIO(ctypes.string_at(content.data_ptr(), length))
+    return torch.load(stored, map_location="cpu", weights_only=False)

@@ -6,8 +6,7 @@ They do not know who carries their requests out: a process group (micro.group_co
 or one rank that answers itself. All ranks make the same requests in the same order.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Request(ABC):
+class Request:
     """Something that a reduction needs before it can go on.
 
     Attributes:
@@ -32,23 +31,6 @@ class Request(ABC):
     """
 
     comm: "Comm" = None  # type: ignore[assignment]  # `Running` sets it
-
-    @property
-    @abstractmethod
-    def is_local(self) -> bool:
-        """Whether this rank has the answer by itself."""
-
-    @abstractmethod
-    def alone(self) -> Any:
-        """Return the answer where it `is_local`."""
-
-    @property
-    def must_match(self) -> dict[str, Hashable]:
-        """What must be equal on all ranks, by name."""
-        return {}
-
-    def count(self) -> None:  # noqa: B027 - most send nothing
-        """Count it as sent by its ranks."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -58,21 +40,13 @@ class Sending(Request):
     Attributes:
         mine: what this rank gives.
         kind: as what its bytes count.
+        read: whether the answer is needed in the host's memory.
     """
 
     op: ClassVar[Op]
     mine: Tensor
     kind: Kind = "values"
-
-    @property
-    def is_local(self) -> bool:
-        """Whether there is one rank."""
-        return self.comm.world_size == 1
-
-    @property
-    def must_match(self) -> dict[str, Hashable]:
-        """What must be equal on all ranks, by name."""
-        return {"kind": self.kind, "dtype": self.mine.dtype, "shape": tuple(self.mine.shape)}
+    read: bool = False
 
     @property
     def size(self) -> int:
@@ -81,19 +55,17 @@ class Sending(Request):
 
     def count(self) -> None:
         """Count it as sent by its ranks: the only place where bytes are counted."""
-        num_ranks, traffic = self.comm.world_size, self.comm.traffic
-        if num_ranks > 1:
-            size = self.size
-            traffic.num_bytes[self.kind] += bytes_sent(self.op, size, num_ranks)
-            traffic.calls.append((self.op, size))
-
-    def alone(self) -> Tensor:
-        """Return the answer where it `is_local`."""
-        return self.mine
+        size, traffic = self.size, self.comm.traffic
+        traffic.num_bytes[self.kind] += bytes_sent(self.op, size, self.comm.world_size)
+        traffic.calls.append((self.op, size))
 
     def answer(self, received: Tensor) -> Tensor:
         """Make the answer of what the collective has brought."""
-        return received
+        return received.cpu() if self.read else received  # host sync: what follows depends on it
+
+    def alone(self) -> Tensor:
+        """Return the answer of one rank."""
+        return self.answer(self.mine)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -101,22 +73,14 @@ class AllGather(Sending):
     """Every rank's row ``mine`` (m,), as long on all ranks and at least 1, in rank order: (world_size, m).
 
     Nobody may change the answer, which simulated ranks share.
-
-    Attributes:
-        read: whether the answer is needed in the host's memory.
     """
 
     op: ClassVar[Op] = "gather_rows"
     kind: Kind = "counts"
-    read: bool = False
 
     def alone(self) -> Tensor:
         """Return the row of one rank."""
-        return self.mine[None]
-
-    def answer(self, received: Tensor) -> Tensor:
-        """Return the rows."""
-        return received.cpu() if self.read else received  # host sync: what follows depends on it
+        return self.answer(self.mine[None])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -135,22 +99,12 @@ class AllGatherLists(Sending):
     counts: Sequence[int]
 
     @property
-    def is_local(self) -> bool:
-        """Whether there is one rank, or nothing in any list, which is known everywhere."""
-        return self.comm.world_size == 1 or not sum(self.counts)
-
-    @property
-    def must_match(self) -> dict[str, Hashable]:
-        """What must be equal on all ranks, by name."""
-        return {"kind": self.kind, "dtype": self.mine.dtype, "counts": tuple(self.counts)}
-
-    @property
     def size(self) -> int:
         """Bytes of the list as it travels."""
         return max(self.counts) * self.mine.element_size() if travels_padded(self.counts) else self.mine.nbytes
 
     def answer(self, received: Tensor) -> Tensor:
-        """Return the lists."""
+        """Return the lists without what they were filled up with."""
         return received if received.dim() == 1 else without_padding(received, self.counts)
 
 
@@ -170,11 +124,6 @@ class AllToAll(Sending):
     received: Sequence[int]
 
     @property
-    def must_match(self) -> dict[str, Hashable]:
-        """What must be equal on all ranks, by name."""
-        return {"kind": self.kind, "dtype": self.mine.dtype}
-
-    @property
     def size(self) -> int:
         """Bytes that go to other ranks."""
         return (self.mine.numel() - self.sizes[self.comm.rank]) * self.mine.element_size()
@@ -185,17 +134,11 @@ class AllReduce(Sending):
     """The sum over all ranks, in the memory of ``mine``, which has one shape on all of them.
 
     Attributes:
-        read: whether the answer is needed in the host's memory.
         last: whether nothing is requested after it: then it travels alone, at once, and no round waits for it.
     """
 
     op: ClassVar[Op] = "all_reduce"
-    read: bool = False
     last: bool = False
-
-    def answer(self, received: Tensor) -> Tensor:
-        """Return the sum."""
-        return received.cpu() if self.read else received  # host sync: what follows depends on it
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -204,12 +147,6 @@ class Broadcast(Sending):
 
     op: ClassVar[Op] = "broadcast"
     source: int
-
-    @property
-    def must_match(self) -> dict[str, Hashable]:
-        """What must be equal on all ranks, by name."""
-        mine = self.mine
-        return {"kind": self.kind, "dtype": mine.dtype, "shape": tuple(mine.shape), "source": self.source}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -221,11 +158,6 @@ class Once(Request):
     """
 
     work: Callable[[], Any]
-
-    @property
-    def is_local(self) -> bool:
-        """Whether no other rank shares this one's memory."""
-        return not self.comm.shares_memory
 
     def alone(self) -> Any:
         """Return what ``work`` returns."""
@@ -266,7 +198,7 @@ class Running(Generic[T]):
 
     def __init__(self, reduction: Reduction[T], comm: "Comm", *, is_timed: bool = True) -> None:
         self.comm, self._reduction, self._is_timed = comm, reduction, is_timed
-        self.requests: list[Request] = []
+        self.requests: list[Any] = []
         self.has_ended = self._is_list = False
 
     def go_on(self, answers: list[Any] | None = None, waited: "Seconds" = 0.0) -> None:
@@ -275,33 +207,27 @@ class Running(Generic[T]):
         Args:
             answers: to what was requested, for which it has ``waited`` seconds.
         """
-        if self.requests and self._is_timed:
+        if answers is not None and self._is_timed:
             self.requests[0].comm.come_back(waited)
+        answer = answers[0] if answers is not None and not self._is_list else answers
         try:
             while True:
-                answer = answers[0] if answers is not None and not self._is_list else answers
-                if not self._request(self._reduction.send(answer)):
+                request = self._reduction.send(answer)
+                self._is_list = isinstance(request, list)
+                self.requests = request if isinstance(request, list) else [request]
+                needs_others = False
+                for each in self.requests:
+                    comm = each.comm = each.comm or self.comm
+                    needs_others |= comm.shares_memory if isinstance(each, Once) else comm.world_size > 1
+                if needs_others:
                     break
-                answers = [each.alone() for each in self.requests]
+                answer = [each.alone() for each in self.requests] if self._is_list else self.requests[0].alone()
         except StopIteration as end:
             self.result = end.value
             self.requests, self.has_ended = [], True
             return
         if self._is_timed:
             self.requests[0].comm.leave()
-
-    def _request(self, request: Request | list[Request]) -> bool:
-        """Note what is requested; return whether this rank has all answers, and count it then as made."""
-        self._is_list = isinstance(request, list)
-        self.requests = request if isinstance(request, list) else [request]
-        is_local = True
-        for each in self.requests:
-            each.comm = each.comm or self.comm
-            is_local = each.is_local and is_local
-        if is_local:
-            for each in self.requests:
-                each.count()
-        return is_local
 
     def throw(self, error: BaseException) -> None:
         """Raise ``error`` where it waits, so that it knows why it ends."""
@@ -319,13 +245,14 @@ def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
     try:
         running.go_on()
         while running.requests:
-            began = comm.now()
+            asked = running.requests[0].comm
+            began = asked.now()
             try:
-                answers = running.requests[0].comm.start(running.requests).answers()
+                answers = asked.start(running.requests).answers()
             except BaseException as error:
                 running.throw(error)
                 raise
-            running.go_on(answers, comm.now() - began)
+            running.go_on(answers, asked.now() - began)
         return running.result
     finally:
         running.close()

@@ -7,7 +7,6 @@ from the order of the buckets and from what all ranks know, never from time: it 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 from micro.comm import Comm, Started
@@ -22,22 +21,16 @@ Reduce = Callable[[Comm], Reduction[T]]
 class UnderWay(Running[T]):
     """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned."""
 
-    def __init__(self, rounds: "Rounds", reduce: Reduce[T], ranks: Comm) -> None:
-        own = ranks.for_reduction()
-        super().__init__(reduce(own), own)
+    def __init__(self, rounds: "Rounds", reduction: Reduction[T], ranks: Comm, own: Comm) -> None:
+        super().__init__(reduction, own)
         self.ranks, self._rounds = ranks, rounds
-        self._last: Started | None = None
+        self.last: Started | None = None  # what it waits for and nothing follows: no round waits for that
         self.go_on()
 
     @property
     def is_done(self) -> bool:
         """Whether no round is needed any more; the same on all ranks, but for one whose last sum is under way."""
-        return self.has_ended or (self._last is not None and self._last.is_completed())
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for a round."""
-        return bool(self.requests) and self._last is None
+        return self.has_ended or (self.last is not None and self.last.is_completed())
 
     def go_on(self, answers: list[Any] | None = None, waited: Seconds = 0.0) -> None:
         """Run to the next message, which is started if it is the last, or to the end."""
@@ -45,14 +38,13 @@ class UnderWay(Running[T]):
         while self.requests and isinstance(self.requests[0], Once):  # ranks that share memory: no message either
             super().go_on(self.ranks.start(self.requests).answers())
         if self.requests and isinstance(self.requests[0], AllReduce) and self.requests[0].last:
-            self._last = self.ranks.start(self.requests)
+            self.last = self.ranks.start(self.requests)
 
     def __call__(self) -> T:
         """Return the outcome."""
-        if self._last is not None:
-            last, self._last = self._last, None
+        if self.last is not None:
             began = self.comm.now()
-            answers = last.answers()
+            answers, self.last = self.last.answers(), None
             self.go_on(answers, self.comm.now() - began)
         while not self.has_ended:
             self._rounds.advance()
@@ -79,32 +71,30 @@ class Rounds:
         Args:
             shares: False: it is carried out at once, each message by itself.
         """
-        begun = UnderWay(self, reduce if shares else partial(_at_once, reduce, comm), comm)
+        own = comm.for_reduction()
+        begun = UnderWay(self, reduce(own) if shares else _at_once(reduce(own), own), comm, own)
         self._under_way.append(begun)
         return begun
 
     def advance(self) -> None:
         """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
-        self._receive()
+        if self._started is not None:
+            self._receive(self._started)
         self._under_way = [each for each in self._under_way if not each.is_done]
-        self._sent = [each for each in self._under_way if each.waits]
+        self._sent = [each for each in self._under_way if each.requests and each.last is None]
         if self._sent:
             self.num_rounds += 1
-            first = self._sent[0]
-            began = first.comm.now()
-            self._started = first.ranks.start([request for each in self._sent for request in each.requests])
-            self._took = first.comm.now() - began
+            comm, ranks = self._sent[0].comm, self._sent[0].ranks
+            began = comm.now()
+            self._started = ranks.start([request for each in self._sent for request in each.requests])
+            self._took = comm.now() - began
 
-    def _receive(self) -> None:
+    def _receive(self, started: Started) -> None:
         """Let those go on whose messages were sent."""
-        sent, started = self._sent, self._started
-        self._sent, self._started = [], None
-        if started is None:
-            return
+        sent, self._sent, self._started = self._sent, [], None
         began = sent[0].comm.now()
         answers = started.answers()
-        waited = self._took + (sent[0].comm.now() - began)
-        share = waited * (1 / len(answers))
+        share = (self._took + (sent[0].comm.now() - began)) * (1 / len(answers))
         for each in sent:
             own, answers = answers[: len(each.requests)], answers[len(each.requests) :]
             each.go_on(own, share * len(own))
@@ -127,12 +117,11 @@ def all_together(reduces: Sequence[Reduce[T]], comms: Iterator[Comm], *, shares:
     try:
         begun = [rounds.begin(reduce, comm, shares=shares) for reduce, comm in zip(reduces, comms, strict=False)]
         return [each() for each in begun]
-    except BaseException:
+    finally:
         rounds.abandon()
-        raise
 
 
-def _at_once(reduce: Reduce[T], comm: Comm, _: Comm) -> Reduction[T]:
-    """Return a reduction that requests nothing: ``reduce`` is carried out over ``comm`` where it begins."""
+def _at_once(reduction: Reduction[T], comm: Comm) -> Reduction[T]:
+    """Return a reduction that requests nothing: ``reduction`` is carried out where it begins."""
     yield from ()
-    return carried_out(reduce(comm), comm)
+    return carried_out(reduction, comm)
