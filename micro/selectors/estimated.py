@@ -11,7 +11,7 @@ from micro.parts import Rule, StatefulPart, as_part
 from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.fits.correction import select_near
-from micro.selectors.steering import Tracked
+from micro.selectors.steering import Track
 from micro.sparse import Selection, Step
 from micro.traffic import Choosing
 
@@ -36,16 +36,16 @@ class Fit(StatefulPart[S], ABC):
         """Return about the k largest magnitudes of ``acc`` (numel,), 1 <= k <= numel, on this rank alone."""
 
 
-class CorrectedFit(Fit[Tracked]):
+class CorrectedFit(Fit[Track]):
     """A fit whose estimate is multiplied by a factor learned from earlier steps: see `select_near`."""
 
-    state: ClassVar[type[Tracked]] = Tracked
+    state: ClassVar[type[Track]] = Track
 
     @abstractmethod
     def estimate(self, acc: Tensor, k: int, step: Step, rank: int) -> float:
         """Return the estimated k-th magnitude of ``acc`` (numel,), without correction; any number, NaN included."""
 
-    def select(self, state: Tracked, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
+    def select(self, state: Track, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return what is at or above the corrected estimate: between k / 2 and 4 k / 3 indices."""
         return select_near(state, acc, self.estimate(acc, k, step, rank), k)
 
@@ -63,7 +63,7 @@ class Estimated(Selector[Any]):
     Source: that of the fit.
     """
 
-    fit: Any
+    fit: Fit[Any]
     name: ClassVar[str] = "estimated"
     sends: ClassVar[Choosing] = Choosing()
 
@@ -73,20 +73,17 @@ class Estimated(Selector[Any]):
     @property
     def traits(self) -> Traits:  # type: ignore[override]  # depends on the fit
         """What the fit wants."""
-        traits: Traits = self.fit.traits
-        return traits
+        return self.fit.traits
 
     @property
     def rule_name(self) -> str | None:
         """Whether the fit is repaired or as published."""
-        rule: str = self.fit.rule
-        return rule
+        return self.fit.rule
 
     @property
     def full_name(self) -> str:
         """The name of the fit, by which the method is known."""
-        name: str = self.fit.name
-        return name
+        return self.fit.name
 
     def start(self) -> Any:
         """Return the fit's state before the first step."""
@@ -99,5 +96,4 @@ class Estimated(Selector[Any]):
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the fit selects."""
         yield from ()
-        selection: Selection = self.fit.select(state, acc, min(step.target_count, acc.numel()), step, comm.rank)
-        return selection
+        return self.fit.select(state, acc, min(step.target_count, acc.numel()), step, comm.rank)

@@ -1,8 +1,7 @@
 """Scaled: any selector by magnitude, given magnitudes in units of each parameter's own."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,32 +17,8 @@ from micro.traffic import Choosing
 LARGEST_FACTOR = 2.0**100
 
 
-@dataclass(slots=True)
-class ScaledState(ScalingState):
-    """What `Scaled` keeps from step to step.
-
-    Attributes:
-        names: of the parameters that have been measured.
-        squares: (L,) float64, the running mean of squares of each one's accumulator; 0 where none is known.
-    """
-
-    names: tuple[str, ...] = ()
-    squares: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
-
-    @classmethod
-    def of(cls, inner: Any, by_name: dict[str, float], names: Sequence[str]) -> "ScaledState":
-        """Return the state with the mean squares of these parameters, as far as they are known."""
-        squares = [by_name.get(name, 0.0) for name in names]
-        return cls(inner, tuple(names), torch.tensor(squares, dtype=torch.float64))
-
-    @property
-    def by_name(self) -> dict[str, float]:
-        """The mean squares that are known, by parameter; an accelerator is read."""
-        return {name: square for name, square in zip(self.names, self.squares.tolist(), strict=True) if square}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled(ScalingSelector[ScaledState]):
+class Scaled(ScalingSelector):
     """Select by the magnitude divided by the root mean square of the parameter's accumulator.
 
     With one threshold for a whole model, a parameter whose gradients are a thousandth of the others' waits until its
@@ -71,39 +46,20 @@ class Scaled(ScalingSelector[ScaledState]):
 
     memory: float = 0.9
     name: ClassVar[str] = "scaled"
-    state: ClassVar[type[ScaledState]] = ScaledState
+    power: ClassVar[int] = 2  # mean squares are kept, one of each parameter; 0 where none is known
 
-    def save(self, state: ScaledState) -> dict[str, Any]:
-        """Return the selector's state, and the mean squares by name."""
-        return {"inner": self.selector.save(state.inner), "squares": state.by_name}
-
-    def load(self, saved: dict[str, Any]) -> ScaledState:
-        """Return the state that ``save`` described."""
-        return ScaledState.of(self.selector.load(saved["inner"]), saved["squares"], list(saved["squares"]))
-
-    def regroup(self, state: ScaledState, old: Sequence[tuple[Layout, ScaledState]], layout: Layout) -> ScaledState:
-        """Return the state of the new bucket: its parameters' scales, wherever these were before."""
-        known = {name: square for _, kept in old for name, square in kept.by_name.items()}
-        return ScaledState.of(self._regrouped(state, old, layout), known, [n for n in layout.names if n in known])
-
-    def rescale_(self, state: ScaledState, factor: float) -> None:
-        """Multiply the mean squares; see StatefulPart."""
-        self.selector.rescale_(state.inner, factor)
-        state.squares = state.squares * factor**2
-
-    def scales(self, state: ScaledState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Scales]:
+    def scales(self, state: ScalingState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Scales]:
         """Take this step's mean squares into the running ones, which scale; what is no number is left out."""
         squares = yield from self.mean_squares(acc, step, comm)
-        names = step.layout.names
-        if state.names != names:
-            now = ScaledState.of(state.inner, state.by_name, names)
-            state.names, state.squares = now.names, now.squares
-        known = state.squares.to(acc.device)
-        before = torch.where(known > 0, known, squares)
+        kept = state.of(step.layout, acc.device)
+        if kept is None:
+            none = torch.zeros_like(squares[:1])
+            kept = state.join(step.layout, [state.by_name.get(name, none).to(none) for name in step.layout.names])
+        before = torch.where(kept > 0, kept, squares)
         is_number = (squares > 0) & torch.isfinite(squares)
-        state.squares = torch.where(is_number, self.memory * before + (1 - self.memory) * squares, known)
+        kept.copy_(torch.where(is_number, self.memory * before + (1 - self.memory) * squares, kept))
         # what single precision holds; 1 where there is none yet
-        factors = torch.where(state.squares > 0, state.squares.pow(-0.5).clamp_max(LARGEST_FACTOR), 1.0)
+        factors = torch.where(kept > 0, kept.pow(-0.5).clamp_max(LARGEST_FACTOR), 1.0)
         return Scales.of(step.layout.numels, factors)
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.flat import Layout
 from micro.requests import Reduction
 from micro.scales import ElementScales
 from micro.selectors.scaling import ScalingSelector, ScalingState
@@ -18,43 +17,8 @@ from micro.sparse import SparseValues, Step
 SMALLEST_FACTOR = 2.0**-10  # of roots: below it they take it in, long before what is added to them would overflow
 
 
-@dataclass(slots=True)
-class ScaledElementsState(ScalingState):
-    """What `ScaledElements` keeps from step to step: square roots of v, all fading by one factor.
-
-    Attributes:
-        by_name: the roots (numel of the parameter,) of its elements, by parameter; views of ``roots`` where there are
-            these.
-        factor: by which all of them are to be multiplied, in (SMALLEST_FACTOR, 1].
-        roots: (numel,) all of them in the order of the bucket; None after a change of buckets or of the process.
-    """
-
-    by_name: dict[str, Tensor] = field(default_factory=dict)
-    factor: float = 1.0
-    roots: Tensor | None = None
-
-    def of(self, layout: Layout, device: torch.device) -> Tensor | None:
-        """Return the roots (numel,) of a layout's elements on a device, or None where one has none yet."""
-        if self.roots is None and all(name in self.by_name for name in layout.names):
-            self.fill(layout, [self.by_name[name].to(device) for name in layout.names])
-        return self.roots
-
-    def fill(self, layout: Layout, pieces: Sequence[Tensor]) -> Tensor:
-        """Keep the roots of each parameter (numel of it,), and return all of them (numel,)."""
-        self.roots = torch.cat(list(pieces))
-        self.by_name = layout.split(self.roots)
-        return self.roots
-
-    def fade(self, roots: Tensor, memory: float) -> None:
-        """Multiply v by ``memory``."""
-        self.factor *= math.sqrt(memory)
-        if self.factor < SMALLEST_FACTOR:
-            roots.mul_(self.factor)
-            self.factor = 1.0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScaledElements(ScalingSelector[ScaledElementsState]):
+class ScaledElements(ScalingSelector):
     """Select by the magnitude divided by ``sqrt(v) + eps``, with v the running mean square of the element's updates.
 
     Adam moves an element by about ``lr * update / (sqrt(v) + eps)``, whatever the size of its gradients. In these units
@@ -90,60 +54,35 @@ class ScaledElements(ScalingSelector[ScaledElementsState]):
     memory: float = 0.999
     eps: float = 1e-8
     name: ClassVar[str] = "scaled_elements"
-    state: ClassVar[type[ScaledElementsState]] = ScaledElementsState
+    power: ClassVar[int] = 1  # square roots of v are kept, of all elements, all fading by one factor
 
     def __post_init__(self) -> None:
         if not 0 < self.eps < math.inf:
             raise ValueError(f"eps of {self.name} must be positive, got {self.eps}")
         ScalingSelector.__post_init__(self)
 
-    def save(self, state: ScaledElementsState) -> dict[str, Any]:
-        """Return the selector's state, and the roots of the elements by parameter."""
-        roots = {name: piece.clone() for name, piece in state.by_name.items()}
-        return {"inner": self.selector.save(state.inner), "roots": roots, "factor": state.factor}
-
-    def load(self, saved: dict[str, Any]) -> ScaledElementsState:
-        """Return the state that ``save`` described."""
-        return ScaledElementsState(self.selector.load(saved["inner"]), dict(saved["roots"]), saved["factor"])
-
-    def regroup(
-        self, state: ScaledElementsState, old: Sequence[tuple[Layout, ScaledElementsState]], layout: Layout
-    ) -> ScaledElementsState:
-        """Return the state of the new bucket: the roots of its elements, wherever these were before."""
-        inner = self._regrouped(state, old, layout)
-        known = [kept for _, kept in old if any(name in layout.names for name in kept.by_name)]
-        factor = max((kept.factor for kept in known), default=1.0)
-        roots = {name: root * (kept.factor / factor) for kept in known for name, root in kept.by_name.items()}
-        return ScaledElementsState(inner, {name: roots[name] for name in layout.names if name in roots}, factor)
-
-    def rescale_(self, state: ScaledElementsState, factor: float) -> None:
-        """Multiply the roots; see StatefulPart."""
-        self.selector.rescale_(state.inner, factor)
-        for roots in state.by_name.values():
-            roots.mul_(factor)
-
-    def scales(self, state: ScaledElementsState, acc: Tensor, step: Step, comm: Comm) -> Reduction[ElementScales]:
+    def scales(self, state: ScalingState, acc: Tensor, step: Step, comm: Comm) -> Reduction[ElementScales]:
         """Return the roots of v, where all elements have one; else give the others that of their parameter first."""
         roots = state.of(step.layout, acc.device)
         if roots is None:
             layout, dtype = step.layout, torch.promote_types(acc.dtype, torch.float32)
             squares = yield from self.mean_squares(acc, step, comm)
             means = squares.sqrt().div_(state.factor).clamp_(max=torch.finfo(dtype).max).to(dtype)
-            first = zip(layout.names, means, layout.numels, strict=True)
-            known = state.by_name
-            pieces = [known[name].to(means) if name in known else mean.expand(numel) for name, mean, numel in first]
-            roots = state.fill(layout, pieces)
+            first = [mean.expand(numel) for mean, numel in zip(means, layout.numels, strict=True)]
+            pieces = [state.by_name.get(name, own).to(means) for name, own in zip(layout.names, first, strict=True)]
+            roots = state.join(layout, pieces)
         return ElementScales(roots, state.factor, self.eps)
 
-    def observe(
-        self, state: ScaledElementsState, update: Tensor, step: Step, parts: Sequence[SparseValues] | None
-    ) -> None:
+    def observe(self, state: ScalingState, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> None:
         """Take the update into the running means of squares, once there are any."""
         ScalingSelector.observe(self, state, update, step, parts)
         roots = state.of(step.layout, update.device)
         if roots is None:
             return
-        state.fade(roots, self.memory)
+        state.factor *= math.sqrt(self.memory)
+        if state.factor < SMALLEST_FACTOR:
+            roots.mul_(state.factor)
+            state.factor = 1.0
         weight = math.sqrt(1 - self.memory) / state.factor
         if parts is None:
             roots.copy_(_grown(roots, update, weight))

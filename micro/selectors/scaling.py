@@ -2,8 +2,8 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,17 +23,38 @@ from micro.traffic import Choosing
 
 @dataclass(slots=True)
 class ScalingState:
-    """What every such selector keeps: the state of the selector inside."""
+    """The state of the selector inside, and running means that scales follow from.
+
+    Attributes:
+        by_name: those of each parameter (m,): views of ``joined`` where there is that.
+        factor: by which all of them are to be multiplied, in (0, 1].
+        joined: all of them in the order of the bucket; None after a change of buckets or of the process.
+    """
 
     inner: Any
+    by_name: dict[str, Tensor] = field(default_factory=dict)
+    factor: float = 1.0
+    joined: Tensor | None = None
 
+    def of(self, layout: Layout, device: torch.device) -> Tensor | None:
+        """Return those of a layout's parameters on a device, or None where one has none yet."""
+        if self.joined is None and all(name in self.by_name for name in layout.names):
+            self.join(layout, [self.by_name[name].to(device) for name in layout.names])
+        return self.joined
 
-S = TypeVar("S", bound=ScalingState)
+    def join(self, layout: Layout, pieces: Sequence[Tensor]) -> Tensor:
+        """Keep a copy of ``pieces``, one for each parameter, and return all of them in one vector."""
+        self.joined = torch.cat(list(pieces))
+        parts = self.joined.split([piece.numel() for piece in pieces])
+        self.by_name = dict(zip(layout.names, parts, strict=True))
+        return self.joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingSelector(WrappingSelector[S]):
+class ScalingSelector(WrappingSelector[ScalingState]):
     """Select by magnitudes in units of a scale, which subclasses define. What is sent are the values themselves.
+
+    Subclasses set ``power``: of the unit of gradients, in what they keep.
 
     Args:
         selector: which indices of the scaled vector: a part, its name, or a mapping.
@@ -46,6 +67,8 @@ class ScalingSelector(WrappingSelector[S]):
     """
 
     memory: float
+    power: ClassVar[int]
+    state: ClassVar[type[ScalingState]] = ScalingState
     own_traits: ClassVar[Traits] = Traits.ALL_PARAMETERS
     kept_traits: ClassVar[Traits] = Traits.OWN_DENSITY | Traits.SENDS_INDICES
 
@@ -63,20 +86,42 @@ class ScalingSelector(WrappingSelector[S]):
             return "does not look at magnitudes"
         return "fits a law to the accumulator as it is" if Traits.WANTS_SUMS in selector.traits else None
 
-    def start(self) -> S:
+    def start(self) -> ScalingState:
         """Return a state that knows no scale yet."""
-        new: S = self.state(self.selector.start())
-        return new
+        return ScalingState(self.selector.start())
+
+    def save(self, state: ScalingState) -> dict[str, Any]:
+        """Return the selector's state, and what is known by parameter."""
+        by_name = {name: piece.clone() for name, piece in state.by_name.items()}
+        return {"inner": self.selector.save(state.inner), "by_name": by_name, "factor": state.factor}
+
+    def load(self, saved: dict[str, Any]) -> ScalingState:
+        """Return the state that ``save`` described."""
+        return ScalingState(self.selector.load(saved["inner"]), dict(saved["by_name"]), saved["factor"])
+
+    def regroup(self, state: ScalingState, old: Sequence[tuple[Layout, ScalingState]], layout: Layout) -> ScalingState:
+        """Return the state of the new bucket: what its parameters have, wherever these were before."""
+        inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
+        known = [kept for _, kept in old if any(name in layout.names for name in kept.by_name)]
+        factor = max((kept.factor for kept in known), default=1.0)
+        by_name = {name: piece * (kept.factor / factor) for kept in known for name, piece in kept.by_name.items()}
+        return ScalingState(inner, {name: by_name[name] for name in layout.names if name in by_name}, factor)
+
+    def rescale_(self, state: ScalingState, factor: float) -> None:
+        """Multiply what is known; see StatefulPart."""
+        self.selector.rescale_(state.inner, factor)
+        for piece in state.by_name.values():
+            piece.mul_(factor**self.power)
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
         """Return what the selector aims at."""
         return self.selector.effective_target(target, layout)
 
     @abstractmethod
-    def scales(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[AnyScales]:
+    def scales(self, state: ScalingState, acc: Tensor, step: Step, comm: Comm) -> Reduction[AnyScales]:
         """Return the scales of the accumulator, which are finite; what they follow is in the state."""
 
-    def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
+    def select(self, state: ScalingState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of the accumulator in units of its scale."""
         scales = yield from self.scales(state, acc, step, comm)
         if Traits.TAKES_SCALES in self.selector.traits:
@@ -86,7 +131,7 @@ class ScalingSelector(WrappingSelector[S]):
         chosen = yield from self.selector.select(state.inner, acc, step, comm)
         return replace(chosen, threshold=None)
 
-    def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> None:
+    def observe(self, state: ScalingState, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> None:
         """Let the selector inside learn of the update, too."""
         self.selector.observe(state.inner, update, step, parts)
 
@@ -102,7 +147,3 @@ class ScalingSelector(WrappingSelector[S]):
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return what the selector sends; see Selector. What else a scale needs is not sent in every step."""
         return self.selector.volume(layout, density, world_size)
-
-    def _regrouped(self, state: S, old: Sequence[tuple[Layout, S]], layout: Layout) -> Any:
-        """Return the state of the selector inside for a new bucket; see StatefulPart.regroup."""
-        return self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)

@@ -12,8 +12,9 @@ import micro
 from micro.comm import Comm
 from micro.requests import Reduction, carried_out
 from micro.selectors.base import Selector, Traits
-from micro.selectors.scaled import Scaled, ScaledState
-from micro.selectors.scaled_elements import ScaledElements, ScaledElementsState
+from micro.selectors.scaled import Scaled
+from micro.selectors.scaled_elements import ScaledElements
+from micro.selectors.scaling import ScalingState
 from micro.sparse import Overlap, Selection, Step
 from micro.zoo.deft import Deft
 from tests.products import grid
@@ -22,7 +23,7 @@ from tests.saving import through_a_file
 LAYOUT = micro.Layout(("large", "small"), ((100,), (100,)))
 DENSITY, CPU = 0.1, torch.device("cpu")
 STEP = Step(0, 20, 0, LAYOUT)
-SCALINGS = pytest.mark.parametrize("scaling", [Scaled, ScaledElements])
+SCALINGS: list[Any] = [Scaled, ScaledElements]
 
 
 def gradients(world_size: int, step: int) -> Tensor:
@@ -37,10 +38,11 @@ def simulated(
     return micro.Simulation(micro.SparseReducer(selector, DENSITY, **parts), LAYOUT, world_size, dtype=dtype)
 
 
-def squares_of(simulation: micro.Simulation) -> list[Tensor]:
-    """Return the mean squares (numel,) by element of each rank."""
+def kept_by(simulation: micro.Simulation) -> list[Tensor]:
+    """Return what each rank keeps: mean squares by parameter, or by element."""
     saved = [rank["selector"] for rank in simulation.state_dict()["ranks"]]
-    return [(LAYOUT.flatten(selector["roots"]) * selector["factor"]).square() for selector in saved]
+    kept = [LAYOUT.flatten(selector["by_name"]) * selector["factor"] for selector in saved]
+    return kept if kept[0].numel() == 2 else [roots.square() for roots in kept]
 
 
 def by_parameter(squares: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def by_parameter(squares: Tensor) -> Tensor:
 # --- both -------------------------------------------------------------------------------------------------------------
 
 
-@grid(scaling=[Scaled, ScaledElements], selector=[micro.Micro(), micro.TopK(), micro.Leader()])
+@grid(scaling=SCALINGS, selector=[micro.Micro(), micro.TopK(), micro.Leader()])
 def test_a_parameter_of_small_gradients_is_served_like_one_of_large(scaling: Any, selector: Selector[Any]) -> None:
     for wrapped in (selector, scaling(selector=selector)):
         seen, simulation = torch.zeros(LAYOUT.numel, dtype=torch.bool), simulated(wrapped)
@@ -77,7 +79,7 @@ class _OfACopy(Selector[Any]):
 
 
 @grid(
-    scaling=[Scaled, ScaledElements],
+    scaling=SCALINGS,
     selector=[micro.Micro(), micro.Micro(slack=0.5), micro.Micro(rule="repaired"), micro.Micro(rule="published")],
     dtype=[torch.float32, torch.float64, torch.bfloat16],
 )
@@ -92,70 +94,68 @@ def test_what_is_compared_by_scale_is_what_a_scaled_copy_holds(
         assert torch.equal(found, expected)
 
 
-@SCALINGS
-@pytest.mark.parametrize(
-    ("selector", "why"),
-    [
-        (micro.TopK(scope="layer"), "selector topk weighs each parameter itself already: use it without scaled"),
-        (Deft(), "selector deft weighs each parameter itself already"),
-        (micro.Scaled(selector=micro.Micro()), "scaled micro weighs each parameter itself already"),
-        (micro.RandomK(), "selector randomk does not look at magnitudes"),
-        (micro.Estimated(fit="gaussiank"), "selector gaussiank fits a law to the accumulator as it is"),
-    ],
-)
-def test_selectors_to_which_a_scale_says_nothing_are_refused(scaling: Any, selector: Selector[Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        scaling(selector=selector)
-
-
-@SCALINGS
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"memory": 1.0}, r"memory of scaled.* must be in \[0, 1\), got 1"),
-        ({"memory": -0.1}, r"memory of scaled.* must be in \[0, 1\), got -0.1"),
-        ({"eps": 0.0}, "eps of scaled_elements must be positive, got 0"),
-        ({"eps": math.inf}, "eps of scaled_elements must be positive, got inf"),
+        ({"selector": micro.TopK(scope="layer")}, "topk weighs each parameter"),
+        ({"selector": Deft()}, "deft weighs each parameter"),
+        ({"selector": Scaled(selector=micro.Micro())}, "scaled micro weighs each parameter"),
+        ({"selector": micro.RandomK()}, "randomk does not look at magnitudes"),
+        ({"selector": micro.Estimated(fit="gaussiank")}, "gaussiank fits a law"),
+        ({"memory": 1.0}, "memory .* got 1"),
+        ({"memory": -0.1}, "memory .* got -0.1"),
+        ({"eps": 0.0}, "eps .* got 0"),
+        ({"eps": math.inf}, "eps .* got inf"),
     ],
 )
-def test_settings_out_of_range_are_refused(scaling: Any, settings: dict[str, float], why: str) -> None:
-    if "eps" in settings and scaling is Scaled:
-        return
-    with pytest.raises(ValueError, match=why):
-        scaling(selector=micro.Micro(), **settings)
+def test_what_makes_no_sense_is_refused(settings: dict[str, Any], why: str) -> None:
+    for scaling in SCALINGS:
+        if scaling is ScaledElements or "eps" not in settings:
+            with pytest.raises(ValueError, match=why):
+                scaling(**{"selector": micro.Micro(), **settings})
 
 
-def test_within_tensors_a_selector_that_learns_from_updates_is_refused() -> None:
-    class Learning(micro.TopK):
-        def observe(self, state: object, update: Tensor, step: Step, parts: object) -> None:
-            """Learn nothing."""
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_what_is_kept_follows_its_parameter_into_other_buckets(scaling: Any) -> None:
+    selector = scaling(selector=micro.Micro())
+    reducer = micro.SparseReducer(selector, DENSITY)
+    numel = 1 if scaling is Scaled else 100
+    pieces = {name: torch.rand(numel, dtype=torch.float64) for name in LAYOUT.names}
+    old = reducer.start(LAYOUT, torch.float32, CPU)
+    old.selector = ScalingState(old.selector.inner, dict(pieces))
+    for names in (("small", "large"), ("large",), ("small",)):
+        layout = micro.Layout(names, ((100,),) * len(names))
+        kept = reducer.rebuild(layout, [old], torch.float32, CPU).selector.of(layout, CPU)
+        assert torch.equal(kept, torch.cat([pieces[name] for name in names]))
+    state, acc = ScalingState(micro.Micro().start(), {"small": pieces["small"]}), gradients(1, 0)[0]
+    carried_out(selector.select(state, acc, STEP, Comm()), Comm())
+    own = acc[:100].square().mean()
+    expected = own.view(1) if scaling is Scaled else own.sqrt().expand(100)
+    torch.testing.assert_close(state.by_name["large"], expected)  # one that joins begins with its own scale
+    assert scaling is Scaled or torch.equal(state.by_name["small"], pieces["small"])
 
-    with pytest.raises(ValueError, match="learns from the update of the whole vector"):
-        micro.PerTensor(selector=Learning())
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_a_saved_state_is_not_changed_by_later_steps(scaling: Any) -> None:
+    simulation = simulated(scaling(selector=micro.Micro()))
+    simulation.step(gradients(3, 0))
+    saved = simulation.state_dict()
+    before = saved["ranks"][0]["selector"]["by_name"]["large"].clone()
+    simulation.load_state_dict(saved)
+    simulation.step(gradients(3, 1))
+    assert torch.equal(saved["ranks"][0]["selector"]["by_name"]["large"], before)
 
 
-# --- by parameter -----------------------------------------------------------------------------------------------------
-
-
-def test_the_scale_is_a_running_mean_over_all_ranks_that_share_a_threshold() -> None:
+def test_by_parameter_the_scale_is_a_running_mean_over_all_ranks_that_share_a_threshold() -> None:
     simulation, first = simulated(Scaled(selector=micro.Micro(), memory=0.5)), gradients(3, 0)
     simulation.step(first)
-    saved = [rank["selector"]["squares"] for rank in simulation.state_dict()["ranks"]]
-    assert saved[0] == saved[1] == saved[2]
-    assert saved[0]["large"] == pytest.approx(float(first[:, :100].square().mean()))
+    saved = kept_by(simulation)
+    assert torch.equal(saved[0], saved[1])
+    assert torch.equal(saved[0], saved[2])
+    assert float(saved[0][0]) == pytest.approx(float(first[:, :100].square().mean()))
     left = torch.stack(simulation.residuals())[:, :100].square().mean()
     simulation.step(torch.zeros(3, LAYOUT.numel, dtype=torch.float64))
-    now = simulation.state_dict()["ranks"][0]["selector"]["squares"]["large"]
-    assert now == pytest.approx(0.5 * saved[0]["large"] + 0.5 * float(left))
-
-
-def test_scales_follow_their_parameters_into_other_buckets() -> None:
-    reducer = micro.SparseReducer(Scaled(selector=micro.Micro()), DENSITY)
-    old = reducer.start(LAYOUT, torch.float32, CPU)
-    old.selector = ScaledState(old.selector.inner, LAYOUT.names, torch.tensor([4.0, 9.0], dtype=torch.float64))
-    for name, square in (("large", 4.0), ("small", 9.0)):
-        alone = reducer.rebuild(micro.Layout((name,), ((100,),)), [old], torch.float32, CPU)
-        assert alone.selector.by_name == {name: square}
+    assert float(kept_by(simulation)[0][0]) == pytest.approx(0.5 * float(saved[0][0]) + 0.5 * float(left))
 
 
 # --- by element -------------------------------------------------------------------------------------------------------
@@ -180,8 +180,9 @@ def test_mean_squares_are_those_that_adam_makes_of_the_updates(
     for step in range(8):
         update = simulation.step(gradients(world_size, step)).update
         expected = [memory * before + (1 - memory) * update.square() for before in expected]
-        torch.testing.assert_close(squares_of(simulation), expected)
-        assert not shared or all(torch.equal(one, squares_of(simulation)[0]) for one in squares_of(simulation))
+        kept = kept_by(simulation)
+        torch.testing.assert_close(kept, expected)
+        assert not shared or all(torch.equal(one, kept[0]) for one in kept)
 
 
 def test_what_is_selected_is_largest_in_units_of_the_scale() -> None:
@@ -190,7 +191,7 @@ def test_what_is_selected_is_largest_in_units_of_the_scale() -> None:
     for step in range(1, 6):
         grads = gradients(1, step)
         acc = simulation.residuals()[0] + grads[0]
-        expected = (acc.abs() / (squares_of(simulation)[0].sqrt() + 1e-8)).topk(20).indices
+        expected = (acc.abs() / (kept_by(simulation)[0].sqrt() + 1e-8)).topk(20).indices
         assert simulation.step(grads).update.nonzero().view(-1).tolist() == expected.sort().values.tolist()
 
 
@@ -210,44 +211,18 @@ def test_steps_that_send_all_count_too() -> None:
     loaded = selector.load(through_a_file(selector.save(state)))
     for each in (state, loaded):
         selector.observe(each, torch.full((LAYOUT.numel,), 2.0), STEP, None)
-    assert torch.equal(state.roots, loaded.roots)  # type: ignore[arg-type]
+    assert torch.equal(state.joined, loaded.joined)  # type: ignore[arg-type]
     assert state.factor == loaded.factor
-
-
-def test_a_saved_state_is_not_changed_by_later_steps() -> None:
-    simulation = simulated(ScaledElements(selector=micro.Micro()))
-    simulation.step(gradients(3, 0))
-    saved = simulation.state_dict()
-    before = saved["ranks"][0]["selector"]["roots"]["large"].clone()
-    simulation.load_state_dict(saved)
-    simulation.step(gradients(3, 1))
-    assert torch.equal(saved["ranks"][0]["selector"]["roots"]["large"], before)
-
-
-def test_roots_follow_their_parameters_and_one_that_joins_begins_with_its_own_scale() -> None:
-    reducer, pieces = micro.SparseReducer(ScaledElements(selector=micro.Micro()), DENSITY), {}
-    old = reducer.start(LAYOUT, torch.float32, CPU)
-    pieces = {name: torch.rand(100, dtype=torch.float64) for name in LAYOUT.names}
-    old.selector = ScaledElementsState(old.selector.inner, dict(pieces))
-    for names in (("small", "large"), ("large",), ("small",)):
-        layout = micro.Layout(names, ((100,),) * len(names))
-        roots = reducer.rebuild(layout, [old], torch.float32, CPU).selector.of(layout, CPU)
-        assert torch.equal(roots, torch.cat([pieces[name] for name in names]))
-    state = ScaledElementsState(micro.Micro().start(), {"small": pieces["small"]})
-    acc = gradients(1, 0)[0]
-    carried_out(ScaledElements(selector=micro.Micro()).select(state, acc, STEP, Comm()), Comm())
-    assert torch.equal(state.by_name["small"], pieces["small"])
-    torch.testing.assert_close(state.by_name["large"], acc[:100].square().mean().sqrt().expand(100))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_step_that_does_not_count_is_an_update_of_zeros(bad: float) -> None:
     simulation = simulated(ScaledElements(selector=micro.Micro(), memory=0.5), nonfinite="skip")
     simulation.step(gradients(3, 0))
-    before, grads = squares_of(simulation)[0], gradients(3, 1)
+    before, grads = kept_by(simulation)[0], gradients(3, 1)
     grads[1, 7] = bad
     assert simulation.step(grads).stats[0].skipped
-    torch.testing.assert_close(squares_of(simulation)[0], 0.5 * before)
+    torch.testing.assert_close(kept_by(simulation)[0], 0.5 * before)
 
 
 @pytest.mark.parametrize("density", [DENSITY, 1.0])
@@ -255,9 +230,9 @@ def test_an_update_that_another_bucket_makes_void_counts_as_zeros(density: float
     reducer, comm = micro.SparseReducer(ScaledElements(selector=micro.Micro(), memory=0.5), DENSITY), Comm()
     state = reducer.start(LAYOUT, torch.float64, CPU)
     carried_out(reducer.reduction(state, gradients(1, 0)[0], comm), comm).deliver()
-    roots, factor = state.selector.roots.clone(), state.selector.factor
+    roots, factor = state.selector.joined.clone(), state.selector.factor
     carried_out(replace(reducer, density=density).reduction(state, gradients(1, 1)[0], comm), comm).drop()
-    assert torch.equal(state.selector.roots, roots)
+    assert torch.equal(state.selector.joined, roots)
     assert state.selector.factor == pytest.approx(factor * 0.5**0.5)
 
 
@@ -266,9 +241,8 @@ def test_squares_outside_the_range_of_numbers_leave_a_selection_of_k(scale: floa
     simulation = simulated(ScaledElements(selector=micro.Micro()), dtype=torch.float32)
     for step in range(4):
         assert simulation.step((gradients(3, step) * scale).float()).stats[0].global_count == 20
-        assert all(
-            squares.isfinite().all() for squares in simulation.state_dict()["ranks"][0]["selector"]["roots"].values()
-        )
+        kept = simulation.state_dict()["ranks"][0]["selector"]["by_name"]
+        assert all(roots.isfinite().all() for roots in kept.values())
 
 
 def test_a_parameter_without_a_gradient_at_first_is_preferred_when_it_has_one() -> None:

@@ -2,38 +2,42 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from micro.selectors.micro_rules.quantile import bins_inside, coarse_bin, magnitude_bins, threshold_from_bins
-from micro.selectors.steering import SIGMAS, TOLERANCE, Track, Tracked, aim, observe
+from micro.lockstep import SimulatedRanks
+from micro.selectors.micro_rules.repaired import quantile
+from micro.selectors.steering import SIGMAS, TOLERANCE, Track
 
 Gradient = Callable[[int], Tensor]
-SETTLED = Track(log_threshold=0.5, tail=0.2, samples=1e5, age=1000, energy=0.01, streak=2)  # in its steady state
+SETTLED = Track(log_threshold=0.5, tail=0.2, samples=1e5, age=1000, energy=0.01, streak=2, k=1000)  # its steady state
 CUT = math.exp(0.5)
 
 
 def search(parts: list[Tensor], k: int) -> float | None:
     """Find the threshold of a vector that lies in parts on several ranks."""
-    counts = torch.stack([magnitude_bins(part) for part in parts]).sum(0)
-    coarse = coarse_bin(counts, k)
-    if coarse is None:
-        return None
-    return threshold_from_bins(counts, torch.stack([bins_inside(part, coarse) for part in parts]).sum(0), k)
+    return SimulatedRanks(len(parts)).carry_out([quantile(part, k) for part in parts])[0]
+
+
+def after(*, count: int, tail: float = 0.2, k: int = 1000) -> Track:
+    track = replace(SETTLED)
+    track.observe(threshold=CUT, count=count, tail=tail, k=k)
+    return track
 
 
 def run(gradient: Gradient, *, k: Callable[[int], int], steps: int) -> tuple[list[float], list[bool]]:
     """Run MiCRO with error feedback on gradients (world_size, numel); return count / k and which steps searched."""
     acc = torch.zeros_like(gradient(0))
     world_size, numel = acc.shape
-    track, shares, searched = Track(), [], []
+    track, shares, searched = Track(), list[float](), list[bool]()
     for step in range(steps):
         acc += gradient(step)
         owners = (torch.arange(numel) * world_size // numel - step) % world_size
         own = acc.gather(0, owners[None])[0]
+        track.aim(k(step))
         threshold = track.threshold
         searched.append(threshold is None)
         if threshold is None:
@@ -42,7 +46,7 @@ def run(gradient: Gradient, *, k: Callable[[int], int], steps: int) -> tuple[lis
         selected = own.abs() >= threshold
         count = int(selected.sum())
         tail = float((own[selected].abs().double() / threshold).log().mean()) if count else 0.0
-        track = aim(observe(track, threshold=threshold, count=count, tail=tail, k=k(step)), k(step), k(step + 1))
+        track.observe(threshold=threshold, count=count, tail=tail, k=k(step))
         acc[:, selected] = 0
         shares.append(count / k(step))
     return shares, searched
@@ -82,47 +86,51 @@ def test_search_finds_k_of_a_pareto_sample(k: int, parts: int) -> None:
     assert int((x.abs() >= threshold).sum()) == pytest.approx(k, rel=2e-3)
 
 
-def test_search_ignores_what_is_no_magnitude_and_selects_all_where_there_are_fewer_than_k() -> None:
-    x = torch.tensor([0.0, -0.0, math.nan, math.inf, -math.inf, 3.0, -5.0])
-    assert 3.0 < search([x], 1) < 3.003  # type: ignore[operator]
-    assert search([torch.zeros(4), torch.zeros(0)], 2) is None
-    x = torch.tensor([0.0, 1e-40, 2.0, 3.0])
-    assert (x >= search([x], 100)).tolist() == [False, True, True, True]  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(("tied", "k", "selected"), [(100, 1, 100), (10, 3, 3), (10, 6, 3), (10, 7, 13), (3, 2, 3)])
-def test_search_takes_a_tie_whole_or_leaves_it(tied: int, k: int, selected: int) -> None:
-    larger = torch.tensor([4.0, 5.0, 6.0]) if tied == 10 else torch.zeros(0)
-    x = torch.cat([torch.full((tied,), -2.0), larger])
+@pytest.mark.parametrize(
+    ("values", "k", "selected"),  # ties are taken whole or left
+    [
+        ([0.0, -0.0, math.nan, math.inf, -math.inf, 3.0, -5.0], 1, 3),  # 5, and what is no number but compares
+        ([0.0, 1e-40, 2.0, 3.0], 100, 3),
+        ([-2.0] * 100, 1, 100),
+        ([-2.0] * 10 + [4.0, 5.0, 6.0], 3, 3),
+        ([-2.0] * 10 + [4.0, 5.0, 6.0], 6, 3),
+        ([-2.0] * 10 + [4.0, 5.0, 6.0], 7, 13),
+        ([-2.0] * 3, 2, 3),
+    ],
+)
+def test_search_ignores_what_is_no_magnitude_and_does_not_cut_ties(values: list[float], k: int, selected: int) -> None:
+    x = torch.tensor(values)
     assert int((x.abs() >= search([x], k)).sum()) == selected  # type: ignore[operator]
+    assert search([torch.zeros(4), torch.zeros(0)], k) is None
 
 
 def test_counts_move_the_threshold_alike_in_both_directions_or_not_at_all() -> None:
-    up, down, same = (observe(SETTLED, threshold=CUT, count=c, tail=0.2, k=1000) for c in (1050, 950, 1000))
+    up, down, same = (after(count=count) for count in (1050, 950, 1000))
     assert up.log_threshold - 0.5 == pytest.approx(0.5 - down.log_threshold)
     assert up.log_threshold > same.log_threshold == 0.5
 
 
 @pytest.mark.parametrize(("count", "is_fresh"), [(100_000, True), (0, True), (1400, False), (700, False), (1050, None)])
 def test_a_lost_count_restarts_and_a_bad_one_searches(count: int, is_fresh: bool | None) -> None:
-    after = observe(SETTLED, threshold=CUT, count=count, tail=0.2, k=1000)
-    assert (after == Track()) is bool(is_fresh)
-    assert (after.threshold is None) is (is_fresh is not None)
+    assert (after(count=count) == Track()) is bool(is_fresh)
+    assert (after(count=count).threshold is None) is (is_fresh is not None)
 
 
 def test_a_new_k_moves_the_threshold_along_the_tail() -> None:
-    fewer = aim(SETTLED, 100, 95)
-    assert fewer.log_threshold - 0.5 == pytest.approx(0.2 * math.log(100 / 95))
+    fewer, half = replace(SETTLED), replace(SETTLED)
+    fewer.aim(950)
+    assert fewer.log_threshold - 0.5 == pytest.approx(0.2 * math.log(1000 / 950))
     assert fewer.threshold is not None
-    assert aim(SETTLED, 100, 50).threshold is None
+    half.aim(500)
+    assert half.threshold is None
 
 
 def test_nothing_selected_and_no_tail_stay_finite() -> None:
-    track = SETTLED
-    for _ in range(20_000):
-        track = observe(track, threshold=track.threshold or 1e-38, count=0, tail=math.nan, k=1)
+    track = replace(SETTLED)
+    for _ in range(2000):
+        track.observe(threshold=track.threshold or 1e-38, count=0, tail=math.nan, k=1)
     assert 0 < math.exp(track.log_threshold) < math.inf
-    odd = observe(SETTLED, threshold=CUT, count=5, tail=math.inf, k=5)
+    odd = after(count=5, tail=math.inf, k=5)
     assert (odd.tail, odd.samples) == (SETTLED.tail, SETTLED.samples)
 
 
@@ -130,15 +138,10 @@ def test_nothing_selected_and_no_tail_stay_finite() -> None:
 def test_alternating_errors_lower_the_gain_and_lasting_ones_raise_it(
     counts: list[int], lowest: float, highest: float
 ) -> None:
-    track = SETTLED
+    track = replace(SETTLED)
     for count in counts:
-        track = observe(track, threshold=track.threshold or 0.0, count=count, tail=0.2, k=1000)
+        track.observe(threshold=track.threshold or 0.0, count=count, tail=0.2, k=1000)
     assert lowest < track.gain <= highest
-
-
-def test_a_track_goes_through_a_dict() -> None:
-    kept = Tracked(observe(SETTLED, threshold=1.7, count=104, tail=0.21, k=100), 100)
-    assert Tracked(**asdict(kept)) == kept
 
 
 @pytest.mark.slow

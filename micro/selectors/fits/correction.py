@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.selectors.steering import Track, Tracked, observe
+from micro.selectors.steering import Track
 from micro.sparse import Selection
 
 UPPER = 4 / 3  # more than this times k: the k largest of what was found are kept
@@ -24,7 +24,7 @@ LOST = 1 / 2  # the same at any later step; above 1 / LOST times k: the past say
 Entries = tuple[Tensor, Tensor]  # indices (n,) int32, ascending, and magnitudes (n,)
 
 
-def select_near(state: Tracked, acc: Tensor, guess: float, k: int) -> Selection:
+def select_near(track: Track, acc: Tensor, guess: float, k: int) -> Selection:
     """Return what is at or above the corrected estimate: between k / 2 and ``UPPER * k`` indices.
 
     One scan of acc. Where more than ``UPPER * k`` pass, exactly the k largest of them are kept, which needs no further
@@ -33,23 +33,23 @@ def select_near(state: Tracked, acc: Tensor, guess: float, k: int) -> Selection:
     estimate is no positive number. Zeros are never selected.
 
     Args:
-        state: this rank's track of the factor; changed.
+        track: of this rank's factor; changed.
         acc: (numel,) gradient + residual. Not modified. Finite.
         guess: the estimated threshold for k on abs(acc), without correction; any number, NaN included.
         k: wanted number of indices on this rank, >= 1.
     """
     k = min(k, acc.numel())
-    threshold = guess * math.exp(state.track.log_threshold) if 0 < guess < math.inf else 0.0
+    threshold = guess * math.exp(track.log_threshold) if 0 < guess < math.inf else 0.0
     if not torch.finfo(acc.dtype).tiny <= threshold <= torch.finfo(acc.dtype).max:
-        return _restart(state, guess, largest_positive(acc, k))
+        return _restart(track, guess, largest_positive(acc, k))
     indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
     count = indices.numel()
-    if count < k * (LOST if state.track.age else LOWER):
-        return _restart(state, guess, largest_positive(acc, k))
+    if count < k * (LOST if track.age else LOWER):
+        return _restart(track, guess, largest_positive(acc, k))
     if count * LOST > k:
-        return _restart(state, guess, largest_of(indices, magnitudes, k))
+        return _restart(track, guess, largest_of(indices, magnitudes, k))
     tail = _mean_log_excess(magnitudes, threshold)
-    state.track = observe(state.track, threshold=threshold / guess, count=count, tail=tail, k=k)
+    track.observe(threshold=threshold / guess, count=count, tail=tail, k=k)
     if count > UPPER * k:
         indices, magnitudes = largest_of(indices, magnitudes, k)
         threshold = float(magnitudes.min())  # host sync: the cut, where too many passed
@@ -85,17 +85,17 @@ def largest_of(indices: Tensor, magnitudes: Tensor, k: int) -> Entries:
     return indices.index_select(0, places), magnitudes.index_select(0, places)
 
 
-def _restart(state: Tracked, guess: float, found: Entries) -> Selection:
+def _restart(track: Track, guess: float, found: Entries) -> Selection:
     """Select all that was found and restart the track at the smallest of it: that factor gives as many."""
-    state.track, (indices, magnitudes) = Track(), found
-    k = indices.numel()
-    if not k:
+    track.restart()
+    indices, magnitudes = found
+    if not indices.numel():
         return Selection(indices)
     cut = float(magnitudes.min())  # host sync: the cut, where the track restarts
     factor = cut / guess if guess > 0 else math.inf
     if 0 < factor < math.inf:
-        tail = _mean_log_excess(magnitudes, cut)
-        state.track = observe(state.track, threshold=factor, count=k, tail=tail, k=k)
+        k = indices.numel()
+        track.observe(threshold=factor, count=k, tail=_mean_log_excess(magnitudes, cut), k=k)
     return Selection(indices, threshold=cut)
 
 

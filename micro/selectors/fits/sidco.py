@@ -13,7 +13,7 @@ from micro.selectors.base import Traits
 from micro.selectors.estimated import Fit
 from micro.selectors.fits.correction import Entries, select_near, strictly_above
 from micro.selectors.fits.laws import Law, log_moments, quantile
-from micro.selectors.steering import Tracked
+from micro.selectors.steering import Track
 from micro.sparse import Selection, Step
 
 FIRST_SHARE = 0.25  # what the first of several stages keeps
@@ -36,7 +36,7 @@ class SidcoState:
     stages: int = 1
     calls: int = 0
     excess: float = 0.0
-    corrections: dict[int, Tracked] = field(default_factory=dict)
+    corrections: dict[int, Track] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Sidco(Fit[SidcoState]):
 
     def load(self, saved: dict[str, Any]) -> SidcoState:
         """Return the state that ``save`` described."""
-        corrections = {stages: Tracked(**track) for stages, track in saved["corrections"].items()}
+        corrections = {stages: Track(**track) for stages, track in saved["corrections"].items()}
         return SidcoState(**(saved | {"corrections": corrections}))
 
     def select(self, state: SidcoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
@@ -103,13 +103,13 @@ class Sidco(Fit[SidcoState]):
         self, state: SidcoState, acc: Tensor, threshold: float, survivors: Entries | None, k: int, num_stages: int
     ) -> tuple[Selection, float]:
         """Return near k beyond the corrected threshold, and about how many the law's would select."""
-        correction = state.corrections.setdefault(num_stages, Tracked())
+        correction = state.corrections.setdefault(num_stages, Track())
         if survivors is None or survivors[0].numel() < 2 * k:
             selection = select_near(correction, acc, threshold, k)
         else:  # they are the largest magnitudes
             among = select_near(correction, survivors[1], threshold, k)
             selection = Selection(survivors[0].index_select(0, among.indices), threshold=among.threshold)
-        count, tail = float(selection.indices.numel()), correction.track.tail
+        count, tail = float(selection.indices.numel()), correction.tail
         if selection.threshold and 0 < threshold < math.inf and tail > 0:  # along the tail of what was selected
             count *= math.exp(max(-50.0, min(50.0, math.log(selection.threshold / threshold) / tail)))
         return selection, count

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -11,9 +11,8 @@ from micro import kernels
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.kernels.cuts import NUM_BINS, Cut, cut, kept_by_all, message
 from micro.requests import AllGather, AllReduce, Once, Reduction
-from micro.selectors.micro_rules.base import Search, ThresholdRule
+from micro.selectors.micro_rules.base import SHIFT, Search, ThresholdRule, magnitude_bins
 from micro.selectors.micro_rules.one_message import Room, candidate_bytes
-from micro.selectors.micro_rules.quantile import SHIFT, magnitude_bins
 from micro.sparse import Selection
 from micro.traffic import COUNT_BYTES, Calls
 
@@ -30,13 +29,13 @@ class AgreedState:
     """What all ranks know before a step.
 
     Attributes:
-        lowest_bits: where candidates begin, as bits of a float32; None where that must be searched.
+        lowest_bits: where candidates begin, as bits of a float32; 0 where that must be searched.
         shift: bits that number the places within a bin.
         surplus: candidates wanted per selected index; doubled by every step that had too few.
         last: what each rank kept in the last step, where candidates travel with their counts.
     """
 
-    lowest_bits: int | None = None
+    lowest_bits: int = 0
     shift: int = 18
     surplus: float = SURPLUS
     last: list[int] = field(default_factory=list)
@@ -46,9 +45,27 @@ class AgreedState:
         self.lowest_bits = max(lowest_bits, SMALLEST_BITS)
         self.shift = max((highest_bits - self.lowest_bits) // NUM_BINS, 0).bit_length()
 
+    def start_of(self, bin: int) -> int:
+        """Return the bits with which a bin begins."""
+        return self.lowest_bits + (bin << self.shift)
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+    def threshold(self, cut: Cut) -> float:
+        """Return the threshold inside the cut's bin, between its edges in proportion to what was kept."""
+        return magnitude_of(self.start_of(cut.bin) + round((1 << self.shift) * (1.0 - cut.fraction)))
+
+    def prepare_next(self, threshold: float, cut: Cut, k: int) -> None:
+        """Place the next step's candidates by the slope of the tail between the lowest candidate and the threshold."""
+        lowest = magnitude_of(self.lowest_bits)
+        if cut.bin == NUM_BINS - 1 or cut.num_candidates <= k or threshold <= lowest:
+            self.lowest_bits = 0  # the cut lies outside the bins
+            return
+        slope = math.log(cut.num_candidates / k) / math.log(threshold / lowest)
+        room = min(math.log(self.surplus) / slope, MAX_ROOM)
+        highest = threshold * math.exp(2 * room)  # as far above in log count as twice the room below
+        self.resolve(bits_of_magnitude(threshold * math.exp(-room)), bits_of_magnitude(highest))
+
+
+class _Found(NamedTuple):
     """This rank's candidates, every rank's message (world_size, length) with its counts first, and where to cut."""
 
     indices: Tensor
@@ -87,40 +104,31 @@ class Agreed(ThresholdRule[AgreedState]):
         """Take exactly k over all ranks, or all that is not zero where that is less; at a density of 1 everything."""
         everything = search.everything()
         if everything is not None:
-            state.lowest_bits, state.last = None, []
+            state.lowest_bits, state.last = 0, []
             return everything
-        k, comm = search.step.target_count, search.comm
-        room, known = self._room(state, search), state.lowest_bits is not None
+        k, rank, n = search.step.target_count, search.comm.rank, search.comm.world_size
+        room = None
+        if self.slack is not None and len(state.last) == n:
+            room = Room.after(state.last, k, self.slack, max(stop - start for start, stop in search.spans))
+        known = bool(state.lowest_bits)
         if not known:
             yield from _reset_candidates(state, search)
         found = yield from _find(state, search, room)
-        state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * comm.world_size)))
+        state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * n)))
         if known and found.cut.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             yield from _reset_candidates(state, search)
             found = yield from _find(state, search, room)
-        taken, threshold, all_indices = found.cut.taken, _between(state, found.cut), None
+        taken, all_indices = found.cut.taken, None
         if room is not None:
-            starts = [start for start, _ in search.spans]
-            all_indices = kept_by_all(
-                found.rows, found.counts, room.sure, taken, starts, capacity=room.capacity, width=room.width
-            )
-        if all_indices is None:
-            mine = _kept(state, found, comm.rank)
-        else:
-            first = sum(taken[: comm.rank])
-            mine = all_indices[first : first + taken[comm.rank]]
-        _prepare_next(state, threshold, found.cut, k)
+            starts, sizes = [start for start, _ in search.spans], {"capacity": room.capacity, "width": room.width}
+            all_indices = kept_by_all(found.rows, found.counts, room.sure, taken, starts, **sizes)
+        mine = _kept(state, found, rank) if all_indices is None else all_indices.split(list(taken))[rank]
+        threshold = state.threshold(found.cut)
+        state.prepare_next(threshold, found.cut, k)
         state.last = [] if self.slack is None else list(taken)
         is_overfull = room is not None and all_indices is None
         return Selection(mine, counts=taken, threshold=threshold, all_indices=all_indices, overfull=is_overfull)
-
-    def _room(self, state: AgreedState, search: Search) -> Room | None:
-        """Return the room for candidates in this step's message; None where they do not travel in it."""
-        if self.slack is None or len(state.last) != search.comm.world_size:
-            return None
-        longest = max(stop - start for start, stop in search.spans)
-        return Room.after(state.last, search.step.target_count, self.slack, longest)
 
     def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
         """Return the gathering of counts by magnitude, and of candidates; at a density of 1 nothing travels."""
@@ -132,7 +140,6 @@ class Agreed(ThresholdRule[AgreedState]):
 
 def _find(state: AgreedState, search: Search, room: Room | None) -> Reduction[_Found]:
     """Return this rank's candidates, every rank's counts and the candidates in its message: one all-gather."""
-    assert state.lowest_bits is not None
     mine = kernels.collect(search.slice, search.start, state.lowest_bits, state.shift)
     indices, magnitudes, own_counts = mine
     if room is None:
@@ -149,10 +156,10 @@ def _find(state: AgreedState, search: Search, room: Room | None) -> Reduction[_F
 
 def _kept(state: AgreedState, found: _Found, rank: int) -> Tensor:
     """Return the ascending indices of this rank's largest candidates above and inside the cut's bin."""
-    assert state.lowest_bits is not None
     cut = found.cut
-    bottom, top = (state.lowest_bits + (place << state.shift) for place in (cut.bin, cut.bin + 1))
-    top = min(top, BEYOND_BITS) if cut.bin < NUM_BINS - 1 else BEYOND_BITS
+    bottom, top = state.start_of(cut.bin), BEYOND_BITS
+    if cut.bin < NUM_BINS - 1:
+        top = min(state.start_of(cut.bin + 1), BEYOND_BITS)
     return kernels.keep(found.indices, found.magnitudes, cut.taken[rank], bottom, top, cut.shares[rank])
 
 
@@ -170,23 +177,3 @@ def _bins_reached(totals: Tensor, wanted: Sequence[float]) -> list[int]:
     reached = totals.flip(0).cumsum(0).flip(0)  # elements in each bin and above
     there = max(int(reached[0]), 1)  # host sync: only when the cut was lost
     return [max(int((reached >= min(number, there)).sum()) - 1, 0) for number in wanted]
-
-
-def _between(state: AgreedState, cut: Cut) -> float:
-    """Return the threshold inside the cut's bin, between its edges in proportion to what was kept."""
-    assert state.lowest_bits is not None
-    lower = state.lowest_bits + (cut.bin << state.shift)
-    return magnitude_of(lower + round((1 << state.shift) * (1.0 - cut.fraction)))
-
-
-def _prepare_next(state: AgreedState, threshold: float, cut: Cut, k: int) -> None:
-    """Place the next step's candidates by the slope of the tail between the lowest candidate and the threshold."""
-    assert state.lowest_bits is not None
-    lowest = magnitude_of(state.lowest_bits)
-    if cut.bin == NUM_BINS - 1 or cut.num_candidates <= k or threshold <= lowest:
-        state.lowest_bits = None  # the cut lies outside the bins
-        return
-    slope = math.log(cut.num_candidates / k) / math.log(threshold / lowest)
-    room = min(math.log(state.surplus) / slope, MAX_ROOM)
-    highest = threshold * math.exp(2 * room)  # as far above in log count as twice the room below
-    state.resolve(bits_of_magnitude(threshold * math.exp(-room)), bits_of_magnitude(highest))

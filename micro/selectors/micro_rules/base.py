@@ -7,12 +7,21 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from micro import kernels
 from micro.comm import Comm
 from micro.requests import Reduction
 from micro.sparse import Selection, Step
 from micro.traffic import Calls
 
 S = TypeVar("S")
+
+SHIFT = 20  # a bin is a float32's exponent and its three highest mantissa bits: 6 to 12 % wide
+NUM_MAGNITUDE_BINS = 0x7F800000 >> SHIFT  # up to infinity, which is left out
+
+
+def magnitude_bins(x: Tensor) -> Tensor:
+    """Return (NUM_MAGNITUDE_BINS,) int32 counts of ``x`` (m,) by magnitude; zeros, NaN and infinity are not counted."""
+    return kernels.magnitude_counts(x, first_bit_pattern=0, shift=SHIFT, num_bins=NUM_MAGNITUDE_BINS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +48,7 @@ class Search:
         return self.spans[self.comm.rank][0]
 
     def everything(self) -> Selection | None:
-        """Return all indices of the slice at a density of 1, also those that are zero here; else None.
-
-        Nothing travels, for all ranks know the counts.
-        """
+        """Return all indices of the slice at a density of 1, zeros too; else None. All ranks know the counts."""
         if self.step.target_count < self.numel:
             return None
         indices = torch.arange(*self.spans[self.comm.rank], dtype=torch.int32, device=self.slice.device)
@@ -56,16 +62,12 @@ class ThresholdRule(ABC, Generic[S]):
 
     @abstractmethod
     def search(self, state: S, search: Search) -> Reduction[Selection]:
-        """Select from the slice, and update the state by what all ranks found; what it requests of them is yielded.
-
-        Indices are those in the vector of all slices; counts and threshold are known.
-        """
+        """Select from the slice, with indices in the vector of all slices, known counts and the threshold."""
 
     @abstractmethod
     def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
-        """Return the collectives that ``search`` calls in a step in steady state.
+        """Return the collectives of a step in steady state that selects ``count`` of ``numel``.
 
         Args:
-            count: target, of ``numel`` elements.
             longest: elements of the longest slice.
         """

@@ -52,16 +52,13 @@ def width_for(longest: int) -> int:
 
 
 def candidate_bytes(expected: float, slack: float, longest: int, world_size: int) -> int:
-    """Return the bytes of the candidates in a message of a step in steady state; messages are of whole int32.
+    """Return the bytes of the candidates in a message, in whole int32, where a rank keeps ``expected`` of a slice.
 
-    Args:
-        expected: kept by a rank; slices differ by chance alone: the most is about sqrt(2 x ln n) more.
-        longest: elements of the longest slice.
+    Slices differ by chance alone: the most is about sqrt(2 x ln n) more.
     """
     most = expected + math.sqrt(2 * expected * math.log(world_size))
     return -(-_capacity(most, slack, longest) * width_for(longest) // 4) * 4
 
 
-def _capacity(expected: float, slack: float, longest: int) -> int:
-    """Return the capacity where the rank that keeps most is expected to keep so many."""
-    return min(math.ceil((1 + slack) * expected + MORE * math.sqrt(expected)), longest)
+def _capacity(most: float, slack: float, longest: int) -> int:
+    return min(math.ceil((1 + slack) * most + MORE * math.sqrt(most)), longest)
