@@ -15,19 +15,17 @@ from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import leave
 from experiments.launching.rank_environment import read_rank_environment
-from experiments.runs.cleaning import removable, remove
 from experiments.runs.finished_requests import check_requests
 from experiments.runs.git_state import other_code
 from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
-from experiments.sweeps.listing import counted, lines_of
+from experiments.sweeps.listing import counted, lines_of, removable, remove
 from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.slurm_queue import queued_folders, submit_array
 from experiments.sweeps.study import runs_of, studies
 
 _STUDY = "a yaml file, or a study of conf/sweep/, with /PART for one of its parts"
-_PROG = "python -m experiments.sweep"
 _VERBS_HELP = """
   %(prog)s status NAME [KEY=VALUE ...]      the state of each run
   %(prog)s rerun RUN                        run the configuration of a run folder again, in a new folder
@@ -131,8 +129,8 @@ VERBS: dict[str, Callable[[list[str]], int]] = {"status": _status, "rerun": _rer
 
 
 def _parser(what: str, *, verb: str = "", metavar: str = "NAME", epilog: str | None = None) -> Parser:
-    doc = (__doc__ or "").splitlines()[0]
-    parser = Parser(prog=f"{_PROG} {verb}".strip(), description=None if verb else doc, epilog=epilog)
+    doc = None if verb else (__doc__ or "").splitlines()[0]
+    parser = Parser(prog=f"python -m experiments.sweep {verb}".strip(), description=doc, epilog=epilog)
     parser.add_argument("name", metavar=metavar, help=what)
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="settings for every run")
     return parser

@@ -55,9 +55,9 @@ def _parser() -> Parser:
 
 def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
     """Return the options given, completed by the settings of the run. Raises: UserError: it is no run, or damaged."""
-    for path, why in ((folder.config_path, "it is no run folder"), (folder.manifest_path, "the run never began")):
+    for path in (folder.config_path, folder.manifest_path):
         if not path.exists():
-            raise UserError(f"{folder.path} has no {path.name}: {why}; name a folder such as results/runs/NAME-HASH")
+            raise UserError(f"{folder.path} has no {path.name}: name the folder of a run that has begun")
     if problem := status_of(folder).problem:
         raise UserError(f"{folder.path.name} is damaged: {problem}; run it again with resume=scratch")
     for path in filter(lambda path: path.exists(), (folder.steps_path, folder.epochs_path)):

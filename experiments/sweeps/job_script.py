@@ -88,6 +88,11 @@ class Array:
         return place / f"{self.study}-{digest}"
 
 
+def arrays_folder(output: Path) -> Path:
+    """Return the folder of all arrays of an output folder."""
+    return output / "slurm"
+
+
 def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> list[Array]:
     """Return the arrays that a study needs: runs with different resources cannot share one.
 
@@ -98,7 +103,7 @@ def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> l
         UserError: a run needs more GPUs than its job requests, or a path or a setting holds a line break.
     """
     study = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"  # it becomes the name of job and folder
-    shapes: dict[tuple[str, ...], list[tuple[TrainConfig, tuple[str, ...]]]] = {}
+    shapes: dict[str, list[tuple[TrainConfig, tuple[str, ...]]]] = {}
     for words, config in zip(jobs, configs, strict=True):
         cluster, needed = config.cluster, num_processes(config)
         if cluster.slurm.gpus_per_node < needed and cluster.device == "cuda":
@@ -108,7 +113,7 @@ def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> l
             _check_one_line(text)
         # By its digest a job refuses other data than that of the machine that submits it.
         digest = [f"dataset.digest={config.dataset.digest}"] if config.dataset.digest else []
-        shape = config.output, str((cluster.nnodes, needed, cluster.simulated, cluster.slurm))
+        shape = str((config.output, cluster.nnodes, needed, cluster.simulated, cluster.slurm))
         shapes.setdefault(shape, []).append((config, (*words, *digest)))
     return [
         Array(
@@ -132,27 +137,29 @@ def script(array: Array, rows: list[int], *, python: str | None = None, working:
     Raises:
         UserError: the working directory's path holds a line break.
     """
-    cluster = array.config.cluster
+    cluster, slurm = array.config.cluster, array.config.cluster.slurm
     working = working or Path.cwd()
     _check_one_line(str(working))
+    cpus = num_processes(array.config) * slurm.cpus_per_worker
     meeting = f" cluster.rdzv_endpoint={'$head:$port' if cluster.nnodes > 1 else 'localhost:0'}"
+    run = _RUN.format(
+        output=shlex.quote(str(Path(array.config.output).resolve())),
+        cpus=cpus,
+        python=python or ("python" if slurm.setup else shlex.quote(sys.executable)),
+        meeting="" if cluster.simulated else meeting,
+    )
     parts = [
         "#!/bin/bash",
         f"# Study {array.study}: task N runs line N of runs.txt, which holds the run's folder and then its settings.",
-        *(f"#SBATCH {option}" for option in _options(array, rows, working)),
+        *(f"#SBATCH {option}" for option in _options(array, rows, cpus, working)),
         "",
         _READ_ROW.format(rows=shlex.quote(str(array.folder / "runs.txt"))),
         *([_MEETING] if cluster.nnodes > 1 else []),
-        *cluster.slurm.setup,
+        *slurm.setup,
         f"export {LAUNCH}=node  # each task of srun starts the workers of its node",
         "",
-        _RUN.format(
-            output=shlex.quote(str(Path(array.config.output).resolve())),
-            cpus=_cpus(array.config),
-            python=python or ("python" if cluster.slurm.setup else shlex.quote(sys.executable)),
-            meeting="" if cluster.simulated else meeting,
-        ),
-        *([_REQUEUE.format(saved=EXIT_SAVED)] if cluster.slurm.requeue else []),
+        run,
+        *([_REQUEUE.format(saved=EXIT_SAVED)] if slurm.requeue else []),
         'exit "$code"',
         "",
     ]
@@ -168,29 +175,19 @@ def ranges(rows: list[int]) -> str:
     return ",".join(parts)
 
 
-def arrays_folder(output: Path) -> Path:
-    """Return the folder of all arrays of an output folder."""
-    return output / "slurm"
-
-
 def _check_one_line(text: str) -> None:
     if "\n" in text:
         raise UserError(f"a job of SLURM takes paths and settings without line breaks, got {text!r}")
 
 
-def _cpus(config: TrainConfig) -> int:
-    return num_processes(config) * config.cluster.slurm.cpus_per_worker
-
-
-def _options(array: Array, rows: list[int], working: Path) -> Iterator[str]:
+def _options(array: Array, rows: list[int], cpus: int, working: Path) -> Iterator[str]:
     """Yield the settings of sbatch."""
-    cluster = array.config.cluster
-    slurm = cluster.slurm
+    cluster, slurm = array.config.cluster, array.config.cluster.slurm
     yield f"--job-name={shlex.quote(array.folder.name)}"
     yield f"--array={ranges(rows)}{f'%{slurm.throttle}' if slurm.throttle else ''}"
     yield f"--nodes={cluster.nnodes}"
     yield "--ntasks-per-node=1"
-    yield f"--cpus-per-task={_cpus(array.config)}"
+    yield f"--cpus-per-task={cpus}"
     if slurm.gpus_per_node:
         yield f"--gpus-per-node={slurm.gpus_per_node}"
     chosen = {key: getattr(slurm, key) for key in ("partition", "account", "qos", "constraint")}

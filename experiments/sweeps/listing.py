@@ -1,12 +1,15 @@
-"""The runs of a study in lines of text: state, steps recorded, folder, and what a user asks next."""
+"""The runs of a study: a line for each with its state and what a user asks next, and which of them may be removed."""
 
+import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from experiments.config.errors import UserError
 from experiments.reports.measures import in_words
 from experiments.runs.atomic_files import load_json
+from experiments.runs.disks import reason
 from experiments.runs.records import last_row
-from experiments.runs.run_folder import RunFolder
+from experiments.runs.run_folder import FolderInUse, RunFolder
 from experiments.runs.status import State, failure_reason, last_step, saved_step, state_of, status_of
 
 
@@ -26,18 +29,43 @@ def counted(folders: Iterable[RunFolder], queued: Collection[RunFolder] = ()) ->
 def describe(folder: RunFolder) -> str:
     """Return a short description of a run: its measure, who runs it, its damage, why it failed, where it resumes."""
     status = status_of(folder)
-    if status.state == State.DAMAGED:
-        return status.problem
-    if status.state == State.DONE:
-        return in_words(last_row(folder.epochs_path))
-    if status.state == State.RUNNING:
-        return str(folder.owner() or "")
-    if status.state == State.FAILED:
-        return failure_reason(folder)
-    if status.state == State.NEW:
-        return ""
+    match status.state:
+        case State.DAMAGED:
+            return status.problem
+        case State.DONE:
+            return in_words(last_row(folder.epochs_path))
+        case State.RUNNING:
+            return str(folder.owner() or "")
+        case State.FAILED:
+            return failure_reason(folder)
+        case State.NEW:
+            return ""
     step = saved_step(folder)
     return "no checkpoint: starts from step 0" if step is None else f"resumes from step {step}"
+
+
+def removable(folders: Iterable[RunFolder], *, finished_too: bool = False) -> list[RunFolder]:
+    """Return the folders of runs that failed, were stopped or are damaged; with ``finished_too`` all that ended.
+
+    A run that was finished, and is damaged, counts as finished: it may hold the only weights.
+    """
+    states = (State.FAILED, State.STOPPED, State.DAMAGED)
+    return [each for each in folders if (finished_too if each.is_done() else state_of(each) in states)]
+
+
+def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
+    """Remove the folders; return those that stay because a process uses them. Raises: UserError: one cannot be."""
+    stayed = []
+    for folder in folders:
+        try:
+            with folder.locked():
+                folder.done_path.unlink(missing_ok=True)  # first: it must not look like a finished run halfway
+                shutil.rmtree(folder.path)
+        except FolderInUse:
+            stayed.append(folder)
+        except OSError as error:
+            raise UserError(f"cannot remove {folder.path}: {reason(error)}; remove it by hand") from None
+    return stayed
 
 
 def _state(folder: RunFolder, queued: Collection[RunFolder]) -> State:

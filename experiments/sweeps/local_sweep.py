@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,21 +17,26 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from experiments.config.errors import UserError
+import torch
+
+from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
-from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_of
+from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_of, raise_stop
+from experiments.launching.failures import RankFailure
 from experiments.launching.process_lifetime import TERMINAL
 from experiments.reports.measures import in_words
+from experiments.runs.atomic_files import writing
 from experiments.runs.manifest import RUNS_AT_ONCE
 from experiments.runs.output import check_outputs
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, failure_log, state_of
 from experiments.sweeps.num_jobs import threads_per_process
-from experiments.sweeps.one_run import carry_out
+from experiments.training.runner import execute
+from micro import NonFiniteGradient
 
 _forked = multiprocessing.get_context("forkserver")
-_forked.set_forkserver_preload(["experiments.sweeps.one_run"])
+_forked.set_forkserver_preload([__name__])
 
 
 class LocalSweep:
@@ -48,17 +55,15 @@ class LocalSweep:
         self._at_once, self._on_error = at_once, on_error
         self._processes: dict[Connection, tuple[RunFolder, BaseProcess]] = {}  # by what ends with the process
         self._num_failed = self._signal = 0
-        self._is_ending = False
 
     def run(self) -> int:
         """Carry out the runs; return 0 if all are done, 1 if not, or the exit code of a stop signal."""
         with handled(self._stop):
             try:
                 while self._start_more() or self._processes:
-                    ended = wait(list(self._processes))
-                    for answer in [each for each in self._processes if each in ended]:
-                        self._record_end(answer, *self._processes[answer])
-                        del self._processes[answer]
+                    for answer in wait(list(self._processes)):
+                        assert isinstance(answer, Connection)
+                        self._record_end(answer, *self._processes.pop(answer))
             finally:
                 self._pass_on(signal.SIGTERM)  # after an error of the sweep itself; else no process is left
         num_done = sum(state_of(folder) == State.DONE for folder in self._runs)
@@ -70,7 +75,7 @@ class LocalSweep:
     def _start_more(self) -> bool:
         """Start as many runs as may go on at once; return whether one was started."""
         before = len(self._processes)
-        while self._waiting and len(self._processes) < self._at_once and not (self._signal or self._is_ending):
+        while self._waiting and len(self._processes) < self._at_once and not self._signal:
             folder, config = self._waiting.popleft()
             if folder.is_locked():
                 _print_skipped(folder)
@@ -86,7 +91,7 @@ class LocalSweep:
         if self._at_once == 1 and os.isatty(2):
             variables[TERMINAL] = os.ttyname(2)
         answer, sender = _forked.Pipe(duplex=False)
-        process = _forked.Process(target=carry_out, args=(config, folder, sender, variables, threads))
+        process = _forked.Process(target=_carry_out, args=(config, folder, sender, variables, threads))
         process.start()
         sender.close()
         self._processes[answer] = folder, process
@@ -113,7 +118,8 @@ class LocalSweep:
             log = failure_log(folder)
             _print(f"failed: {name}: {why}" + (f"; see {log}" if log else ""))
             self._num_failed += 1
-            self._is_ending |= self._on_error == "stop" or not _can_be_written(self._runs[folder])
+            if self._on_error == "stop" or not _can_be_written(self._runs[folder]):
+                self._waiting.clear()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         is_second = number == self._signal == signal.SIGINT
@@ -124,6 +130,49 @@ class LocalSweep:
         for _, process in self._processes.values():
             if process.pid and process.is_alive():
                 os.kill(process.pid, number)
+
+
+def _carry_out(
+    config: TrainConfig, folder: RunFolder, answer: Connection, variables: Mapping[str, str], num_threads: int | None
+) -> None:
+    """Carry out a run in this process, its output in its log; send why it failed in one line, None after a success.
+
+    Nothing is sent where a signal stops the run: the exit code says so.
+
+    Args:
+        variables: the environment of the sweep; this process was forked from one that may have another.
+        num_threads: of torch in this process; None keeps OMP_NUM_THREADS.
+    """
+    os.setsid()  # a terminal's Ctrl-C reaches the sweep alone, which passes it on
+    with handled(raise_stop):
+        threading.Thread(target=_stop_with_parent, daemon=True).start()
+        os.environ.update(variables)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        try:
+            folder.make()
+            with writing(folder.log_path), folder.log_path.open("ab", buffering=0) as log:
+                os.dup2(log.fileno(), 1)
+                os.dup2(log.fileno(), 2)
+            execute(config, folder=folder)
+        except Exception as error:
+            is_expected = isinstance(error, UserError | RankFailure | NonFiniteGradient)
+            why = str(error) if is_expected else one_line_with_type(error)
+            answer.send(why)
+            with suppress(OSError):  # a full disk takes no log
+                if not is_expected:  # for instance out of memory: the other runs may need less
+                    traceback.print_exc()
+                print(f"error: {why}", file=sys.stderr)
+        else:
+            answer.send(None)
+
+
+def _stop_with_parent() -> None:
+    """Save and stop the run when the sweep's process has ended, even by SIGKILL."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _described(code: int) -> str:

@@ -26,8 +26,8 @@ def num_at_once(configs: Collection[TrainConfig], jobs: str) -> int:
     if has_nodes or (jobs == "auto" and any(config.cluster.device == "cuda" for config in configs)):
         return 1
     given = os.environ.get("OMP_NUM_THREADS", "")
-    threads = max(1, int(given)) if given.isdecimal() else 1
-    cores_per_run = (num_processes(config) * (config.cluster.num_threads or threads) for config in configs)
+    threads = int(given) if given.isdecimal() else 1
+    cores_per_run = (num_processes(config) * max(1, config.cluster.num_threads or threads) for config in configs)
     wanted = num_cores() // max(cores_per_run, default=1) if jobs == "auto" else int(jobs)
     return max(1, min(wanted, len(configs)))
 

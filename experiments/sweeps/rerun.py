@@ -10,7 +10,7 @@ from yaml import YAMLError
 
 import data
 from experiments.config.compose import typed
-from experiments.config.errors import UserError, one_line, suggestion
+from experiments.config.errors import UserError, as_user_error, suggestion
 from experiments.config.identity import NEUTRAL, is_neutral
 from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import load_json
@@ -38,7 +38,7 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
     check_runs([config])
     dataset = config.dataset
     if changed := other_data(original, data.sums(dataset.name, dataset.root, **dataset.settings)):
-        raise UserError(f"{original.path} was trained on other data than {config.dataset.root} has: {changed}")
+        raise UserError(f"{original.path} was trained on other data than {dataset.root} has: {changed}")
     if not any(override.startswith("output=") for override in overrides):
         config.output = str(original.path.parent)
     if line := other_code([original]):
@@ -69,16 +69,14 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
         if "=" not in override or not is_neutral(override.partition("=")[0]):
             allowed = ", ".join(sorted(NEUTRAL))
             raise UserError(f"a rerun takes {allowed}, got '{override}': for another run use experiments.train")
-    try:
+    with as_user_error(OmegaConfBaseException, YAMLError, OSError, RecursionError, before=f"{folder.config_path}: "):
         saved = OmegaConf.load(folder.config_path)
         if "${" in OmegaConf.to_yaml(saved):  # in a folder from elsewhere it may ask for a variable of this machine
-            raise YAMLError("it holds ${...}, which no run writes")
+            raise ValueError("it holds ${...}, which no run writes")
         composed = OmegaConf.merge(saved, OmegaConf.from_dotlist(overrides))
         if not isinstance(composed, DictConfig):
-            raise YAMLError("it is not a configuration")
+            raise ValueError("it is not a configuration")
         return typed(composed)
-    except (UserError, OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{folder.config_path}: {one_line(error)}") from None
 
 
 def free_folder(path: Path) -> RunFolder:

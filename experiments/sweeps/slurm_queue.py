@@ -11,7 +11,7 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.atomic_files import write_atomic
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, state_of
-from experiments.sweeps.job_script import arrays_folder, arrays_of, ranges, script
+from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script
 
 _ANSWER_S = 60
 
@@ -30,35 +30,34 @@ def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *
     """
     lines: list[str] = []
     for array in arrays_of(name, jobs, configs):
-        output = Path(array.config.output)
         try:
-            queued = in_queue(output)
-        except UserError:  # where there is no SLURM a dry run still shows the script
-            if not dry_run:
-                raise
-            queued = set()
-        done = {run for run in array.runs if state_of(RunFolder(output / run)) == State.DONE}
-        missing = [row for row, run in enumerate(array.runs, start=1) if run not in done | queued]
-        state = f"{len(done)} done, {len(queued.intersection(array.runs) - done)} queued or running"
-        script_path, rows_path = array.folder / "array.sh", array.folder / "runs.txt"
-        if not missing:
-            lines.append(f"nothing to submit of {len(array.runs)} runs: {state}")
-            continue
-        text = script(array, missing)
-        if dry_run:
-            lines.append(f"# {script_path}\n{text}\n# {rows_path}\n{array.rows}")
-            continue
-        RunFolder(array.folder / "logs").make()
-        write_atomic(rows_path, array.rows)
-        write_atomic(script_path, text)
-        try:
-            job = _run("sbatch", "--parsable", str(script_path)).strip().partition(";")[0]
+            lines.append(_submit(array, dry_run=dry_run))
         except UserError as error:
-            before = f"; before it: {'; '.join(lines)}" if lines else ""
-            raise UserError(f"{error} ({script_path}){before}") from None
-        submitted = f"submitted {len(missing)} as array {job} (rows {ranges(missing)})"
-        lines.append(f"{submitted} of {len(array.runs)} runs: {state}; {script_path}")
+            raise UserError("; before it: ".join([str(error), *lines])) from None
     return "\n".join(lines)
+
+
+def _submit(array: Array, *, dry_run: bool) -> str:
+    output = Path(array.config.output)
+    try:
+        queued = in_queue(output)
+    except UserError:  # where there is no SLURM a dry run still shows the script
+        if not dry_run:
+            raise
+        queued = set()
+    done = {run for run in array.runs if state_of(RunFolder(output / run)) == State.DONE}
+    missing = [row for row, run in enumerate(array.runs, start=1) if run not in done | queued]
+    state = f"{len(array.runs)} runs: {len(done)} done, {len(queued.intersection(array.runs) - done)} queued or running"
+    if not missing:
+        return f"nothing to submit of {state}"
+    script_path, rows_path, text = array.folder / "array.sh", array.folder / "runs.txt", script(array, missing)
+    if dry_run:
+        return f"# {script_path}\n{text}\n# {rows_path}\n{array.rows}"
+    RunFolder(array.folder / "logs").make()
+    write_atomic(rows_path, array.rows)
+    write_atomic(script_path, text)
+    job = _run("sbatch", "--parsable", str(script_path)).strip().partition(";")[0]
+    return f"submitted {len(missing)} as array {job} (rows {ranges(missing)}) of {state}; {script_path}"
 
 
 def in_queue(output: Path) -> set[str]:

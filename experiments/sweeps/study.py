@@ -79,34 +79,31 @@ def _grids(name: str) -> list[Jobs]:
     path = _path_of(file)
     study = read_yaml(path)
     kind = next((key for key in SEVERAL if key in study), "")
-    parts, common = study.get(kind), study.get("overrides", []) if kind else []
-    if not kind:
-        if part:
-            raise UserError(f"study {file} has no parts, got '{name}'")
-        chosen = {str(path): study}
-    elif not isinstance(parts, dict) or not set(study) <= {"overrides", kind} or not parts:
+    grids, common = (study[kind], study.get("overrides", [])) if kind else ({"": study}, [])
+    if kind and not (isinstance(grids, dict) and grids and set(study) <= {"overrides", kind}):
         raise UserError(f"{path} must have a mapping of {' or '.join(SEVERAL)}, and overrides for all of them")
-    elif kind == "scales" and not part:
-        raise UserError(f"study {file} has several scales; name one: {', '.join(f'{file}/{each}' for each in parts)}")
-    else:
-        if part:
-            check_choice(f"part of {file}", list(parts), part)
-        chosen = {f"{path}: {each}": parts[each] for each in ([part] if part else parts)}
-    for where, given in chosen.items():
-        _check_grid(where, given, common)
-    check_num_runs(name, sum(math.prod(map(len, (grid["grid"] or {}).values())) for grid in chosen.values()))
-    return [_jobs([*common, *(grid.get("overrides") or [])], grid["grid"] or {}) for grid in chosen.values()]
+    if kind == "scales" and not part:
+        raise UserError(f"study {file} has several scales; name one: {', '.join(f'{file}/{each}' for each in grids)}")
+    if part:
+        check_choice(f"part of {file}", list(grids) if kind else [], part)
+    chosen = [
+        _checked(f"{path}: {each}".removesuffix(": "), grids[each], common) for each in ([part] if part else grids)
+    ]
+    check_num_runs(name, sum(math.prod(map(len, values.values())) for _, values in chosen))
+    return [_jobs(words, values) for words, values in chosen]
 
 
-def _check_grid(where: str, given: Any, common: Any) -> None:
-    if not isinstance(given, dict) or "grid" not in given or not set(given) <= {"overrides", "grid"}:
+def _checked(where: str, grid: Any, common: Any) -> tuple[list[Any], dict[str, list[Any]]]:
+    """Return the words of all runs of a grid, and the values of each key. Raises: UserError: its form is wrong."""
+    if not isinstance(grid, dict) or "grid" not in grid or not set(grid) <= {"overrides", "grid"}:
         raise UserError(f"{where} must have the keys overrides and grid")
-    words, values = given.get("overrides") or [], given["grid"] or {}
+    words, values = grid.get("overrides") or [], grid["grid"] or {}
     if not isinstance(words, list) or not isinstance(common, list) or not isinstance(values, dict):
         raise UserError(f"{where}: overrides must be a list of words, and grid a mapping of lists")
     for key, some in values.items():
         if not isinstance(some, list) or not some:
             raise UserError(f"{where}: grid.{key} must be a list of values, got {some!r}")
+    return [*common, *words], values
 
 
 def _jobs(words: list[Any], values: dict[str, list[Any]]) -> Jobs:

@@ -1,4 +1,4 @@
-"""The progress of a run, drawn by rank 0 on the terminal of whoever started it; nothing is drawn without one."""
+"""What follows a run while it trains, in rank 0: the progress on the user's terminal, and the mirror at W&B."""
 
 import os
 import sys
@@ -8,21 +8,40 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from experiments.config.method_names import method_of
+from experiments.config.schema import TrainConfig
 from experiments.launching.process_lifetime import TERMINAL
 from experiments.reports.measures import in_words
+from experiments.runs.run_folder import RunFolder
+from experiments.tracking.wandb_mirror import live_mirror
 
 Show = Callable[[str, Mapping[str, Any]], None]  # is given the name of a record, and each of its rows
 
 
 @contextmanager
-def bar(label: str, done: int, total: int) -> Iterator[Show | None]:
-    """Draw steps, the last loss and the last measure while the context lasts; None where there is no terminal.
+def followed(config: TrainConfig, folder: RunFolder, *, done: int, total: int) -> Iterator[Show]:
+    """Follow a run while the context lasts; its configuration, manifest and kept rows are in its folder.
 
     Args:
-        label: the name of the run for the user.
         done: steps that were taken before.
         total: steps of the run.
+
+    Yields:
+        What is to be given each row that rank 0 records.
     """
+    label = f"{config.model.name} on {config.dataset.name}, {method_of(config)}, seed {config.seed}"
+    with live_mirror(folder, config.tracking) as mirrored, bar(label, done, total) as drawn:
+
+        def show(kind: str, row: Mapping[str, Any]) -> None:
+            for each in filter(None, (drawn, mirrored)):
+                each(kind, row)
+
+        yield show
+
+
+@contextmanager
+def bar(label: str, done: int, total: int) -> Iterator[Show | None]:
+    """Draw steps, the last loss and the last measure while the context lasts; None where there is no terminal."""
     with _terminal() as terminal:
         if terminal is None:
             yield None
@@ -32,13 +51,11 @@ def bar(label: str, done: int, total: int) -> Iterator[Show | None]:
         def show(kind: str, row: Mapping[str, Any]) -> None:
             nonlocal measured
             measured = in_words(row) or measured
+            loss = f"loss {row['loss']:.4g}" if kind == "steps" else ""
             with suppress(OSError):  # the terminal is gone
+                drawn.set_postfix_str(", ".join(filter(None, (loss, measured))), refresh=kind == "epochs")
                 if kind == "steps":
-                    numbers = filter(None, [f"loss {row['loss']:.4g}", measured])
-                    drawn.set_postfix_str(", ".join(numbers), refresh=False)
                     drawn.update(row["step"] + 1 - drawn.n)
-                else:
-                    drawn.set_postfix_str(measured)
 
         try:
             yield show

@@ -1,4 +1,4 @@
-"""Read runs from their folders, from files of W&B, or from its server, into the same tidy tables.
+"""Read runs from files of W&B, or from its server, into the same tidy tables as from their folders.
 
 W&B stores numbers as JSON, so 1.0 is read back as 1, and the keys of a row lose their order. ``frames.tidy`` converts
 all sources to one form, so the tables of a run are the same from each source.
@@ -7,7 +7,7 @@ all sources to one form, so the tables of a run are the same from each source.
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -15,75 +15,101 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.child_environment import num_cores
-from experiments.config.errors import UserError, one_line, suggestion
-from experiments.reports.finished_runs import FinishedRun
-from experiments.reports.frames import Frames, load, tidy
+from experiments.config.errors import UserError, check_choice, one_line
+from experiments.reports.frames import Frames, tidy
 from experiments.reports.run_configs import Selection
 from experiments.runs.records import Row
 from experiments.tracking.wandb_account import require_key, require_wandb
 
-NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+_NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _REMEDY = "make the mirror again with: python -m experiments.track RUN_FOLDER"
 
 
 @dataclass(frozen=True, slots=True)
 class _Mirror:
-    """One mirrored run; its history is read when ``rows`` is called."""
+    """One mirrored run, as reports.finished_runs describes one; its history is read when ``rows`` is called."""
 
+    name: str
     where: str
-    mirrored_config: Mapping[str, Any]
+    is_finished: bool
+    mirrored: Mapping[str, Any]
     history: Callable[[], Iterable[Row]]
-
-    @property
-    def remedy(self) -> str:
-        return _REMEDY
-
-    @property
-    def problem(self) -> str:
-        return ""
+    remedy: str = _REMEDY
+    problem: str = ""
 
     def config(self) -> Mapping[str, object]:
-        return {key: value for key, value in self.mirrored_config.items() if key not in ("_wandb", "manifest")}
+        return {key: value for key, value in self.mirrored.items() if key not in ("_wandb", "manifest")}
 
     def manifest(self) -> Mapping[str, object]:
-        found = self.mirrored_config.get("manifest")
+        found = self.mirrored.get("manifest")
         return found if isinstance(found, Mapping) else {}
 
     def rows(self, kind: str) -> list[Row]:
-        return [_recorded_row(row, kind) for row in self.history() if row.get(f"{kind}/step") is not None]
+        return [
+            {key.partition("/")[2]: _as_recorded(value) for key, value in row.items() if key.startswith(f"{kind}/")}
+            for row in self.history()
+            if row.get(f"{kind}/step") is not None
+        ]
 
     def place(self, kind: str) -> str:
         return f"{self.where} ({kind})"
 
 
-def from_folders(root: Path | str, selection: Selection | None = None) -> Frames:
-    """Read the finished runs among the run folders under ``root``. Raises: UserError as ``frames.load`` does."""
-    return load(root, selection)
-
-
-def from_wandb_files(root: Path | str, selection: Selection | None = None) -> Frames:
-    """Read the finished runs among the files of W&B, ``run-ID.wandb``, anywhere under ``root``.
+def read(source: list[str], selection: Selection | None = None) -> Frames:
+    """Read finished runs from the source that ``--source`` names by its kind and its place.
 
     Raises:
-        UserError: no finished run, wandb not installed, a file that cannot be read, or as ``frames.tidy`` does.
+        UserError: no such kind, no finished run, wandb not installed, no key, what cannot be read, or as ``tidy``.
     """
+    kind, *where = source
+    check_choice("--source", _SOURCES, kind)
+    example, find = _SOURCES[kind]
+    if len(where) != 1:
+        raise UserError(f"--source {kind} takes one place, as in --source {kind} {example}")
+    found = find(where[0])
+    unfinished = sorted(
+        {run.name for run in found if not run.is_finished} - {run.name for run in found if run.is_finished}
+    )
+    runs = {run.name: run for run in sorted(found, key=lambda run: run.name) if run.is_finished}
+    if not runs:
+        raise UserError(f"{where[0]} holds no finished run at W&B ({len(unfinished)} unfinished); {_REMEDY}")
+    if unfinished:
+        print(f"left out, not finished: {', '.join(unfinished)}")
+    return tidy(runs, selection)
+
+
+def _in_files(root: str) -> list[_Mirror]:
+    """Read the files of W&B, ``run-ID.wandb``, anywhere under ``root``; of several of a run the newest comes last."""
     require_wandb("--source wandb-files")
     paths = sorted({path.resolve() for path in Path(root).rglob("*.wandb")}, key=lambda path: path.parent.name)
     if not paths:
         raise UserError(f"{root} holds no file of W&B (*.wandb): name a folder of runs made with tracking=wandb")
     with ThreadPoolExecutor(max_workers=min(8, num_cores())) as pool:
-        read = sorted(pool.map(_read_file, paths), key=lambda each: each[2])
-    runs = {name: mirror for name, mirror, _ in read}  # of several files of a run the newest of those that finished
-    finished = {name: is_finished for name, _, is_finished in read}
-    return tidy(_finished(runs, finished, str(root)), selection)
+        return list(pool.map(_read_file, paths))
 
 
-def from_wandb_server(project: str, selection: Selection | None = None) -> Frames:
-    """Read the finished runs of ``ENTITY/PROJECT`` at the server of W&B, every row of them.
+def _read_file(path: Path) -> _Mirror:
+    """Read one file by wandb's own reader, which prints its records as lines of JSON."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.parent)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if done.returncode:
+        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
+        raise UserError(f"cannot read {path}: {reason}; {_REMEDY}")
+    found: dict[str, list[Any]] = {}
+    for record in map(json.loads, done.stdout.splitlines()):
+        found.setdefault(record["type"], []).append(record.get(record["type"]) or {})
+    run = (found.get("run") or [{}])[-1]
+    return _Mirror(
+        name=run.get("run_id") or path.stem,
+        where=str(path),
+        is_finished="exit" in found and not found["exit"][-1].get("exit_code"),
+        mirrored=(run.get("config") or {}).get("update") or {},
+        history=lambda: [each["item"] for each in found.get("history", ())],
+    )
 
-    Raises:
-        UserError: no finished run, no such project, no key, a server that does not answer, or as ``frames.tidy`` does.
-    """
+
+def _on_server(project: str) -> list[_Mirror]:
+    """Ask the server of W&B for the runs of ``ENTITY/PROJECT``; every row of them is read when it is used."""
     entity, slash, name = project.partition("/")
     if not (entity and slash and name):
         raise UserError(f"a project of W&B is ENTITY/PROJECT, got '{project}'")
@@ -95,80 +121,28 @@ def from_wandb_server(project: str, selection: Selection | None = None) -> Frame
         found = list(wandb.Api().runs(project, per_page=200, lazy=False))
     except Exception as error:  # errors of the network, of the server, and of wandb itself
         raise UserError(f"cannot read {project} from W&B: {one_line(error)}") from None
-    runs = {run.id: _Mirror(f"W&B run {project}/{run.id}", run.config, _scan(run)) for run in found}
-    return tidy(_finished(runs, {run.id: run.state == "finished" for run in found}, project), selection)
+
+    def history_of(run: Any) -> Callable[[], Iterable[Row]]:
+        @cache
+        def history() -> Iterable[Row]:
+            try:
+                return list(run.scan_history(use_cache=False))  # a run that was mirrored again has other rows
+            except Exception as error:
+                raise UserError(f"cannot read the history of W&B run {run.id}: {one_line(error)}") from None
+
+        return history
+
+    return [
+        _Mirror(run.id, f"W&B run {project}/{run.id}", run.state == "finished", run.config, history_of(run))
+        for run in found
+    ]
 
 
-SOURCES: dict[str, Callable[[str, Selection | None], Frames]] = {
-    "folders": from_folders,
-    "wandb-files": from_wandb_files,
-    "wandb": from_wandb_server,
+_SOURCES: Mapping[str, tuple[str, Callable[[str], list[_Mirror]]]] = {  # with an example of a place
+    "wandb-files": ("results/runs", _in_files),
+    "wandb": ("ENTITY/PROJECT", _on_server),
 }
 
 
-def read(source: list[str], selection: Selection | None = None) -> Frames:
-    """Read finished runs from the source that ``--source`` names by its kind and its place.
-
-    Raises:
-        UserError: no such kind, or as the function of the source.
-    """
-    kind, *where = source
-    if kind not in SOURCES:
-        raise UserError(f"--source must be one of {', '.join(SOURCES)}, got '{kind}'{suggestion(kind, SOURCES)}")
-    if len(where) != 1:
-        raise UserError(f"--source {kind} takes one place, as in --source {kind} {_EXAMPLES[kind]}")
-    return SOURCES[kind](where[0], selection)
-
-
-_EXAMPLES = {"folders": "results/runs", "wandb-files": "results/runs", "wandb": "ENTITY/PROJECT"}
-
-
-def _finished(runs: Mapping[str, _Mirror], finished: Mapping[str, bool], where: str) -> dict[str, FinishedRun]:
-    unfinished = [name for name in sorted(runs) if not finished[name]]
-    if len(unfinished) == len(runs):
-        raise UserError(f"{where} holds no finished run at W&B ({len(unfinished)} unfinished); {_REMEDY}")
-    if unfinished:
-        print(f"left out, not finished: {', '.join(unfinished)}")
-    return {name: runs[name] for name in sorted(runs) if finished[name]}
-
-
-def _read_file(path: Path) -> tuple[str, _Mirror, bool]:
-    """Return the run of one file: its name, its content, and whether it finished."""
-    name, config, finished = "", dict[str, Any](), False
-    history: list[Row] = []
-    for record in _inspect(path):
-        content = record.get(record["type"]) or {}
-        if record["type"] == "run":
-            name, config = content["run_id"], (content.get("config") or {}).get("update") or {}
-        elif record["type"] == "history":
-            history.append(content["item"])
-        elif record["type"] == "exit":
-            finished = not content.get("exit_code")
-    return name or path.stem, _Mirror(str(path), config, lambda: history), finished
-
-
-def _inspect(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, as wandb's own reader prints them: one JSON object per line."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path.parent)]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    if done.returncode:
-        reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
-        raise UserError(f"cannot read {path}: {reason}; {_REMEDY}")
-    return (json.loads(line) for line in done.stdout.splitlines())
-
-
-def _scan(run: Any) -> Callable[[], Iterable[Row]]:
-    @cache
-    def history() -> Iterable[Row]:
-        try:
-            return list(run.scan_history(use_cache=False))  # a run that was mirrored again has other rows
-        except Exception as error:
-            raise UserError(f"cannot read the history of W&B run {run.id}: {one_line(error)}") from None
-
-    return history
-
-
-def _recorded_row(row: Row, kind: str) -> Row:
-    """Return the part of a history's row of one kind of record, as the run recorded it."""
-    recorded = {key.partition("/")[2]: value for key, value in row.items() if key.startswith(f"{kind}/")}
-    return {key: NOT_NUMBERS.get(value, value) if isinstance(value, str) else value for key, value in recorded.items()}
+def _as_recorded(value: Any) -> Any:
+    return _NOT_NUMBERS.get(value, value) if isinstance(value, str) else value

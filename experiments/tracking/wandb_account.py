@@ -5,7 +5,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
 
-from experiments.config.errors import UserError, check_choice, one_line
+from experiments.config.errors import UserError, as_user_error, check_choice
 from experiments.config.schema import TrackingConfig
 
 _MODES = ("online", "offline", "disabled", "dryrun", "shared")  # of wandb's own settings
@@ -28,18 +28,11 @@ def require_wandb(needed_by: str) -> None:
 
 
 def require_key(needed_by: str, otherwise: str) -> None:
-    """Check without a prompt that wandb finds an API key. Raises: UserError.
-
-    Args:
-        needed_by: The setting or option that needs the key.
-        otherwise: What the user can do without a key.
-    """
+    """Check without a prompt that wandb finds an API key. Raises: UserError: what needs it, and what to do else."""
     import wandb
 
-    try:
+    with as_user_error(Exception, before=f"{needed_by}: "):  # of any kind: a malformed key, settings that are none
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            found = wandb.login(prompt=False)
-    except Exception as error:  # of any kind: a malformed key, settings that cannot be read
-        raise UserError(f"{needed_by}: {one_line(error)}; set WANDB_API_KEY, or {otherwise}") from None
-    if not found:
-        raise UserError(f"{needed_by} needs a key of W&B and found none: set WANDB_API_KEY, or {otherwise}")
+            if wandb.login(prompt=False):
+                return
+        raise ValueError(f"W&B found no key: set WANDB_API_KEY, or {otherwise}")

@@ -42,13 +42,25 @@ class Mirror:
             name=name,
             project=tracking.project,
             entity=tracking.entity,
-            group=group_of(name),
+            group=re.sub(r"-s\d+-[0-9a-f]{8}(-rerun-\d+)?$", "", name),  # without seed and hash
             job_type="train",
             tags=list(tracking.tags),
             dir=str(folder.path),
             mode=cast(Literal["offline", "online"], tracking.mode),
             config={**yaml.safe_load(folder.config_path.read_text()), "manifest": load_json(folder.manifest_path)},
-            settings=_settings(wandb, tracking.finish_s),
+            settings=wandb.Settings(  # it neither waits nor records this process: the manifest describes the run
+                console="off",
+                silent=True,
+                init_timeout=INIT_S,
+                finish_timeout=tracking.finish_s,
+                finish_timeout_raises=True,
+                save_code=False,
+                disable_code=True,
+                disable_git=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+                x_save_requirements=False,
+            ),
         )
         self._files = Path(self._run.dir).parent
         for kind in KINDS:
@@ -103,7 +115,6 @@ def live_mirror(
     if tracking.name != "wandb":
         yield None
         return
-    made: Mirror | None = None
     has_failed = False
 
     def attempt(work: Callable[[], Any]) -> Any:
@@ -118,7 +129,7 @@ def live_mirror(
             print(f"warning: W&B mirror: {problem}", file=sys.stderr)
             return None
 
-    made = attempt(lambda: Mirror(folder, tracking))
+    made: Mirror | None = attempt(lambda: Mirror(folder, tracking))
     try:
         yield lambda kind, row: attempt(lambda: made and made.log(kind, row))
     finally:
@@ -136,28 +147,6 @@ def _end_wandb() -> None:
     thread = threading.Thread(target=end, daemon=True)
     thread.start()
     thread.join(_STOPPED_S)
-
-
-def group_of(name: str) -> str:
-    """Return the name of a run without seed and hash: the same for all runs of one experiment, reruns too."""
-    return re.sub(r"-s\d+-[0-9a-f]{8}(-rerun-\d+)?$", "", name)
-
-
-def _settings(wandb: Any, finish_s: float) -> Any:
-    """Return settings that keep W&B from waiting, and from recording this process: the manifest describes the run."""
-    return wandb.Settings(
-        console="off",
-        silent=True,
-        init_timeout=INIT_S,
-        finish_timeout=finish_s,
-        finish_timeout_raises=True,
-        save_code=False,
-        disable_code=True,
-        disable_git=True,
-        x_disable_meta=True,
-        x_disable_stats=True,
-        x_save_requirements=False,
-    )
 
 
 def _rows(folder: RunFolder) -> list[tuple[str, Row]]:

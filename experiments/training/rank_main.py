@@ -32,7 +32,7 @@ from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import status_of, write_done
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
-from experiments.tracking.live import followed
+from experiments.tracking.progress import followed
 from experiments.training.group import leave_group, start_group
 from experiments.training.loop import Trainer
 from experiments.training.tasks import Task, load_task

@@ -18,11 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.config.command_line import Parser, run_command
-from experiments.config.errors import UserError, check_choice
+from experiments.config.errors import check_choice
 from experiments.config.option_types import comma_list
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -31,58 +30,47 @@ _PER_SETUP = 4  # consecutive seeds that share a run, and so one undisturbed tra
 
 def main() -> None:
     """Run the command line."""
-    sys.exit(run_command(lambda: _run(sys.argv[1:])))
+    sys.exit(run_command(lambda: _run(_parser().parse_args())))
 
 
-def _run(words: Sequence[str]) -> int:
-    from tests.soak import orphans
-    from tests.soak.case import FAULTS, KINDS, methods
-
-    options = _parser().parse_args(words)
-    for name, known in (("kinds", list(KINDS)), ("faults", list(FAULTS)), ("methods", methods())):
-        given = getattr(options, name) or known
-        for word in given:
-            check_choice(f"--{name}", known, word)
-        setattr(options, name, given)
-    if sys.platform != "linux":
-        raise UserError("the soak needs Linux, whose processes it watches")
-    orphans.adopt()
-    with tempfile.TemporaryDirectory(prefix="micro-soak-") as work:
-        return _soak(options, Path(work))
-
-
-def _soak(options: argparse.Namespace, work: Path) -> int:
+def _run(options: argparse.Namespace) -> int:
     """Carry out cases until the time is over or there were enough; return the exit code."""
-    from tests.soak.case import draw_setup
+    from tests.soak.attempt import adopt_orphans
+    from tests.soak.case import FAULTS, KINDS, draw_setup, methods
     from tests.soak.trial import Trial
 
-    fired, failed = Counter[str](), 0
-    end, trial, place = time.monotonic() + options.time, None, None
-    for number, seed in enumerate(itertools.count(options.seed)):
-        if time.monotonic() >= end or number == options.cases:
-            break
-        if trial is None or seed // _PER_SETUP != place:
-            place = seed // _PER_SETUP
-            trial = Trial(draw_setup(place, options.kinds, options.methods), work / str(place))
-        started = time.monotonic()
-        result = trial.disturb(seed, options.faults)
-        fired.update(result.fired)
-        ended = f"FAILED: {'; '.join(result.problems)}" if result.problems else "equal"
-        print(f"seed {seed}: {trial.setup}, {time.monotonic() - started:.0f} s: {' | '.join([*result.story, ended])}")
-        if result.problems:
-            failed += 1
-            kept = shutil.copytree(work / str(place), options.folder / str(seed), dirs_exist_ok=True)
-            chosen = " ".join(f"--{key} {','.join(getattr(options, key))}" for key in ("kinds", "faults", "methods"))
-            print(f"  kept: {kept}; again: make soak SEED={seed} CASES=1 ARGS='{chosen}'")
-        sys.stdout.flush()
-    print(f"{number} cases, {failed} failed; {', '.join(f'{count} {kind}' for kind, count in fired.most_common())}")
-    return int(failed > 0)
+    for name, known in (("kinds", list(KINDS)), ("faults", list(FAULTS)), ("methods", methods())):
+        setattr(options, name, getattr(options, name) or known)
+        for word in getattr(options, name):
+            check_choice(f"--{name}", known, word)
+    adopt_orphans()
+    fired, num_failed, number = Counter[str](), 0, 0
+    end, trials = time.monotonic() + options.time, dict[int, Trial]()
+    with tempfile.TemporaryDirectory(prefix="micro-soak-") as work:
+        for seed in itertools.count(options.seed):
+            if time.monotonic() >= end or number == options.cases:
+                break
+            place, number, started = seed // _PER_SETUP, number + 1, time.monotonic()
+            if place not in trials:
+                setup = draw_setup(place, options.kinds, options.methods)
+                trials = {place: Trial(setup, Path(work, str(place)))}
+            result = trials[place].disturb(seed, options.faults)
+            fired.update(result.fired)
+            ended = f"FAILED: {'; '.join(result.problems)}" if result.problems else "equal"
+            story = " | ".join([*result.story, ended])
+            print(f"seed {seed}: {trials[place].setup}, {time.monotonic() - started:.0f} s: {story}", flush=True)
+            if result.problems:
+                num_failed += 1
+                kept = shutil.copytree(Path(work, str(place)), options.folder / str(seed), dirs_exist_ok=True)
+                same = " ".join(f"--{key} {','.join(getattr(options, key))}" for key in ("kinds", "faults", "methods"))
+                print(f"  kept: {kept}; again: make soak SEED={seed} CASES=1 ARGS='{same}'", flush=True)
+    print(f"{number} cases, {num_failed} failed; {', '.join(f'{count} {kind}' for kind, count in fired.most_common())}")
+    return int(num_failed > 0)
 
 
 def _parser() -> Parser:
     description, _, text = (__doc__ or "").partition("\n\n")
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = Parser("python -m tests.soak", description=description, epilog=text, formatter_class=raw)
+    parser = Parser("python -m tests.soak", description=description, epilog=text)
     add = parser.add_argument
     add("--time", type=_seconds, default=600, help="how long, as 90s, 30m or 2h (default: 10m)")
     add("--seed", type=int, default=int(time.time()), help="of the first case (default: the time)")
@@ -95,8 +83,8 @@ def _parser() -> Parser:
 
 
 def _seconds(text: str) -> int:
-    found = re.fullmatch(r"(\d+)([smh])", text)
-    if not found or not int(found[1]):
+    found = re.fullmatch(r"([1-9]\d*)([smh])", text)
+    if not found:
         raise argparse.ArgumentTypeError(f"must be a time as 90s, 30m or 2h, got '{text}'")
     return int(found[1]) * _UNITS[found[2]]
 

@@ -1,5 +1,6 @@
 """One attempt: start the command of a run as a user does, disturb it, and wait until all its processes have ended."""
 
+import ctypes
 import os
 import shutil
 import signal
@@ -11,24 +12,32 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from experiments.config.child_environment import child_environment
 from experiments.config.paths import ROOT
 from tests.small_disks import MemoryDisk
-from tests.soak import orphans
 from tests.soak.case import TIMEOUT_S, Fault
 
 LIMIT_S = 240.0 + TIMEOUT_S  # on a busy machine; a run here takes seconds
 _PAUSE_S = 0.5
+_END_S = 20.0  # for processes that end with their parent, on a busy machine
+_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all processes below this one whose parents die. Raises: OSError: this is no Linux."""
+    if ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1):
+        raise OSError("this system has no subreapers")
 
 
 @dataclass
 class Ended:
-    """How an attempt ended.
+    """How an attempt ended: of each command its exit code, None for one that did not end, and its standard error.
 
     Attributes:
-        codes, errors: of each command that was given, None for one that did not end.
         fired: the faults that came while a command ran.
-        left: states of processes that remained.
+        left: processes that remained.
     """
 
     codes: list[int | None] = field(default_factory=list)
@@ -61,38 +70,36 @@ class Attempt:
                 command.wait(max(0.0, deadline - time.monotonic()))
             ended.codes.append(command.returncode)
             command.kill()
-        ended.left = [f"process {pid} ({state})" for pid, state in orphans.wait_for_end().items()]
+        ended.left = _end_of_all()
         ended.errors = [path.read_text(errors="replace") for path in sorted(self._folder.glob("*.err"))]
-        if any(fault.kind == "full" for fault in ended.fired) and self._disk:
+        if self._disk and any(fault.kind == "full" for fault in ended.fired):
             self._disk.free()
         return ended
 
     def _start(self) -> None:
         name = self._folder / str(len(self._commands))
         with name.with_suffix(".out").open("w") as out, name.with_suffix(".err").open("w") as err:
-            self._commands.append(
-                subprocess.Popen(
-                    [sys.executable, *self._words],
-                    env=child_environment(OMP_NUM_THREADS="1"),
-                    cwd=ROOT,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                )
+            command = subprocess.Popen(
+                [sys.executable, *self._words],
+                env=child_environment(OMP_NUM_THREADS="1"),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
             )
+        self._commands.append(command)
 
     def _is_due(self, fault: Fault) -> bool:
         """Wait for the moment of a fault; return False if the command has ended before."""
-        while self._is_running() and fault.step > self._num_steps():
+        command, end = self._commands[0], None
+        while command.poll() is None:
+            if end is None and fault.step <= self._num_steps():
+                end = time.monotonic() + fault.delay_s
+            if end is not None and time.monotonic() >= end:
+                return True
             time.sleep(0.002)
-        end = time.monotonic() + fault.delay_s
-        while self._is_running() and time.monotonic() < end:
-            time.sleep(0.002)
-        return self._is_running()
-
-    def _is_running(self) -> bool:
-        return self._commands[0].poll() is None
+        return False
 
     def _num_steps(self) -> int:
         with suppress(OSError):
@@ -101,8 +108,7 @@ class Attempt:
 
     def _strike(self, fault: Fault) -> bool:
         """Carry out a fault; return whether there was something to strike."""
-        processes = [pid for pid in orphans.descendants() if fault.kind != "freeze" or _is_rank(pid)]
-        pid = processes[int(fault.place[0] * len(processes))] if processes else None
+        processes = [process for process in _descendants() if fault.kind != "freeze" or _is_rank(process)]
         if fault.kind == "full" and self._disk:
             self._disk.fill()
         elif fault.kind == "removed":
@@ -110,8 +116,9 @@ class Attempt:
                 shutil.rmtree(folder, ignore_errors=True)
         elif fault.kind == "twice":
             self._start()
-        elif pid is not None and fault.kind in ("signal", "pause", "freeze"):
+        elif processes and fault.kind in ("signal", "pause", "freeze"):
             with suppress(ProcessLookupError):
+                pid = processes[int(fault.place[0] * len(processes))].pid
                 os.kill(pid, fault.signal if fault.kind == "signal" else signal.SIGSTOP)
                 if fault.kind == "pause":
                     time.sleep(_PAUSE_S)
@@ -121,7 +128,24 @@ class Attempt:
         return True
 
 
-def _is_rank(pid: int) -> bool:
-    with suppress(OSError):
-        return b"\0LOCAL_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+def _descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _end_of_all() -> list[str]:
+    """Wait some seconds for the end of all processes below this one; kill the others, and return which they were."""
+    end = time.monotonic() + _END_S
+    while (left := _descendants()) and time.monotonic() < end:
+        psutil.wait_procs(left, timeout=0.1)  # collects those that ended
+    while running := _descendants():
+        for process in running:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(running, timeout=1)
+    return [f"left behind: {process}" for process in left]
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return "LOCAL_RANK" in process.environ()
     return False

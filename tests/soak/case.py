@@ -5,8 +5,8 @@ import signal
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from experiments.config.conf_files import choices_of
 from experiments.config.errors import UserError
-from experiments.config.paths import ROOT
 from experiments.config.stopping import STOP_SIGNALS
 from experiments.training.preflight import prepare_runs
 
@@ -56,11 +56,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Setup:
-    """A run to disturb.
-
-    Attributes:
-        words: its command line, without the output folder.
-    """
+    """A run to disturb; ``words`` are its command line, without the output folder."""
 
     kind: str
     method: str
@@ -73,7 +69,7 @@ class Setup:
 
 def methods() -> list[str]:
     """Return the names of all sparsifiers in conf/."""
-    return sorted(path.stem for path in (ROOT / "conf/sparsifier").glob("*.yaml"))
+    return choices_of("sparsifier")
 
 
 def draw_setup(seed: int, kinds: Sequence[str], allowed: Sequence[str]) -> Setup:

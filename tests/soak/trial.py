@@ -55,7 +55,7 @@ class Trial:
         if self._expected is None:
             return result
         attempts = draw_faults(seed, faults, self.setup, len(self._expected["steps"]))
-        output, number, more, torn = self._folder / str(seed), 0, list[str](), False
+        output, more = self._folder / str(seed), list[str]()
         with ExitStack() as closing:
             disk = None
             if any(fault.kind == "full" for each in attempts for fault in each) and not os.geteuid():
@@ -67,20 +67,20 @@ class Trial:
                 errors = [line for text in ended.errors for line in text.splitlines() if line.startswith("error:")]
                 result.story.append("; ".join([f"{number}: {happened}; exit {ended.codes}", *errors]))
                 found = problems_of(ended, self.setup)
-                if any(ended.codes) and not (ended.fired or torn):
+                if any(ended.codes) and not (ended.fired or result.fired["torn"]):
                     found.append(f"exit codes {ended.codes} without a fault")
                 result.problems += [f"attempt {number}: {line}" for line in found]
                 more = ["resume=scratch"] if any("resume=scratch" in line for line in errors) else []
                 if number > len(attempts) and not any(ended.codes):
                     break
                 for fault in during:
-                    torn |= fault.kind == "torn" and _tear(output, fault, result)
+                    if fault.kind == "torn":
+                        _tear(output, fault, result)
             result.problems += problems_of_end(output, self._expected)
             if disk and result.problems:
                 shutil.copytree(output, output.with_name(f"{seed}.disk"), dirs_exist_ok=True)
-        if not result.problems:
-            for path in self._folder.glob(f"{seed}*"):
-                shutil.rmtree(path, ignore_errors=True)
+        for path in self._folder.glob(f"{seed}*") if not result.problems else ():
+            shutil.rmtree(path, ignore_errors=True)
         return result
 
     def _attempt(self, name: str, number: int, disk: MemoryDisk | None, *more: str) -> Attempt:
@@ -92,11 +92,11 @@ class Trial:
         return Attempt(words, output, self._folder / f"{name}.{number}", disk)
 
 
-def _tear(output: Path, fault: Fault, result: Result) -> bool:
-    """Change a byte of a file in the run's folder, or cut its end off; return whether there was one."""
+def _tear(output: Path, fault: Fault, result: Result) -> None:
+    """Change a byte of a file in the run's folder, or cut its end off, where there is one."""
     files = sorted(path for path in output.rglob("*") if path.is_file() and path.stat().st_size)
     if not files:
-        return False
+        return
     path = files[int(fault.place[0] * len(files))]
     content = bytearray(path.read_bytes())
     at = int(fault.place[1] * len(content))
@@ -107,7 +107,6 @@ def _tear(output: Path, fault: Fault, result: Result) -> bool:
     path.write_bytes(content)
     result.fired["torn"] += 1
     result.story.append(f"torn {path.name} at {at}")
-    return True
 
 
 def outcome_of(output: Path) -> dict[str, Any] | None:
@@ -128,10 +127,9 @@ def outcome_of(output: Path) -> dict[str, Any] | None:
 
 def problems_of(ended: Ended, setup: Setup) -> list[str]:
     """Return what is wrong with an attempt."""
-    found = [f"left behind: {process}" for process in ended.left]
     if None in ended.codes:
-        return [*found, "it did not end"]
-    killed = {-fault.signal for fault in ended.fired if fault.kind == "signal"}
+        return [*ended.left, "it did not end"]
+    found, killed = list(ended.left), {-fault.signal for fault in ended.fired if fault.kind == "signal"}
     for code, errors in zip(ended.codes, ended.errors, strict=True):
         lines = [line for line in errors.splitlines() if not _USUAL.search(line)]
         if setup.kind == "torchrun":  # which prints what it likes

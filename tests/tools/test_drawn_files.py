@@ -22,6 +22,7 @@ from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
+from experiments.reports.frames import load
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.git_state import other_code
 from experiments.runs.run_folder import RunFolder, folder_of
@@ -30,7 +31,6 @@ from experiments.studies.simulated_steps.networks import load_network
 from experiments.sweeps.listing import describe
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
-from experiments.tracking.sources import from_folders
 from experiments.training.preflight import check_runs
 from experiments.training.runner import execute
 from micro.planning.documents import BadFile
@@ -110,11 +110,11 @@ READERS: dict[str, Callable[[Path], object]] = {
     "network.yaml": lambda folder: load_network(folder / "network.yaml"),
     "runs/run/config.yaml": lambda folder: (
         saved_config(RunFolder(folder / "runs/run"), []),
-        from_folders(folder / "runs"),
+        load(folder / "runs"),
     ),
-    "runs/run/steps.jsonl": lambda folder: (from_folders(folder / "runs"), read_status(folder)),
-    "runs/run/epochs.jsonl": lambda folder: from_folders(folder / "runs"),
-    "runs/run/DONE": lambda folder: (from_folders(folder / "runs"), read_status(folder)),
+    "runs/run/steps.jsonl": lambda folder: (load(folder / "runs"), read_status(folder)),
+    "runs/run/epochs.jsonl": lambda folder: load(folder / "runs"),
+    "runs/run/DONE": lambda folder: (load(folder / "runs"), read_status(folder)),
     "runs/run/manifest.json": read_status,
     "runs/run/.owner.json": lambda folder: RunFolder(folder / "runs/run").owner(),
     "runs/run/failure.json": read_status,

@@ -9,11 +9,10 @@ import pytest
 
 from experiments.config.overrides import expand
 from experiments.config.schema import TrainConfig, to_yaml
-from experiments.runs.cleaning import removable, remove
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
 from experiments.sweeps import num_jobs, study
-from experiments.sweeps.listing import describe, lines_of
+from experiments.sweeps.listing import describe, lines_of, removable, remove
 from experiments.sweeps.num_jobs import num_at_once
 from experiments.sweeps.rerun import compare_weights, find_run, free_folder, saved_config
 from experiments.training.preflight import prepare_runs

@@ -24,10 +24,10 @@ from experiments import figures, track
 from experiments.config.errors import UserError
 from experiments.config.paths import ROOT
 from experiments.config.schema import TrackingConfig
-from experiments.reports.frames import Frames
+from experiments.reports.frames import load
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.tracking import wandb_mirror
-from experiments.tracking.sources import _inspect, from_folders, from_wandb_files, from_wandb_server, read
+from experiments.tracking.sources import _read_file, read
 from experiments.tracking.wandb_mirror import Mirror, live_mirror, mirror
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
@@ -68,16 +68,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    with serving() as server:
-        monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        monkeypatch.setenv("WANDB_API_KEY", KEY)
-        wandb.teardown()
-        yield server
-
-
-def assert_same(one: Frames, other: Frames) -> None:
+def assert_same(runs: Path, *source: str) -> None:
+    one, other = load(runs), read(list(source), {"model": ["mlp"]})
+    assert len(one.steps) > 5
     for table in ("runs", "steps", "epochs"):
         pd.testing.assert_frame_equal(getattr(one, table), getattr(other, table), check_exact=True)
 
@@ -93,6 +86,15 @@ def mirrors(folder: RunFolder) -> list[Path]:
     return list(folder.path.glob("wandb/offline-run-*"))
 
 
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
+    with serving() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        wandb.teardown()
+        yield server
+
+
 def test_folder_files_and_server_say_the_same(
     runs: Path, server: WandbServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,11 +102,9 @@ def test_folder_files_and_server_say_the_same(
     assert track.main([str(folder.path), "--mode", "online", "--entity", "lab"]) == 0
     assert capsys.readouterr().out.strip() == f"{server.url}/lab/micro/runs/{folder.path.name}"
     assert server.runs[folder.path.name].state == "finished"
-    expected = from_folders(runs)
-    assert len(expected.steps) > 5
-    assert_same(expected, from_wandb_files(runs))
-    assert_same(expected, read(["wandb", "lab/micro"], {"model": ["mlp"]}))
-    refused(lambda: from_wandb_server("lab/none"), "W&B", "lab/none")
+    assert_same(runs, "wandb-files", str(runs))
+    assert_same(runs, "wandb", "lab/micro")
+    refused(lambda: read(["wandb", "lab/none"]), "W&B", "lab/none")
     assert figures.main(["--source", "wandb", "lab/micro", "--table", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "summary.csv").exists()
 
@@ -137,7 +137,7 @@ def test_a_mirror_is_made_again_from_the_folder_alone_and_one_that_fails_leaves_
         with pytest.raises(KeyboardInterrupt):
             mirror(folder, TRACKING)
     assert mirrors(folder) == [before]
-    assert_same(from_folders(runs), from_wandb_files(tmp_path / "again"))
+    assert_same(runs, "wandb-files", str(tmp_path / "again"))
 
 
 def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
                 folder.epochs_path.write_text(epochs)
                 folder.done_path.write_text(done)
     assert len(mirrors(folder)) == 1
-    assert_same(from_folders(runs), from_wandb_files(tmp_path / "resumed"))
+    assert_same(runs, "wandb-files", str(tmp_path / "resumed"))
 
 
 def assert_one_warning(said: str, folder: RunFolder) -> None:
@@ -223,9 +223,9 @@ def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: 
     cut = tmp_path / "cut" / whole.parent.name / whole.name
     cut.parent.mkdir(parents=True)
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    refused(lambda: from_wandb_files(tmp_path / "cut"), "holds no finished run", "1 unfinished")
+    refused(lambda: read(["wandb-files", str(tmp_path / "cut")]), "holds no finished run", "1 unfinished")
     cut.write_bytes(json.dumps({"no": "such format"}).encode())
-    refused(lambda: from_wandb_files(tmp_path / "cut"), "cannot read", cut)
+    refused(lambda: read(["wandb-files", str(tmp_path / "cut")]), "cannot read", cut)
 
 
 def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> N
             run.log({"loss": 0.5 - step})
         assert run.step == 2, "one step of W&B for each of the loop"
     (file,) = tmp_path.rglob("*.wandb")
-    rows = [record["history"]["item"] for record in _inspect(file) if record["type"] == "history"]
-    assert [(row["loss"], row["micro/step"], row["micro/density"]) for row in rows] == [(0.5, 0, 0.1), (-0.5, 1, 0.1)]
+    rows = [(row["loss"], row["micro/step"], row["micro/density"]) for row in _read_file(file).history()]
+    assert rows == [(0.5, 0, 0.1), (-0.5, 1, 0.1)]
 
 
 @pytest.mark.parametrize(
