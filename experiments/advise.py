@@ -20,7 +20,7 @@ from experiments.reports.output import check_folder, write_or_rescue
 from experiments.reports.report_opening import opening
 from experiments.studies.advice.evidence import LEVELS, load_evidence
 from experiments.studies.advice.files import report, write
-from experiments.studies.advice.prediction import Setting, predict
+from experiments.studies.advice.prediction import Setting, forms_of, predict
 from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
 from experiments.studies.simulated_steps.networks import load_measured
 from micro.planning.traces import Trace
@@ -39,14 +39,13 @@ def _run(words: list[str]) -> int:
     check_folder(options.out)
     evidence = load_evidence(options.evidence, options.level, options.task)
     trace = load_measured(Trace, options.trace)
-    given = {"select": options.select, "memory_gb_s": options.memory_gb_s}
-    settings = [
-        Setting(trace, options.workers, 1e6 * mbit, options.latency_us / 1e6, **given) for mbit in options.link_mbit
-    ]
-    answers = [(setting, predict(evidence, setting)) for setting in settings]
+    setting = Setting(trace, options.workers, options.latency_us / 1e6, options.select, options.memory_gb_s)
+    forms = forms_of(evidence, setting)
+    answers = {1e6 * mbit: predict(forms, 1e6 * mbit) for mbit in options.link_mbit}
     head = opening("Which method reaches dense's accuracy first", "experiments.advise", words, options.workers)
-    print(report(evidence, answers, head))
-    for path in write_or_rescue(lambda out: write(evidence, answers, out, head), options.out):
+    page = report(evidence, setting, answers, head)
+    print(page)
+    for path in write_or_rescue(lambda out: write(evidence, setting, answers, forms, out, page), options.out):
         print(path)
     return 0
 

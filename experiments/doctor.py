@@ -28,25 +28,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.latency_us and not options.link_mbit:
         raise UserError("--latency-us is of the links that --link-mbit names: add that, or leave it out")
-    sections = ((title, list(carry_out(*checks))) for title, checks in _checks(options).items())
+    sections = {}
+    for title, checks in _checks(options).items():
+        sections[title] = list(carry_out(checks))
+        if not options.json:
+            show(title, sections[title])
     if options.json:
-        print(to_json(dict(sections)))
-        return 0
-    for title, findings in sections:
-        show(title, findings)
+        print(to_json(sections))
     return 0
 
 
-def _checks(options: argparse.Namespace) -> dict[str, list[Callable[[], Iterable[Finding]]]]:
-    """Return the checks of each section."""
+def _checks(options: argparse.Namespace) -> dict[str, dict[str, Callable[[], Iterable[Finding]]]]:
+    """Return the checks of each section, by name."""
     nproc: int = options.nproc
+    hardware = {"cores": partial(machine.cores, nproc), "gpus": partial(machine.gpus, nproc)}
+    surroundings = (machine.slurm, machine.wandb, machine.disks, machine.datasets)
     return {
-        "versions": [machine.versions],
-        f"hardware, for {nproc} worker{'s' if nproc > 1 else ''}": [
-            *(partial(machine.cores, nproc), partial(machine.gpus, nproc), machine.compilers)
-        ],
-        "surroundings": [machine.slurm, machine.wandb, machine.disks, machine.datasets],
-        "can sparsifying pay?": [partial(_link, options)],
+        "versions": {"versions": machine.versions},
+        f"hardware, for {nproc} worker{'s' if nproc > 1 else ''}": {**hardware, "compilers": machine.compilers},
+        "surroundings": {check.__name__: check for check in surroundings},
+        "can sparsifying pay?": {"link": partial(_link, options)},
     }
 
 

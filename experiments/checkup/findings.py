@@ -17,8 +17,7 @@ class Finding:
     """One line of a report.
 
     Attributes:
-        name: what was checked.
-        value: what was found.
+        name, value: what was checked, and what was found.
         note: what it is used for, or what to do.
         state: absent is not an error, it says that something cannot be used here; failed is an error of the check.
         data: the finding as plain values for programs.
@@ -36,13 +35,12 @@ def either(name: str, found: bool, value: str, note: str = "", **data: Any) -> F
     return Finding(name, value, note, "here" if found else "absent", data)
 
 
-def carry_out(*checks: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+def carry_out(checks: Mapping[str, Callable[[], Iterable[Finding]]]) -> Iterator[Finding]:
     """Yield what each check finds; an error in one becomes a line under its name and does not stop the others."""
-    for check in checks:
+    for name, check in checks.items():
         try:
             yield from check()
         except Exception as error:  # the report must show any error
-            name = getattr(check, "func", check).__name__.strip("_")
             yield Finding(name, "failed", one_line_with_type(error), "failed")
 
 

@@ -16,12 +16,11 @@ from experiments.profiles.select import own_seconds
 from experiments.ranks.group import RankGroup
 from experiments.reports.names import human, label
 from experiments.studies.advice.evidence import load_evidence
-from experiments.studies.advice.prediction import Setting, predict
+from experiments.studies.advice.prediction import Setting, forms_of, predict
 from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S
 from experiments.studies.simulated_steps.networks import load_measured
 from micro.group_comm import GroupComm
-from micro.planning import costs
-from micro.planning.costs import Link
+from micro.planning.costs import Flat, Link, scaled
 from micro.planning.tables import Curve
 from micro.planning.traces import Trace
 from micro.planning.volumes import calls_of
@@ -40,26 +39,19 @@ ASSUMED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What two ranks measured.
 
     Attributes:
         numel: elements of the gradient that was reduced.
-        sizes, seconds: all-reduces between the two ranks: bytes of the vectors, and median times.
+        link: that fits their all-reduces of several sizes.
         select_s: time of a reduction of that gradient by MiCRO without its collectives, on the slower rank.
     """
 
     numel: int
-    sizes: list[float]
-    seconds: list[float]
+    link: Link
     select_s: float
-
-    @property
-    def link(self) -> Link:
-        """The link that fits the measured times."""
-        curve = Curve(sizes=tuple(self.sizes), seconds=tuple(self.seconds))
-        return costs.scaled(curve.alpha_s, curve.beta_s, RANKS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +83,12 @@ def measured_pair() -> Measured:
 
 def measure() -> Measured:
     """Time all-reduces of several sizes, and MiCRO's reduction of a model's gradient; both ranks call this."""
-    sizes, seconds = zip(
-        *measure_op("all_reduce", SIZES, GroupComm(), torch.device("cpu"), REPEATS, SECONDS), strict=True
-    )
+    points = measure_op("all_reduce", SIZES, GroupComm(), torch.device("cpu"), REPEATS, SECONDS)
+    curve = Curve(sizes=tuple(size for size, _ in points), seconds=tuple(seconds for _, seconds in points))
     with torch.device("meta"):  # only the shapes are needed
         numel = sum(p.numel() for p in models.build(MODEL, sizes=SIZES_OF_DATA).parameters())
     select_s = own_seconds("micro", numel, DENSITY, STEPS)
-    return Measured(numel=numel, sizes=list(sizes), seconds=list(seconds), select_s=select_s)
+    return Measured(numel, scaled(curve.alpha_s, curve.beta_s, RANKS), select_s)
 
 
 def link(
@@ -135,7 +126,7 @@ def compare(link: Link, measured: Measured, world_size: int) -> Comparison:
     calls = calls_of(micro.SparseReducer(micro.Micro(), density=DENSITY), measured.numel, world_size)
 
     def seconds(link: Link) -> tuple[float, float]:
-        network = costs.Flat(link, world_size)
+        network = Flat(link, world_size)
         return network.seconds("all_reduce", 4 * measured.numel), sum(network.seconds(*call) for call in calls)
 
     dense_s, exchange_s = seconds(link)
@@ -162,7 +153,8 @@ def first_there(links: Mapping[str, Link], world_size: int, trace: Path | None) 
         return
     evidence, profile = load_evidence(None, LEVEL), load_measured(Trace, trace or TRACE)
     for name, each in links.items():
-        rows = predict(evidence, Setting(profile, world_size, _rate(each), each.alpha_s, None, MEMORY_GB_S))
+        setting = Setting(profile, world_size, each.alpha_s, None, MEMORY_GB_S)
+        rows = predict(forms_of(evidence, setting), _rate(each))
         best = rows[(rows["why"] == "") & (rows["method"] != DENSE)].sort_values("time").iloc[0]
         method, gain = label(best["method"], best["variant"]), float(best["time"])
         density = "" if best["density"] == 1 else f" at density {best['density']:g}"

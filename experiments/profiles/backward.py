@@ -34,10 +34,10 @@ from micro.planning.traces import Layer, Trace
 NAME = "backward"
 WARMUP = 3
 DIGITS = 9  # no clock tells less than a nanosecond
-DEFAULTS = [  # images of CIFAR's size that need no file
+IMAGES = [  # of CIFAR's size, that need no file
     "model=resnet20",
     "dataset=synthetic",
-    "dataset.settings={num_samples: 1024, image_size: 32, channels: 3, num_classes: 10}",
+    "dataset.settings={num_samples: 4096, image_size: 32, channels: 3, num_classes: 10}",
     "batch_size=32",
 ]
 SETTLED = ("sparsifier", "schedule", "density", "cluster", "output")
@@ -60,7 +60,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     for word in options.overrides:
         if word.split("=")[0].split(".")[0] in SETTLED:
             raise UserError(f"'{word}': nothing is communicated or written as a run here, leave it out")
-    overrides = options.overrides or DEFAULTS
+    overrides = options.overrides or IMAGES
     _config(overrides, world_size)
     return {"overrides": overrides, "steps": options.steps}
 
@@ -77,7 +77,7 @@ def work(settings: Settings) -> list[Row]:
         batch = next(batches)
         task.seed(step, dist.get_rank())
         dist.barrier()  # ranks contend for the machine as they do in training, where every step joins them
-        steps.append(watched.step(partial(_loss, task, batch=batch), optimizer))
+        steps.append(watched.step(lambda model, batch=batch: task.loss(model, batch)[0], optimizer))  # type: ignore[misc]
     trained = dict(_trained(task.model))
     row = {
         "model": config.model.name,
@@ -89,18 +89,6 @@ def work(settings: Settings) -> list[Row]:
         "steps": steps[WARMUP:],
     }
     return list(gather_objects(row))  # type: ignore[arg-type]
-
-
-def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
-    """Merge the ranks' rows, write the trace, print what is in it; returns the paths. Raises: UserError: as `merge`."""
-    trace = merge(rows)
-    trace.save(options.out)
-    title = f"{trace.model}, batch {trace.batch_size}, ranks: {trace.world_size}, medians of {trace.num_steps} steps"
-    times = [f"{1e3 * seconds:.2f}" for seconds in (trace.forward_s, trace.backward_s, trace.update_s)]
-    cells = [f"{len(trace.layers)}", f"{trace.numel:,}", f"{trace.num_bytes / 1e6:.2f}", *times]
-    columns = ["tensors", "parameters", "MB", "forward ms", "backward ms", "update ms"]
-    console.print(f"{title}\n\n{table(columns, [cells])}", soft_wrap=True, highlight=False)
-    return [options.out]
 
 
 def merge(rows: Sequence[Row]) -> Trace:
@@ -133,6 +121,18 @@ def merge(rows: Sequence[Row]) -> Trace:
         device=first["device"],
         num_steps=len(first["steps"]),
     )
+
+
+def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
+    """Write the trace and print what is in it; returns the paths. Raises: UserError: as `merge`."""
+    trace = merge(rows)
+    trace.save(options.out)
+    title = f"{trace.model}, batch {trace.batch_size}, ranks: {trace.world_size}, medians of {trace.num_steps} steps"
+    times = [f"{1e3 * seconds:.2f}" for seconds in (trace.forward_s, trace.backward_s, trace.update_s)]
+    cells = [f"{len(trace.layers)}", f"{trace.numel:,}", f"{trace.num_bytes / 1e6:.2f}", *times]
+    columns = ["tensors", "parameters", "MB", "forward ms", "backward ms", "update ms"]
+    console.print(f"{title}\n\n{table(columns, [cells])}", soft_wrap=True, highlight=False)
+    return [options.out]
 
 
 def _common_order(rows: Sequence[Row]) -> list[str]:
@@ -215,10 +215,6 @@ class Watched:
 
 def _trained(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-
-
-def _loss(task: Task, model: nn.Module, batch: Batch) -> Tensor:
-    return task.loss(model, batch)[0]
 
 
 def endless_batches(task: Task) -> Iterator[Batch]:

@@ -5,7 +5,6 @@ All ranks start a collective together; it takes as long as on its slowest rank, 
 
 import argparse
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,9 +16,8 @@ from rich.console import Console
 
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_positive, whole_number
-from experiments.profiles.drawing import draw_curves, numbers_of
+from experiments.profiles.drawing import save_curves
 from experiments.ranks.measures import Row, Settings, own_device, slowest
-from experiments.reports.figure_parts import save
 from experiments.reports.markdown import table
 from micro.group_comm import GroupComm
 from micro.operations import OPS, Op
@@ -27,7 +25,7 @@ from micro.planning.tables import Curve, LinkTable
 from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast
 
 NAME = "link"
-SMALLEST, LARGEST, FACTOR = 64, 64 * 2**20, 4
+SIZES = [4**power for power in range(3, 14)]
 FEWEST_REPEATS = 3
 FEWEST_SIZES = 2  # that make a curve
 ELEMENT_BYTES = 4
@@ -42,24 +40,13 @@ BYTES_OF = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    sizes = [SMALLEST * FACTOR**power for power in range(round(math.log(LARGEST / SMALLEST, FACTOR)) + 1)]
-    parser.add_argument(
-        "--sizes",
-        type=comma_list(whole_number()),
-        default=sizes,
-        metavar="BYTES,BYTES",
-        help=f"no rank receives more than the largest; by default from {SMALLEST} B to 64 MiB by factors of {FACTOR}",
-    )
-    parser.add_argument(
-        "--repeats", type=whole_number(FEWEST_REPEATS), default=10, help="of each size where time allows (%(default)s)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=to_positive,
-        default=60.0,
-        help=f"time to keep to, by fewer repeats, at least {FEWEST_REPEATS}, and by fewer large sizes (%(default)s)",
-    )
-    parser.add_argument("--link", default="", metavar="TEXT", help="what to call the link in titles")
+    add, repeats = parser.add_argument, whole_number(FEWEST_REPEATS)
+    help = "no rank receives more than the largest; by default from 64 B to 64 MiB by factors of 4"
+    add("--sizes", type=comma_list(whole_number()), default=SIZES, metavar="BYTES,BYTES", help=help)
+    add("--repeats", type=repeats, default=10, help="of each size where time allows (%(default)s)")
+    help = f"time to keep to, by fewer repeats, at least {FEWEST_REPEATS}, and by fewer large sizes (%(default)s)"
+    add("--seconds", type=to_positive, default=60.0, help=help)
+    add("--link", default="", metavar="TEXT", help="what to call the link in titles")
 
 
 def prepare(options: argparse.Namespace, world_size: int) -> Settings:
@@ -128,6 +115,14 @@ def measure_op(
     return points
 
 
+def _timed(call: Callable[[], object], comm: GroupComm, device: torch.device) -> float:
+    """Return the seconds that the slowest rank takes."""
+    dist.barrier()
+    started = comm.now(device)
+    call()
+    return slowest(float(comm.now(device) - started), device)
+
+
 def calls(op: Op, num_bytes: int, comm: GroupComm, device: torch.device) -> Callable[[], object]:
     """Return a function that calls a collective whose size, as LinkTable counts it, is about ``num_bytes``."""
     n, numel = comm.world_size, num_bytes // ELEMENT_BYTES
@@ -165,18 +160,9 @@ def write(rows: list[Row], options: argparse.Namespace, console: Console) -> lis
                 f"{row['op']}: nothing above {row['sizes'][-1]:,.0f} of {row['largest_asked']:,} bytes was measured "
                 f"within its share of {options.seconds:g} s; raise --seconds for more"
             )
-    numbers = numbers_of(found.collectives, "op", "bytes")  # type: ignore[arg-type]
     labels: dict[str, str] = {op: f"{op} ({BYTES_OF[op]})" for op in found.collectives}
-    figure = draw_curves(numbers, labels, f"Collectives: {found.link}; lines are fits", "bytes")
-    return [options.out, *save(figure, numbers, options.out.with_suffix(""))]
-
-
-def _timed(call: Callable[[], object], comm: GroupComm, device: torch.device) -> float:
-    """Return the seconds that the slowest rank takes."""
-    dist.barrier()
-    started = comm.now(device)
-    call()
-    return slowest(float(comm.now(device) - started), device)
+    title = f"Collectives: {found.link}; lines are fits"
+    return [options.out, *save_curves(found.collectives, labels, ("op", "bytes"), title, "bytes", options.out)]
 
 
 def _table(found: LinkTable) -> str:

@@ -9,16 +9,16 @@ import itertools
 import statistics
 from pathlib import Path
 
+import pandas as pd
 import torch.distributed as dist
 from rich.console import Console
 
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_density, whole_number
 from experiments.profiles import method_steps
-from experiments.profiles.drawing import draw_curves, numbers_of
+from experiments.profiles.drawing import save_curves
 from experiments.profiles.on_ranks import device_name
 from experiments.ranks.measures import Row, Settings, own_device, slowest
-from experiments.reports.figure_parts import save
 from experiments.reports.markdown import table
 from experiments.reports.names import label
 from experiments.studies.methods import build_methods, known_methods, select_names
@@ -81,15 +81,9 @@ def write(rows: list[Row], options: argparse.Namespace, console: Console) -> lis
     """Write the table of selections, print it, draw it beside the file; returns the paths."""
     found = merge(rows, options.density)
     found.save(options.out)
-    curves = found.methods
-    lengths = next(iter(curves.values())).sizes
-    cells = [
-        [f"{size:,}", *(f"{1e3 * c.seconds[place]:.4g}" for c in curves.values())] for place, size in enumerate(lengths)
-    ]
+    numbers = pd.DataFrame({row["method"]: row["seconds"] for row in rows}, index=rows[0]["numel"])
+    cells = [[f"{numel:,}", *(f"{1e3 * each:.4g}" for each in own)] for numel, *own in numbers.itertuples()]
     title = f"Reduction without its collectives, density {found.density:g}, {found.world_size} ranks"
-    console.print(f"{title}, ms\n\n{table(['elements', *curves], cells)}", soft_wrap=True, highlight=False)
-    numbers = numbers_of(curves, "method", "numel")
-    figure = draw_curves(
-        numbers, {method: label(method) for method in curves}, f"{title}; lines are fits", "elements d"
-    )
-    return [options.out, *save(figure, numbers, options.out.with_suffix(""))]
+    console.print(f"{title}, ms\n\n{table(['elements', *numbers], cells)}", soft_wrap=True, highlight=False)
+    labels, title = {method: label(method) for method in found.methods}, f"{title}; lines are fits"
+    return [options.out, *save_curves(found.methods, labels, ("method", "numel"), title, "elements d", options.out)]

@@ -1,6 +1,7 @@
 """Turn the configured schedule into DDP's buckets: rank 0 makes the plan, and every rank checks it on its model."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,8 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
                 f"{files.link} was measured with {link.world_size} workers, the run has {config.world_size}: "
                 "measure the link with the same number"
             )
-        problem = problem_of(
-            trace, link, build_reducer(config), config.world_size, select=select, method=method_of(config).split("+")[0]
-        )
+        own_s = select and partial(select.seconds, method_of(config).split("+")[0])
+        problem = problem_of(trace, link, build_reducer(config), select=own_s)
         plan = schedule.plan(problem)
         plan.check_model(gradient_bytes(model))
     except ValueError as error:

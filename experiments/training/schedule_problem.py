@@ -1,47 +1,33 @@
 """Build the problem that a schedule solves, from a trace of a model, a network and a method."""
 
 from functools import cache, lru_cache, partial
-from typing import Protocol
 
 import micro
 from micro.planning.costs import Network, gather_part
 from micro.planning.nodes import seconds_of
-from micro.planning.schedules.base import Messages, Problem, no_time
+from micro.planning.schedules.base import Messages, Problem, Seconds, no_time
 from micro.planning.traces import Trace
 from micro.planning.volumes import Volume, volume_of
-
-
-class Selection(Protocol):
-    """What a method computes for a vector before it can send it: measured (SelectTable), or a formula."""
-
-    def seconds(self, method: str, numel: float) -> float:
-        """Return the seconds that a method takes for ``numel`` elements."""
 
 
 def problem_of(
     trace: Trace,
     network: Network,
     reducer: micro.Reducer,
-    world_size: int,
     *,
-    select: Selection | None = None,
-    method: str = "dense",
+    select: Seconds | None = None,
 ) -> Problem:
     """Return the problem of scheduling the reduction of a trace's gradients by ``reducer`` over a network.
 
     A single worker neither sends nor selects. Only the dense method ends with an all-gather that can be delayed.
 
     Args:
-        network: its cost model, for ``world_size`` ranks.
-        select: the time of the method's selection for a group; the dense method has none.
-        method: the reducer's name in ``select``.
+        select: seconds of the method's selection over the number of elements; the dense method has none.
 
     Raises:
-        ValueError: the network has another number of ranks; from the problem's costs: ranks of two levels on a
-            network of one speed.
+        ValueError: from the problem's costs: ranks of two levels on a network of one speed.
     """
-    if network.world_size != world_size:
-        raise ValueError(f"the network has {network.world_size} ranks, got world_size {world_size}")
+    world_size = network.world_size
     if world_size == 1:
         return Problem(trace, no_time)
     size, layout = trace.element_bytes, trace.layout
@@ -57,7 +43,7 @@ def problem_of(
     @cache
     def selection(num_bytes: float) -> float:
         assert select is not None
-        return select.seconds(method, num_bytes / size)
+        return select(num_bytes / size)
 
     @cache
     def messages(num_bytes: float) -> tuple[tuple[float, float], ...]:

@@ -70,15 +70,16 @@ def rounds(n: int) -> int:
     return (n - 1).bit_length()
 
 
+PUBLISHED_TREE = "double_tree_published"
 ALL_REDUCE: Mapping[str, Callable[[int], Work]] = {
     "ring": lambda n: Work(2 * (n - 1), (n - 1) / n, sent=2, added=1),
     "halving_doubling": lambda n: Work(2 * rounds(n), (n - 1) / n, sent=2, added=1),
     "double_tree": lambda n: Work(2 * rounds(n), 1, sent=2, added=1),
     "binary_tree": lambda n: Work(2 * rounds(n), rounds(n), sent=2, added=1),
     "recursive_doubling": lambda n: Work(rounds(n), rounds(n), added=1),
+    PUBLISHED_TREE: lambda n: Work(2 * rounds(n), 1, added=1),
 }
-ALGORITHMS = tuple(ALL_REDUCE)
-PUBLISHED_TREE = "double_tree_published"
+ALGORITHMS = tuple(name for name in ALL_REDUCE if name != PUBLISHED_TREE)
 
 
 def work_of(op: Op, n: int, algorithm: str) -> Work:
@@ -88,7 +89,7 @@ def work_of(op: Op, n: int, algorithm: str) -> Work:
     all-gather; down one tree with binary_tree and recursive_doubling. What is scattered is sent pairwise.
     """
     if op == "all_reduce":
-        return Work(2 * rounds(n), 1, added=1) if algorithm == PUBLISHED_TREE else ALL_REDUCE[algorithm](n)
+        return ALL_REDUCE[algorithm](n)
     if op == "scatter":
         return Work(n - 1, 1)
     if op == "broadcast" and algorithm in ("binary_tree", "recursive_doubling"):
@@ -104,7 +105,6 @@ class Flat:
     """Ranks that reach each other over equal links.
 
     Attributes:
-        link: between any two ranks.
         world_size: number of ranks; one rank alone takes no time.
         algorithm: of the all-reduce, one of ALGORITHMS or PUBLISHED_TREE; see `work_of`.
 
@@ -119,11 +119,11 @@ class Flat:
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise ValueError(f"world_size must be at least 1, got {self.world_size}")
-        if self.algorithm not in (*ALGORITHMS, PUBLISHED_TREE):
+        if self.algorithm not in ALL_REDUCE:
             raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got '{self.algorithm}'")
 
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective; see Network."""
+        """Return the seconds of one collective."""
         if self.world_size == 1:
             return 0.0
         link, work = self.link, work_of(op, self.world_size, self.algorithm)
@@ -143,18 +143,14 @@ class Best:
         return self.networks[0].world_size
 
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective; see Network."""
+        """Return the seconds of one collective."""
         return min(network.seconds(op, num_bytes) for network in self.networks)
 
 
 def scaled(alpha_s: float, beta_s: float, fitted_at: int, algorithm: str = "ring", *, op: Op = "all_reduce") -> Link:
-    """Return the link on which ``fitted_at`` ranks take alpha_s + beta_s * bytes, to extend a fit to any number.
+    """Return the link on which two ranks or more, ``fitted_at``, take alpha_s + beta_s * bytes: it extends a fit.
 
     gamma is 0: the cost of adding is part of beta.
-
-    Args:
-        fitted_at: two ranks or more.
-        op: what was fitted; sizes as in micro.planning.tables.LinkTable.
     """
     work = work_of(op, fitted_at, algorithm)
     return Link(alpha_s / work.messages, beta_s / (work.share * work.sent))

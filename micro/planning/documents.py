@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
+from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 MOST = 1e100  # a number beyond it is none that was measured
@@ -39,16 +39,13 @@ class Document:
         """
         try:
             found = json.loads(path.read_text())
+            kind = found.pop("format", None) if isinstance(found, dict) else type(found).__name__
+            if kind != cls.format:
+                raise ValueError(f"format must be '{cls.format}', got '{kind}'")
+            document: Self = read_as(cls, found)
         except OSError as error:
             raise BadFile(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
-            raise BadFile(f"{path} is not JSON: {error}") from None
-        kind = found.pop("format", None) if isinstance(found, dict) else type(found).__name__
-        if kind != cls.format:
-            raise BadFile(f"{path}: format must be '{cls.format}', got '{kind}'")
-        try:
-            document: Self = read_as(cls, found)
-        except ValueError as error:
             raise BadFile(f"{path}: {error}") from None
         return document
 
@@ -65,11 +62,10 @@ def read_as(kind: Any, found: object, where: str = "") -> Any:
         ValueError: the value is of another kind or out of its range; the line names the place.
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:
-        (kind,) = (each for each in inner if each is not NoneType)
-        return None if found is None else read_as(kind, found, where)
+    if origin is UnionType:  # a kind, or None
+        return None if found is None else read_as(inner[0], found, where)
     if is_dataclass(kind):
-        return _dataclass(kind, found, where)  # type: ignore[arg-type]
+        return _dataclass(kind, _of_type(dict, "a mapping", found, where or "the document"), where)  # type: ignore[arg-type]
     if origin is tuple:
         rows = _of_type(list, "a list", found, where)
         return tuple(read_as(inner[0], row, f"{where}[{place}]") for place, row in enumerate(rows))
@@ -84,19 +80,18 @@ def read_as(kind: Any, found: object, where: str = "") -> Any:
     return found
 
 
-def _dataclass(kind: type, found: object, where: str) -> Any:
-    values = _of_type(dict, "a mapping", found, where or "the document")
-    before, known = where and f"{where}: ", {field.name: field for field in fields(kind)}
+def _dataclass(kind: type, values: dict[str, Any], where: str) -> Any:
+    before, known, types = where and f"{where}: ", {each.name: each for each in fields(kind)}, get_type_hints(kind)
     for name in values:
         if name not in known:
             close = get_close_matches(str(name), known, n=1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
             raise ValueError(f"{before}'{name}' is not a field, which are {', '.join(known)}{hint}")
     for name, field in known.items():
-        if name not in values and field.init and field.default is MISSING and field.default_factory is MISSING:
+        if name not in values and field.init and field.default is MISSING:
             raise ValueError(f"{before}'{name}' is missing")
-    types, inside = get_type_hints(kind), where and f"{where}."
-    read = {n: read_as(types[n], v, f"{inside}{n}") for n, v in values.items() if known[n].init}
+    inside = where and f"{where}."
+    read = {n: read_as(types[n], value, f"{inside}{n}") for n, value in values.items() if known[n].init}
     try:
         return kind(**read)
     except ValueError as error:

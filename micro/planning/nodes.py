@@ -19,10 +19,8 @@ class NodeNetwork(ABC):
 
     Attributes:
         intra: within a node, by ring.
-        inter: across nodes; beta_s is of one rail.
-        ranks_per_node, num_nodes: at least 1.
+        inter: across nodes, by ``algorithm``; beta_s is of one rail.
         rails: network interfaces of a node that carry traffic side by side, at most one for each rank.
-        algorithm: across nodes.
 
     Raises:
         ValueError: rails out of range, no ranks, or no such algorithm.
@@ -42,14 +40,11 @@ class NodeNetwork(ABC):
 
     @abstractmethod
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective of all ranks; see Network."""
+        """Return the seconds of one collective of all ranks."""
 
     @abstractmethod
     def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
-        """Return the bytes that a rank sends within its node and to other nodes in a collective of all ranks.
-
-        Both are means over the ranks.
-        """
+        """Return the bytes that a rank, in the mean, sends within its node and to others in a collective of all."""
 
     @property
     def world_size(self) -> int:
@@ -79,21 +74,18 @@ class Hierarchical(NodeNetwork):
     """
 
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective; see Network."""
+        """Return the seconds of the part within the node and of that across nodes."""
         within, across = self._shares(op)
-        return self.within.seconds(op, within * num_bytes) + self._across.seconds(op, across * num_bytes)
+        # The nodes are ranks: sizes are what all ranks of a node send together, over all rails; each adds its part.
+        link = Link(self.inter.alpha_s, self.inter.beta_s / self.rails, self.inter.gamma_s / self.ranks_per_node)
+        nodes = Flat(link, self.num_nodes, self.algorithm)
+        return self.within.seconds(op, within * num_bytes) + nodes.seconds(op, across * num_bytes)
 
     def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
-        """Return the bytes within the node and to other nodes; see NodeNetwork."""
+        """Return the bytes of both parts."""
         within, across = self._shares(op)
         leaving = bytes_sent(op, across * num_bytes, self.num_nodes) / self.ranks_per_node
         return bytes_sent(op, within * num_bytes, self.ranks_per_node), leaving
-
-    @property
-    def _across(self) -> Flat:
-        """The nodes as ranks: sizes are what all ranks of a node send together, over all rails; each adds its part."""
-        link = Link(self.inter.alpha_s, self.inter.beta_s / self.rails, self.inter.gamma_s / self.ranks_per_node)
-        return Flat(link, self.num_nodes, self.algorithm)
 
     def _shares(self, op: Op) -> tuple[float, float]:
         """Return the factors on an operation's bytes: for a rank within its node, and for a node across nodes."""
@@ -117,21 +109,25 @@ class FlatOnNodes(NodeNetwork):
     """
 
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective; see Network."""
+        """Return the seconds of one collective."""
         if self.num_nodes == 1:
             return self.within.seconds(op, num_bytes)
-        n = self.world_size
-        if op == "all_reduce":
-            added = (n - 1) / n * num_bytes * max(self.intra.gamma_s, self.inter.gamma_s)
-            return 2 * (n - 1) * self._step_s(num_bytes / n) + added
-        if op == "broadcast":
-            return self._scattered_s(num_bytes) + (n - 1) * self._step_s(num_bytes / n)
+        n, local, intra, inter = self.world_size, self.ranks_per_node, self.intra, self.inter
         if op == "scatter":
-            return self._pairwise_s(num_bytes / (n - 1))
-        return (n - 1) * self._step_s(num_bytes)
+            each, link = num_bytes / (n - 1), self.between.link
+            within_s = (local - 1) * (intra.alpha_s + each * intra.beta_s)
+            return within_s + (n - local) * (link.alpha_s + each * link.beta_s)
+        if op == "all_reduce":
+            added_s = (n - 1) / n * num_bytes * max(intra.gamma_s, inter.gamma_s)
+            return 2 * (n - 1) * self._ring_step_s(num_bytes / n) + added_s
+        if op == "broadcast":  # every rank gets its part, first across nodes and then within them
+            across_s = rounds(self.num_nodes) * inter.alpha_s + (n - local) / n * num_bytes * inter.beta_s
+            within_s = rounds(local) * intra.alpha_s + (local - 1) / n * num_bytes * intra.beta_s
+            return across_s + within_s + (n - 1) * self._ring_step_s(num_bytes / n)
+        return (n - 1) * self._ring_step_s(num_bytes)
 
     def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
-        """Return the bytes within the node and to other nodes; see NodeNetwork."""
+        """Return the bytes of the messages within nodes and between them."""
         whole, n = bytes_sent(op, num_bytes, self.world_size), self.world_size
         if self.num_nodes == 1:
             return whole, 0.0
@@ -143,24 +139,12 @@ class FlatOnNodes(NodeNetwork):
             leaving = whole / self.ranks_per_node
         return whole - leaving, leaving
 
-    def _step_s(self, num_bytes: float) -> float:
+    def _ring_step_s(self, num_bytes: float) -> float:
         """Return the seconds of one step of the ring, in which every rank sends a message to the next."""
         across = self.inter.alpha_s + num_bytes * self.inter.beta_s / self.rails
         if self.ranks_per_node == 1:
             return across
         return max(across, self.intra.alpha_s + num_bytes * self.intra.beta_s)
-
-    def _scattered_s(self, num_bytes: float) -> float:
-        """Return the seconds in which one rank gives every other its part: to the nodes, then within them."""
-        n, local = self.world_size, self.ranks_per_node
-        across = rounds(self.num_nodes) * self.inter.alpha_s + (n - local) / n * num_bytes * self.inter.beta_s
-        return across + rounds(local) * self.intra.alpha_s + (local - 1) / n * num_bytes * self.intra.beta_s
-
-    def _pairwise_s(self, num_bytes: float) -> float:
-        """Return the seconds in which every rank sends so many bytes to each other rank, one after the other."""
-        local, between = self.ranks_per_node, self.between.link
-        within = (local - 1) * (self.intra.alpha_s + num_bytes * self.intra.beta_s)
-        return within + (self.world_size - local) * (between.alpha_s + num_bytes * between.beta_s)
 
 
 def seconds_of(volume: Volume, network: Network) -> float:
@@ -169,12 +153,21 @@ def seconds_of(volume: Volume, network: Network) -> float:
     Raises:
         ValueError: ranks of two levels on a network of one speed, or of nodes of another size.
     """
-    seconds = _seconds(volume.calls, network)
+
+    def seconds(calls: Calls, among: Network) -> float:
+        return sum(among.seconds(op, size) for op, size in calls)
+
     if not volume.place_calls:
-        return seconds
-    nodes = _checked(volume, network)
-    slowest = max(_seconds(calls, nodes.between) for calls in set(volume.place_calls))
-    return seconds + _seconds(volume.local_calls, nodes.within) + slowest
+        return seconds(volume.calls, network)
+    if not isinstance(network, NodeNetwork):
+        raise ValueError("two_level needs a network of two speeds, within nodes and between them: this one has one")
+    if network.ranks_per_node != volume.ranks_per_node:
+        raise ValueError(
+            f"two_level has {volume.ranks_per_node} ranks per node, the network {network.ranks_per_node}: "
+            "give both the same"
+        )
+    slowest = max(seconds(calls, network.between) for calls in set(volume.place_calls))
+    return seconds(volume.calls, network) + seconds(volume.local_calls, network.within) + slowest
 
 
 def level_bytes(volume: Volume, network: NodeNetwork) -> tuple[float, float]:
@@ -183,18 +176,3 @@ def level_bytes(volume: Volume, network: NodeNetwork) -> tuple[float, float]:
     within = volume.local_bytes + sum(local for local, _ in of_all)
     between = replace(volume, calls=()).between_bytes + sum(leaving for _, leaving in of_all)
     return within, between
-
-
-def _checked(volume: Volume, network: Network) -> NodeNetwork:
-    if not isinstance(network, NodeNetwork):
-        raise ValueError("two_level needs a network of two speeds, within nodes and between them: this one has one")
-    if network.ranks_per_node != volume.ranks_per_node:
-        raise ValueError(
-            f"two_level has {volume.ranks_per_node} ranks per node, the network {network.ranks_per_node}: "
-            "give both the same"
-        )
-    return network
-
-
-def _seconds(calls: Calls, network: Network) -> float:
-    return sum(network.seconds(op, size) for op, size in calls)

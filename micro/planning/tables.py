@@ -99,8 +99,6 @@ class SelectTable(Document):
 
     Attributes:
         world_size: of the group that was measured.
-        density: the target density.
-        device: what it was measured on.
         methods: a curve for each name of conf/sparsifier; sizes are numbers of elements.
 
     Raises:

@@ -13,7 +13,6 @@ class Layer:
     """One parameter of a model, in the order of backward.
 
     Attributes:
-        name: of the parameter.
         num_bytes: of its gradient.
         ready_s: when its gradient is complete, in seconds from the start of backward.
         used_s: when forward first needs it, in seconds from the start of forward; None where that was not measured.
@@ -41,7 +40,6 @@ class Trace(Document):
     """The times of one training step of a model without communication.
 
     Attributes:
-        model: its name, for titles.
         layers: its parameters in the order in which their gradients become ready.
         forward_s, backward_s, update_s: lengths of the step's parts; backward_s is at least the last ready_s.
         element_bytes: of one number of a gradient.

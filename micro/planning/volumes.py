@@ -14,11 +14,9 @@ __all__ = ["Call", "Calls", "Volume", "calls_of", "volume_of"]
 def volume_of(reducer: Reducer, numel: int, world_size: int, **facts: Any) -> Volume:
     """Return the collectives that ``reducer`` calls for a bucket of ``numel`` elements, each with its size, in turn.
 
-    The step is one in steady state: controllers have settled, and nothing that happens once in a while is due (MiCRO's
-    search for a lost threshold, Ok-Topk's repartition and spreading, re-evaluations). Sizes are counted as
-    micro.planning.tables.LinkTable counts them, as the mean over ranks; in the rounds of gTop-k's tree, where most
-    ranks send nothing, they are of a rank that sends. Counts and regions are assumed equal on all ranks. Of a density
-    that changes with time the final one counts, the lower one where it alternates.
+    The step is one in steady state (see micro.traffic). Sizes are counted as micro.planning.tables.LinkTable counts
+    them, as the mean over ranks; in the rounds of gTop-k's tree, where most ranks send nothing, they are of a rank that
+    sends. Of a density that changes with time the final one counts, the lower one where it alternates.
 
     Args:
         facts: what else is known of the bucket, by the names of `micro.traffic.Bucket`.
@@ -31,11 +29,7 @@ def volume_of(reducer: Reducer, numel: int, world_size: int, **facts: Any) -> Vo
 
 
 def calls_of(reducer: Reducer, numel: int, world_size: int, **facts: Any) -> Calls:
-    """Return the collectives of ``volume_of`` for a reducer of one level.
-
-    Raises:
-        ValueError: as there, or the reducer is of two levels.
-    """
+    """Return the collectives of ``volume_of`` for a reducer of one level. Raises: ValueError: it has two."""
     volume = volume_of(reducer, numel, world_size, **facts)
     if volume.place_calls:
         raise ValueError(f"{reducer.full_name} calls collectives of two levels: ask for its volume_of")

@@ -8,7 +8,7 @@ import pytest
 from experiments import advise
 from experiments.config.errors import UserError
 from experiments.studies.advice.evidence import load_evidence
-from experiments.studies.advice.prediction import Setting, predict, step_of
+from experiments.studies.advice.prediction import Setting, forms_of, predict, step_of
 from micro.planning.traces import Layer, Trace
 
 ROWS = [  # method, density, epochs to 95 %, seeds there, distance to dense; three seeds each
@@ -40,28 +40,25 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "summary.csv"
 
 
-def setting(rate: float) -> Setting:
-    return Setting(TRACE, world_size=4, rate=rate, latency_s=1e-4, select=None, memory_gb_s=10)
+SETTING = Setting(TRACE, world_size=4, latency_s=1e-4, select=None, memory_gb_s=10)
 
 
 @pytest.mark.parametrize("rate", [1e7, 1e12])
 def test_time_is_epochs_times_step_at_the_best_density(table: Path, rate: float) -> None:
-    evidence = load_evidence(table, 95)
-    rows = predict(evidence, setting(rate)).set_index("method")
-    steps = {density: step_of("micro", density, setting(rate))(rate) for density in (0.1, 0.01)}
+    rows = predict(forms_of(load_evidence(table, 95), SETTING), rate).set_index("method")
     epochs = {0.1: 5.0, 0.01: 8.0}
-    dense_s = 4.0 * step_of("dense", 1.0, setting(rate))(rate)
+    steps = {density: step_of("micro", density, SETTING)(rate) for density in epochs}
+    dense_s = 4.0 * step_of("dense", 1.0, SETTING)(rate)
     best = min(epochs, key=lambda density: epochs[density] * steps[density])
     assert best == (0.01 if rate == 1e7 else 0.1), "few bytes count on a slow link, few epochs on a fast one"
-    assert rows.loc["micro", "density"] == best
-    assert rows.loc["micro", "num_seeds"] == 3
+    assert rows.loc["micro", ["density", "num_seeds"]].tolist() == [best, 3]
     assert rows.loc["micro", "time"] == pytest.approx(epochs[best] * steps[best] / dense_s)
 
 
 def test_at_its_border_a_method_takes_as_long_as_dense(table: Path) -> None:
-    evidence = load_evidence(table, 95)
-    border = predict(evidence, setting(1e9)).set_index("method").loc["micro", "border"]
-    assert predict(evidence, setting(border)).set_index("method").loc["micro", "time"] == pytest.approx(1, abs=0.02)
+    forms = forms_of(load_evidence(table, 95), SETTING)
+    border = predict(forms, 1e9).set_index("method").loc["micro", "border"]
+    assert predict(forms, border).set_index("method").loc["micro", "time"] == pytest.approx(1, abs=0.02)
 
 
 def test_what_is_not_known_is_said(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

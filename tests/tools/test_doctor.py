@@ -15,13 +15,12 @@ from experiments.checkup import link
 from experiments.checkup.findings import Finding, carry_out
 from experiments.checkup.link import Measured, compare
 from experiments.checkup.machine import datasets, disks, slurm, wandb
-from micro.planning import costs
 from micro.planning.costs import Link
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef" * 2
-MEASURED = Measured(numel=10**6, sizes=[1000, 10**6], seconds=[1.2e-3, 3.2e-3], select_s=0.01)
+MEASURED = Measured(10**6, Link(1e-3, 2e-9), select_s=0.01)
 
 
 def test_it_tells_all_about_this_machine_in_one_document(tmp_path: Path) -> None:
@@ -51,7 +50,7 @@ def test_a_check_that_fails_is_a_line_and_the_others_go_on() -> None:
         yield Finding("first", "kept")
         raise RuntimeError("no such\n  driver")
 
-    found = list(carry_out(driver, lambda: [Finding("next", "1")]))
+    found = list(carry_out({"driver": driver, "next": lambda: [Finding("next", "1")]}))
     assert [(line.name, line.state) for line in found] == [("first", "here"), ("driver", "failed"), ("next", "here")]
     assert found[1].note == "RuntimeError: no such driver"
 
@@ -63,12 +62,6 @@ def test_ranks_that_fail_are_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(link, "measured_pair", fails)
     assert doctor.main([]) == 0
     assert "! link" in capsys.readouterr().out
-
-
-def test_the_measured_link_gives_back_what_two_ranks_took() -> None:
-    network = costs.Flat(MEASURED.link, 2)
-    for size, seconds in zip(MEASURED.sizes, MEASURED.seconds, strict=True):
-        assert network.seconds("all_reduce", size) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("world_size", [2, 5, 16])

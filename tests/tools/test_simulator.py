@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -9,7 +10,7 @@ import pytest
 
 import micro
 from experiments import simulate
-from experiments.studies.simulated_steps.method_choices import Methods, SelectionFormula
+from experiments.studies.simulated_steps.method_choices import Methods, formula_s
 from experiments.studies.simulated_steps.published_gains import cluster_link, ratios
 from experiments.studies.simulated_steps.steps import Row, by_layer, crossing, rescaled, simulate_step
 from experiments.training.schedule_problem import problem_of
@@ -26,13 +27,11 @@ LINK = Link(1e-3, 2e-9)
 SPARSE = micro.SparseReducer(micro.Micro(), 0.1)
 
 
-def formula(world_size: int, ranks_per_node: int | None = None) -> SelectionFormula:
-    return SelectionFormula(
-        selectors={"micro": "micro"}, world_size=world_size, bytes_per_s=1e9, ranks_per_node=ranks_per_node
-    )
-
-
-METHODS = Methods(reducers={"dense": micro.DenseReducer(), "micro": SPARSE}, selection=formula)
+METHODS = Methods(
+    reducers={"dense": micro.DenseReducer(), "micro": SPARSE},
+    own_s=partial(formula_s, bytes_per_s=1e9),
+    bytes_per_s=1e9,
+)
 
 
 def made_up_trace(model: str = "mlp") -> Trace:
@@ -47,7 +46,7 @@ TRACE = made_up_trace()
 
 
 def simulated(world_size: int, method: str, schedule: str, link: Link = LINK) -> Row:
-    return simulate_step(METHODS.problem(TRACE, Flat(link, world_size), method, world_size), schedule, world_size)
+    return simulate_step(METHODS.problem(TRACE, Flat(link, world_size), method), schedule, world_size)
 
 
 @pytest.mark.parametrize("world_size", [2, 5, 64])
@@ -75,7 +74,7 @@ def test_speedup_is_linear_where_nothing_is_sent() -> None:
 def test_a_group_adds_one_latency_to_a_step_whose_groups_share_rounds() -> None:
     network = Flat(LINK, 8)
     latencies = [network.seconds(op, 0.0) for op, _ in calls_of(SPARSE, TRACE.numel, 8)]
-    problem = problem_of(TRACE, network, SPARSE, 8)
+    problem = problem_of(TRACE, network, SPARSE)
     alone = timeline(problem, (len(TRACE.layers),)).exposed_s
     assert problem.exchange(TRACE.num_bytes) == pytest.approx(alone - sum(latencies) + max(latencies))
 
@@ -89,14 +88,13 @@ def test_a_step_in_two_levels_is_its_parts_one_after_the_other() -> None:
     sent = sum(network.within.seconds(op, size) for op, size in volume.local_calls)
     sent += max(sum(between.seconds(op, size) for op, size in calls) for calls in volume.place_calls)
     assert row["exposed_s"] == pytest.approx(sent)
-    shard = formula(num_nodes).seconds("micro", TRACE.numel / local)
+    shard = formula_s("micro", TRACE.numel / local, num_nodes, 1e9)
     assert row["select_s"] == pytest.approx(shard + 20 * TRACE.numel / 1e9)
     assert METHODS.two_level_problem(TRACE, network, "dense").select(4000) == pytest.approx(20 * 1000 / 1e9)
 
 
 def test_formula_of_top_k_grows_faster_than_its_vector() -> None:
-    topk = SelectionFormula(selectors={"topk": "topk"}, world_size=4, bytes_per_s=1e9)
-    assert topk.seconds("topk", 2**20) == pytest.approx(2**20 * (16e-9 + 20 * 2.18896957e-10))
+    assert formula_s("topk", 2**20, 4, 1e9) == pytest.approx(2**20 * (16e-9 + 20 * 2.18896957e-10))
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 3.0])
@@ -159,8 +157,8 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for factor in (1 / 1.5, 1.5):
         network = Flat(replace(cluster_link(), beta_s=8 / (border * factor)), 4)
         for method, reducer in (("dense", micro.DenseReducer()), ("micro", micro.SparseReducer(micro.Micro(), 0.001))):
-            select = SelectionFormula(selectors={"micro": "micro"}, world_size=4, bytes_per_s=240e9)
-            problem = problem_of(trace, network, reducer, 4, select=select, method=method)
+            select = lambda numel: formula_s("micro", numel, 4, 240e9)  # noqa: E731
+            problem = problem_of(trace, network, reducer, select=select)
             steps_s[factor, method] = simulate_step(problem, "exact", 4)["step_s"]
     assert border == 0 or steps_s[1 / 1.5, "micro"] < steps_s[1 / 1.5, "dense"]
     assert steps_s[1.5, "micro"] > steps_s[1.5, "dense"]

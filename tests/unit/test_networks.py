@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,10 +11,10 @@ from experiments.config.errors import UserError
 from experiments.studies.simulated_steps.networks import (
     LinkValues,
     NetworkPreset,
-    NodeOptions,
     Nodes,
     known_networks,
     load_network,
+    network_choices,
     nodes_of,
 )
 from micro.planning.costs import Flat
@@ -64,28 +65,25 @@ def test_links_are_those_of_papers_and_specifications() -> None:
 @pytest.mark.parametrize("name", [name for name in known_networks() if load_network(name).nodes])
 def test_nodes_of_a_file_have_two_speeds(name: str) -> None:
     preset = load_network(name)
-    nodes = nodes_of(preset, None, NodeOptions())
-    assert nodes
+    assert preset.nodes
     for algorithm in ("ring", "hierarchical"):
-        network = nodes.network(preset, 2048, algorithm)
-        assert (network.world_size, network.ranks_per_node) == (2048, nodes.ranks_per_node)
+        network = preset.node_network(preset.nodes, algorithm, 2048)
+        assert (network.world_size, network.ranks_per_node) == (2048, preset.nodes.ranks_per_node)
         assert network.seconds("all_reduce", 1e8) < Flat(network.inter, 2048).seconds("all_reduce", 1e8) * (1 + 1e-12)
-    given = NodeOptions(intra="v100_pcie", ranks_per_node=2)
-    assert nodes_of(preset, None, given) == Nodes(intra=load_network("v100_pcie"), ranks_per_node=2)
+    assert nodes_of(preset, "ring", None, 2) == Nodes(intra=preset.nodes.intra, ranks_per_node=2)
+    assert nodes_of(preset, "ring", "v100_pcie", None) == Nodes(
+        intra="v100_pcie", ranks_per_node=preset.nodes.ranks_per_node
+    )
 
 
 def test_nodes_are_full_or_one() -> None:
-    preset = load_network("k80_10gbe")
-    assert nodes_of(preset, None, NodeOptions()) is None
-    nodes = nodes_of(preset, None, NodeOptions(intra="v100_pcie", ranks_per_node=4, two_level=True))
-    assert nodes
-    assert nodes.network(preset, 2).ranks_per_node == 2
-    refused(lambda: nodes.network(preset, 6), "nodes of 4", 6)
+    preset, nodes = load_network("k80_10gbe"), Nodes(intra="v100_pcie", ranks_per_node=4)
+    assert preset.node_network(nodes, "ring", 2).ranks_per_node == 2
+    refused(lambda: preset.node_network(nodes, "ring", 6), "nodes of 4", 6)
 
 
-def two_level(**given: object) -> Callable[[], object]:
-    options = NodeOptions(two_level=True, **given)  # type: ignore[arg-type]
-    return lambda: nodes_of(load_network("k80_10gbe"), None, options)
+def two_level(**given: Any) -> Callable[[], object]:
+    return lambda: list(network_choices("k80_10gbe", [None], (8,), two_level=True, **given))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import micro
 from experiments.profiles import backward, link, select
@@ -76,4 +77,5 @@ class Prediction:
         return found.step_s - min(self.ahead_s, found.exposed_s)
 
     def _problem(self, method: str, reducer: micro.Reducer, trace: Trace) -> Problem:
-        return problem_of(trace, self.network, reducer, self.network.world_size, select=self.select, method=method)
+        select = self.select and partial(self.select.seconds, method)
+        return problem_of(trace, self.network, reducer, select=select)

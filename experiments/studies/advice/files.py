@@ -1,7 +1,7 @@
 """What an advice writes: the table, its numbers, and the figure of time over the rate of the link."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +16,11 @@ from experiments.reports.names import human, label
 from experiments.reports.output import write_file
 from experiments.reports.plot_style import PAGE_INCHES, TARGET_LINE, lines_of, style
 from experiments.studies.advice.evidence import Evidence
-from experiments.studies.advice.prediction import Setting, over_rates
+from experiments.studies.advice.prediction import Form, Setting, over_rates
 from experiments.studies.simulated_steps.method_choices import DENSE
 from experiments.studies.simulated_steps.tables import rate_name
 
-Answer = tuple[Setting, pd.DataFrame]  # a link, and the rows of ``predict`` for it
+Answers = Mapping[float, pd.DataFrame]  # the rows of ``predict`` for a rate of the link
 DRAWN = (1e7, 1e11)  # bits per second
 HOW_TO_READ = """\
 *Epochs* were measured: the mean until the measure of each of n seeds was first at {level} % of dense's end, at the
@@ -32,24 +32,24 @@ An epoch has as many steps for each method. Where the evidence is of another mod
 training than yours, a method may need another density: train a short run of your own."""
 
 
-def report(evidence: Evidence, answers: Sequence[Answer], opening: str) -> str:
-    """Return the advice in Markdown, a table for each link."""
-    first, rows = answers[0]
-    words = HOW_TO_READ.format(level=evidence.level, evidence=evidence.words, workers=first.world_size)
-    blocks = [opening.strip(), textwrap.fill(words, 120), *(_section(*answer) for answer in answers)]
+def report(evidence: Evidence, setting: Setting, answers: Answers, opening: str) -> str:
+    """Return the advice in Markdown, a table for each rate of the link."""
+    words = HOW_TO_READ.format(level=evidence.level, evidence=evidence.words, workers=setting.world_size)
+    blocks = [opening.strip(), textwrap.fill(words, 120), *(_section(setting, *answer) for answer in answers.items())]
+    rows = next(iter(answers.values()))
     others = [f"- {_name(row)}: {row['why']}." for _, row in rows[rows["why"] != ""].iterrows()]
     if others:
         blocks.append("Of these nothing can be said:\n\n" + "\n".join(others))
     return "\n\n".join(blocks) + "\n"
 
 
-def write(evidence: Evidence, answers: Sequence[Answer], out: Path, opening: str) -> list[Path]:
+def write(
+    evidence: Evidence, setting: Setting, answers: Answers, forms: Sequence[Form], out: Path, page: str
+) -> list[Path]:
     """Write advice.md, advice.csv and the figure; return the paths."""
-    paths = [write_file(out / "advice.md", report(evidence, answers, opening))]
-    rows = pd.concat([rows.assign(rate=setting.rate) for setting, rows in answers], ignore_index=True)
-    paths.append(write_csv(rows, out / "advice.csv"))
-    setting = answers[0][0]
-    lines = over_rates(evidence, setting, [float(rate) for rate in np.geomspace(*DRAWN, 41)])
+    rows = pd.concat([rows.assign(rate=rate) for rate, rows in answers.items()], ignore_index=True)
+    paths = [write_file(out / "advice.md", page), write_csv(rows, out / "advice.csv")]
+    lines = over_rates(forms, [float(rate) for rate in np.geomspace(*DRAWN, 41)])
     if lines.empty:
         return paths
     heading = (
@@ -59,9 +59,9 @@ def write(evidence: Evidence, answers: Sequence[Answer], out: Path, opening: str
     return [*paths, *save(draw(lines, heading), lines, out / "advice-rates")]
 
 
-def _section(setting: Setting, rows: pd.DataFrame) -> str:
-    rate = rate_name(setting.rate)
-    link = f"{rate[:-1]} {rate[-1]}bit/s with {1e6 * setting.latency_s:g} us a message"
+def _section(setting: Setting, rate: float, rows: pd.DataFrame) -> str:
+    name = rate_name(rate)
+    link = f"{name[:-1]} {name[-1]}bit/s with {1e6 * setting.latency_s:g} us a message"
     heading = f"## {human(setting.trace.model)}, {setting.world_size} workers, {link}"
     names = ["method", "density", "n", "epochs", "step, ms", "time, of dense's", "pays below, bit/s"]
     return f"{heading}\n\n{table(names, [_cells(row) for _, row in rows[rows['why'] == ''].iterrows()])}"
@@ -72,12 +72,10 @@ def draw(lines: pd.DataFrame, heading: str) -> Figure:
     """Time to the level, of dense's, over the rate of the link, a line per method."""
     figure = new_figure(PAGE_INCHES, 3.4)
     axes = figure.subplots()
-    drawn = lines_of(
-        (str(method), str(variant)) for method, variant in zip(lines["method"], lines["variant"], strict=True)
-    )
+    of_forms = dict(list(lines.groupby(["method", "variant"], sort=False)))
+    drawn = lines_of(of_forms)
     for key, line in drawn.items():
-        own = lines[(lines[["method", "variant"]] == [*key]).all(axis=1)]
-        axes.plot(own["rate"], own["time"], **line, markevery=8)
+        axes.plot(of_forms[key]["rate"], of_forms[key]["time"], **line, markevery=8)
     handles = handles_of({label(*key): line for key, line in drawn.items()})
     axes.axhline(1, **TARGET_LINE)
     axes.set(xlabel="rate of a link, bit/s", ylabel="time, of dense's")

@@ -1,6 +1,6 @@
 """The predicted time of each method to dense's accuracy: its epochs there times its predicted step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -11,17 +11,17 @@ from experiments.config.errors import UserError, one_line
 from experiments.studies.advice.evidence import Evidence
 from experiments.studies.simulated_steps.method_choices import DENSE, methods_of
 from experiments.studies.simulated_steps.steps import crossing, simulate_step
-from micro.planning import costs
-from micro.planning.costs import Link
+from micro.planning.costs import Flat, Link
 from micro.planning.traces import Trace
 
 RATES = (1e7, 1e12)  # bits per second among which a border is looked for
-COLUMNS = ["method", "variant", "density", "num_seeds", "epochs", "step_s", "time", "border", "why"]
+KEYS = ["method", "variant", "density"]
+COLUMNS = [*KEYS, "num_seeds", "epochs", "step_s", "time", "border", "why"]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a prediction is for.
+    """What a prediction is for, beside the rate of the link.
 
     Attributes:
         latency_s: of a message on the link.
@@ -31,7 +31,6 @@ class Setting:
 
     trace: Trace
     world_size: int
-    rate: float
     latency_s: float
     select: Path | None
     memory_gb_s: float
@@ -48,42 +47,71 @@ class Course(NamedTuple):
         return float(self.row["epochs_there"]) * self.step_s(rate)
 
 
-def predict(evidence: Evidence, setting: Setting) -> pd.DataFrame:
+class Form(NamedTuple):
+    """A method in one form: the densities at which it came to the level, or why nothing can be said."""
+
+    first: pd.Series
+    courses: Sequence[Course]
+    why: str = ""
+
+    def time(self, rate: float) -> float:
+        """Return the least time of its densities; see Course."""
+        return min(course.time(rate) for course in self.courses)
+
+
+def forms_of(evidence: Evidence, setting: Setting) -> list[Form]:
+    """Return each method's form, dense first.
+
+    Raises:
+        UserError: not all dense runs came to the level.
+    """
+    if pd.isna(evidence.runs.iloc[0]["epochs_there"]):
+        raise UserError(f"not all dense runs came to {evidence.level} % of their own mean end: choose a lower level")
+    return [_form(rows, setting) for _, rows in evidence.runs.groupby(["method", "variant"], sort=False)]
+
+
+def _form(rows: pd.DataFrame, setting: Setting) -> Form:
+    first, there = rows.iloc[0], rows[rows["epochs_there"].notna()]
+    try:
+        courses = [Course(row, step_of(str(row["method"]), row["density"], setting)) for _, row in there.iterrows()]
+    except UserError as error:
+        return Form(first, [], f"no prediction: {error}")
+    tried = "; ".join(
+        f"at {row['density']:g} {row['num_there']} of {row['num_seeds']} seeds came there, the end is {row['gap']}"
+        for _, row in rows.iterrows()
+    )
+    return Form(first, courses, "" if courses else f"no evidence: {tried}")
+
+
+def predict(forms: Sequence[Form], rate: float) -> pd.DataFrame:
     """Return a row per method: the fastest of the densities at which it came to the level, dense first.
 
     Columns: method, variant, density, num_seeds (of the evidence), epochs, step_s, time (to the level, of dense's),
     border (bits per second below which it takes less time than dense, at the density that is best there; 0 never,
     infinite always), why (no prediction: the reason, else empty).
     """
-    rows, dense = [], _dense(evidence, setting)
-    for own, courses, why in _courses(evidence, setting):
-        if why:
-            rows.append({**own.iloc[0][COLUMNS[:3]], "why": why})
+    rows, dense = [], forms[0]
+    for form in forms:
+        if form.why:
+            rows.append({**form.first[KEYS], "why": form.why})
             continue
-        best = min(courses, key=lambda course: course.time(setting.rate))
-        time = best.time(setting.rate) / dense.time(setting.rate)
-        row = {
-            **best.row,
-            "epochs": best.row["epochs_there"],
-            "step_s": best.step_s(setting.rate),
-            "time": time,
-            "why": "",
-        }
-        if best.row["method"] != DENSE:
-            row["border"] = crossing(lambda rate, own=courses: 1 / _of_dense(own, dense, rate), *RATES, halvings=8)  # type: ignore[misc]
-        rows.append(row)
+        best = min(form.courses, key=lambda course: course.time(rate))
+        numbers = {"step_s": best.step_s(rate), "time": best.time(rate) / dense.time(rate), "why": ""}
+        rows.append({**best.row, "epochs": best.row["epochs_there"], **numbers})
+        if form is not dense:
+            gain = lambda at, form=form: dense.time(at) / form.time(at)  # noqa: E731
+            rows[-1]["border"] = crossing(gain, *RATES, halvings=8)
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def over_rates(evidence: Evidence, setting: Setting, rates: Sequence[float]) -> pd.DataFrame:
+def over_rates(forms: Sequence[Form], rates: Sequence[float]) -> pd.DataFrame:
     """Return the time to the level, of dense's, of each method at its best density: method, variant, rate, time."""
-    dense = _dense(evidence, setting)
+    dense, *others = forms
     rows = [
-        {"method": own["method"].iloc[0], "variant": own["variant"].iloc[0], "rate": rate}
-        | {"time": _of_dense(courses, dense, rate)}
-        for own, courses, _ in _courses(evidence, setting)
+        {**form.first[KEYS[:2]], "rate": rate, "time": form.time(rate) / dense.time(rate)}
+        for form in others
+        if form.courses
         for rate in rates
-        if courses and own["method"].iloc[0] != DENSE
     ]
     return pd.DataFrame(rows)
 
@@ -100,38 +128,12 @@ def step_of(method: str, density: float, setting: Setting) -> Callable[[float], 
     schedule = "ddp" if method == DENSE else "single"
 
     def seconds(rate: float) -> float:
-        network = costs.Flat(Link(setting.latency_s, 8 / rate), setting.world_size)
-        problem = methods.problem(setting.trace, network, method, setting.world_size)
+        network = Flat(Link(setting.latency_s, 8 / rate), setting.world_size)
+        problem = methods.problem(setting.trace, network, method)
         return float(simulate_step(problem, schedule, setting.world_size)["step_s"])
 
     try:
-        seconds(setting.rate)
+        seconds(RATES[0])
     except ValueError as error:
         raise UserError(f"{one_line(error)}; 'python -m experiments.profile backward' writes shapes") from None
     return seconds
-
-
-def _dense(evidence: Evidence, setting: Setting) -> Course:
-    row = evidence.runs.iloc[0]
-    if pd.isna(row["epochs_there"]):
-        raise UserError(f"not all dense runs came to {evidence.level} % of their own mean end: choose a lower level")
-    return Course(row, step_of(DENSE, row["density"], setting))
-
-
-def _courses(evidence: Evidence, setting: Setting) -> Iterator[tuple[pd.DataFrame, list[Course], str]]:
-    """Yield each method's rows, its courses to the level, and where there are none, why."""
-    for (method, _), own in evidence.runs.groupby(["method", "variant"], sort=False):
-        tried = "; ".join(
-            f"at {row['density']:g} {row['num_there']} of {row['num_seeds']} seeds came there, the end is {row['gap']}"
-            for _, row in own.iterrows()
-        )
-        there = own[own["epochs_there"].notna()]
-        try:
-            courses = [Course(row, step_of(str(method), row["density"], setting)) for _, row in there.iterrows()]
-            yield own, courses, "" if courses else f"no evidence: {tried}"
-        except UserError as error:
-            yield own, [], f"no prediction: {error}"
-
-
-def _of_dense(courses: Sequence[Course], dense: Course, rate: float) -> float:
-    return min(course.time(rate) for course in courses) / dense.time(rate)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -65,9 +66,10 @@ def draw_speedups(numbers: pd.DataFrame, title: str) -> Figure:
 @style()
 def draw_trees(numbers: pd.DataFrame, title: str) -> Figure:
     """Efficiency with double trees under two slopes; columns model, slope, workers, schedule, efficiency."""
-    lines: Lines = {(key[1],): line for key, line in lines_of((DENSE, each) for each in numbers["schedule"]).items()}
+    of_dense = lines_of((DENSE, each) for each in numbers["schedule"])
+    lines: Lines = {key[1:]: line for key, line in of_dense.items()}
     figure, _ = _over_workers(numbers, ["model", "slope"], ["schedule"], lines, ["efficiency"])
-    head(figure, title, handles_of({in_legend_of(DENSE, key[0]): line for key, line in lines.items()}))
+    head(figure, title, handles_of({in_legend_of(*way): line for way, line in of_dense.items()}))
     return figure
 
 
@@ -77,11 +79,12 @@ def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) 
 
     A border beyond the highest rate is drawn there; where a method never is faster, there is no mark.
     """
-    lines: Lines = {(name,): line for name, line in lines_of(in_order(numbers["method"])).items()}
+    of_methods = lines_of(in_order(numbers["method"]))
+    lines: Lines = {(name,): line for name, line in of_methods.items()}
     seen = numbers.assign(border=numbers["border"].clip(upper=rates[1]).where(numbers["border"] > 0))
     figure, grid = _over_workers(seen, ["model"], ["method"], lines, ["border"])
     grid[0][0].set_ylim(rates[0], 1.3 * rates[1])
-    head(figure, title, handles_of({in_legend(str(key[0])): line for key, line in lines.items()}))
+    head(figure, title, handles_of({in_legend(name): line for name, line in of_methods.items()}))
     return figure
 
 
@@ -101,10 +104,9 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
     measures = ["efficiency", "between_bytes"]
     figure, _ = _over_workers(seen, ["model", "algorithm"], ["method", "levels"], lines, measures)
     handles = handles_of({in_legend(name): line | {"linestyle": "-"} for name, line in of_methods.items()})
-    for levels, kind in KINDS_OF_LEVELS.items():
-        name = f"{levels} level{'s' if levels == 'two' else ''}"
-        handles.append(Line2D([], [], label=name, color=GREY, marker="o", **kind))
-    head(figure, title, handles)
+    names = {"two": "two levels", "one": "one level"}
+    kinds = [Line2D([], [], label=names[key], color=GREY, marker="o", **kind) for key, kind in KINDS_OF_LEVELS.items()]
+    head(figure, title, handles + kinds)
     return figure
 
 
@@ -117,13 +119,12 @@ def _over_workers(
         panel, line: columns whose values tell the panels of a row, and the lines of a panel, apart.
         measures: keys of MEASURES.
     """
-    panels = list(dict.fromkeys(numbers[list(panel)].itertuples(index=False, name=None)))
+    panels = list(numbers.groupby(list(panel), sort=False))
     columns = numbers[panel[-1]].nunique()
     num_rows = len(measures) * -(-len(panels) // columns)
     figure = new_figure(PAGE_INCHES if columns > 1 else 1.2 * COLUMN_INCHES, 1.0 + 2.0 * num_rows)
     grid = figure.subplots(num_rows, columns, sharex=True, sharey="row", squeeze=False)
-    for place, key in enumerate(panels):
-        rows = numbers[(numbers[list(panel)] == [*key]).all(axis=1)]
+    for place, (key, rows) in enumerate(panels):
         row, column = place // columns * len(measures), place % columns
         for measure, axes in zip(measures, grid[row:, column], strict=False):
             for own, some in rows.groupby(list(line), sort=False):
@@ -134,23 +135,16 @@ def _over_workers(
         grid[row, column].set_title(", ".join(plain(human(str(word))) for word in key))
     for axes in grid[-1]:
         axes.set_xlabel("workers")
-    _powers_of_four(grid[0, 0])
+    _powers(grid[0, 0].xaxis)
     return figure, grid
 
 
-def _powers_of_four(axes: Axes) -> None:
-    """Mark the axis of workers at 1, 4, 16 and so on."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=4, numticks=12))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _show_speedup(axes: Axes) -> None:
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_locator(LogLocator(base=4, numticks=12))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
+def _powers(axis: XAxis | YAxis) -> None:
+    """Mark an axis at 1, 4, 16 and so on."""
+    (axis.axes.set_yscale if axis.axis_name == "y" else axis.axes.set_xscale)("log", base=2)
+    axis.set_major_locator(LogLocator(base=4, numticks=12))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
 
 
 def _show_efficiency(axes: Axes) -> None:
@@ -170,7 +164,7 @@ def _show_amounts(write: Callable[[float], str]) -> Callable[[Axes], None]:
 
 
 MEASURES: dict[str, tuple[str, Callable[[Axes], None]]] = {  # name of the axis, and how its numbers are shown
-    "speedup": ("speed-up over one worker", _show_speedup),
+    "speedup": ("speed-up over one worker", lambda axes: _powers(axes.yaxis)),
     "efficiency": ("efficiency (% of linear)", _show_efficiency),
     "between_bytes": ("to other nodes, a worker and step", _show_amounts(human_bytes)),
     "border": ("bandwidth of a link (bit/s)", _show_amounts(rate_name)),

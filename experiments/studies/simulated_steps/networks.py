@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config.errors import UserError, check_choice, one_line
+from experiments.config.errors import UserError, as_user_error, check_choice
 from experiments.config.paths import CONF
 from micro.planning import costs
 from micro.planning.costs import Best, Flat, Link, Network, scaled
@@ -44,12 +45,10 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkValues:
-    """A link by itself; values may be missing until they are given.
+    """A link by itself; what is None is to be given in a copy of the file.
 
     Attributes:
-        alpha_s: seconds a message.
-        beta_s: seconds a byte; None where it follows from rate_bps.
-        gamma_s: seconds a byte to add.
+        alpha_s, beta_s, gamma_s: seconds a message, a byte, and a byte to add; without beta_s it follows from the rate.
         rate_bps: bits a second that travel, headers included.
         overhead: bytes that travel for a byte of payload; counts only with rate_bps.
     """
@@ -67,7 +66,7 @@ class LinkValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeValues:
+class Nodes:
     """The nodes that a network joins: their ranks, and the name in conf/network of the network within a node."""
 
     ranks_per_node: int
@@ -83,12 +82,10 @@ class NetworkPreset:
     """A network as its file describes it: fits of a collective for some numbers of ranks, or a link.
 
     Attributes:
-        name, interconnect: of the network.
         source: where the numbers stand, and how they were read.
         fitted, algorithm: the collective that the fits are of, and its assumed algorithm.
         fitted_on: sizes of the messages it was fitted on.
         fits: by number of ranks, rising.
-        link: where there are no fits; what it leaves open is given in a copy of its file.
         nodes: where the network is one between nodes; None: its ranks reach each other alike.
     """
 
@@ -100,7 +97,7 @@ class NetworkPreset:
     fitted_on: str = "not stated"
     fits: tuple[Fit, ...] = ()
     link: LinkValues | None = None
-    nodes: NodeValues | None = None
+    nodes: Nodes | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (("fitted", FITTED), ("algorithm", costs.ALGORITHMS)):
@@ -111,17 +108,6 @@ class NetworkPreset:
         sizes = [fit.world_size for fit in self.fits]
         if sizes != sorted(set(sizes)):
             raise ValueError(f"world_size of fits must rise, got {', '.join(map(str, sizes))}")
-
-    def network(self, world_size: int, algorithm: str | None = None) -> Flat:
-        """Return the costs of ``world_size`` ranks: exactly the fit where there is one for them, scaled from it else.
-
-        Args:
-            algorithm: of the all-reduce, that of the fit by default.
-
-        Raises:
-            UserError: a value of the link is missing.
-        """
-        return Flat(self.link_of(world_size), world_size, algorithm or self.algorithm)
 
     def link_of(self, world_size: int) -> Link:
         """Return the link between two of ``world_size`` ranks, from the fit for the most ranks that are not more.
@@ -143,35 +129,32 @@ class NetworkPreset:
         beta_s = link.beta_s if link.beta_s is not None else 8 / (link.rate_bps or 1) * link.overhead
         return Link(link.alpha_s, beta_s, link.gamma_s)
 
+    def network(self, world_size: int, algorithm: str | None = None) -> Network:
+        """Return the costs of ``world_size`` ranks that reach each other alike; by default by the fit's algorithm."""
+        link = self.link_of(world_size)
+        if algorithm == BEST:
+            return Best(tuple(Flat(link, world_size, each) for each in costs.ALGORITHMS))
+        return Flat(link, world_size, algorithm or self.algorithm)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
-    """Nodes of several ranks, one or more, which the link of ``intra`` joins; fewer ranks than that are one node."""
-
-    intra: NetworkPreset
-    ranks_per_node: int
-
-    def network(self, inter: NetworkPreset, world_size: int, algorithm: str = HIERARCHICAL) -> NodeNetwork:
-        """Return the costs of ``world_size`` ranks in nodes that the link of ``inter`` joins, reducing as it does.
-
-        That link is the one which a flat network of as many ranks would have.
+    def node_network(self, nodes: Nodes, algorithm: str, world_size: int) -> NodeNetwork:
+        """Return the costs of ``world_size`` ranks in nodes that this network joins; fewer than a node's are one node.
 
         Args:
-            algorithm: of collectives of all ranks, 'hierarchical' or 'ring', which knows nothing of nodes.
+            algorithm: of collectives of all ranks: hierarchical, or ring, which knows nothing of nodes.
 
         Raises:
             UserError: a node would not be full, or a value of a link is missing.
         """
-        local = min(self.ranks_per_node, world_size)
+        local = min(nodes.ranks_per_node, world_size)
         if world_size % local:
             raise UserError(f"{world_size} workers do not fill nodes of {local}: give at most {local}, or a multiple")
         kind = Hierarchical if algorithm == HIERARCHICAL else FlatOnNodes
         return kind(
-            intra=self.intra.link_of(local),
-            inter=inter.link_of(world_size),
+            intra=load_network(nodes.intra).link_of(local),
+            inter=self.link_of(world_size),
             ranks_per_node=local,
             num_nodes=world_size // local,
-            algorithm=inter.algorithm,
+            algorithm=self.algorithm,
         )
 
 
@@ -193,71 +176,63 @@ class NetworkChoice:
     nodes: Nodes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
-    """What a command line says of nodes; None: as the network's file has it."""
-
-    intra: str | None = None
-    ranks_per_node: int | None = None
-    two_level: bool = False
-
-
 def network_choices(
-    name: str, algorithms: Sequence[str | None], options: NodeOptions, workers: tuple[int, ...]
+    name: str,
+    algorithms: Sequence[str | None],
+    workers: tuple[int, ...],
+    *,
+    intra: str | None = None,
+    ranks_per_node: int | None = None,
+    two_level: bool = False,
 ) -> Iterator[NetworkChoice]:
     """Yield a network of conf/network, of a yaml or of a measured table, once with each algorithm; None: its own.
+
+    Args:
+        intra, ranks_per_node: of nodes; None: as the network's file has it.
+        two_level: whether nodes are needed whatever the algorithm.
 
     Raises:
         UserError: no such network, a value of it is missing, or workers that do not fill its nodes.
     """
     if Path(name).suffix == ".json":
-        if options.two_level:
+        if two_level:
             raise UserError(_one_link(Path(name).stem))
         table = load_measured(LinkTable, Path(name))
-        sizes = (table.world_size,)
-        yield NetworkChoice(name=Path(name).stem, algorithm="measured", workers=sizes, of=lambda _: table)
+        yield NetworkChoice(name=Path(name).stem, algorithm="measured", workers=(table.world_size,), of=lambda _: table)
         return
     preset = load_network(name)
     for given in algorithms:
-        algorithm, nodes = given or preset.algorithm, nodes_of(preset, given, options)
-        of = _costs(preset, algorithm, nodes)
+        algorithm, nodes = given or preset.algorithm, None
+        if preset.nodes or two_level or algorithm == HIERARCHICAL:
+            nodes = nodes_of(preset, algorithm, intra, ranks_per_node)
+            if algorithm not in ("ring", HIERARCHICAL):
+                raise UserError(f"algorithm {algorithm} is not known for workers in nodes: use ring or hierarchical")
+        of: Callable[[int], Network] = partial(preset.network, algorithm=algorithm)
+        if nodes:
+            of = partial(preset.node_network, nodes, algorithm)
         for world_size in workers:
             of(world_size)  # a missing value is an error before anything is computed
         yield NetworkChoice(name=preset.name, algorithm=algorithm, workers=workers, of=of, nodes=nodes)
 
 
-def nodes_of(preset: NetworkPreset, algorithm: str | None, options: NodeOptions) -> Nodes | None:
-    """Return the nodes that the workers are in: where the network joins nodes, or the command line asks for them.
+def nodes_of(preset: NetworkPreset, algorithm: str, intra: str | None, ranks_per_node: int | None) -> Nodes:
+    """Return the nodes that workers are in: as given, else as the network's file has it.
 
     Raises:
         UserError: nothing says what joins the ranks of a node, or how many they are.
     """
-    if not (preset.nodes or options.two_level or algorithm == HIERARCHICAL):
-        return None
-    intra, ranks_per_node = options.intra, options.ranks_per_node
-    if preset.nodes:
-        intra, ranks_per_node = intra or preset.nodes.intra, ranks_per_node or preset.nodes.ranks_per_node
-    elif algorithm == HIERARCHICAL:
-        intra, ranks_per_node = intra or INTRA, ranks_per_node or RANKS_PER_NODE
+    own = preset.nodes
+    if own is None and algorithm == HIERARCHICAL:
+        own = Nodes(intra=INTRA, ranks_per_node=RANKS_PER_NODE)
+    intra, ranks_per_node = intra or (own and own.intra), ranks_per_node or (own and own.ranks_per_node)
     if intra is None:
         raise UserError(_one_link(preset.name))
     if ranks_per_node is None:
         raise UserError(f"network {preset.name} has no nodes of its own: give --ranks-per-node with --intra")
-    return Nodes(intra=load_network(intra), ranks_per_node=ranks_per_node)
-
-
-def _costs(preset: NetworkPreset, algorithm: str, nodes: Nodes | None) -> Callable[[int], Network]:
-    if nodes is not None:
-        if algorithm not in ("ring", HIERARCHICAL):
-            raise UserError(f"algorithm {algorithm} is not known for workers in nodes: use ring or hierarchical")
-        return lambda world_size: nodes.network(preset, world_size, algorithm)
-    if algorithm == BEST:
-        return lambda world_size: Best(tuple(preset.network(world_size, each) for each in costs.ALGORITHMS))
-    return lambda world_size: preset.network(world_size, algorithm)
+    return Nodes(intra=intra, ranks_per_node=ranks_per_node)
 
 
 def _one_link(name: str) -> str:
-    """Return what is wrong with a network that has no link within nodes."""
     joining = "|".join(known for known in known_networks() if load_network(known).nodes)
     return (
         f"network {name} has one link, and two levels need one within nodes too: give --intra and --ranks-per-node, or "
@@ -280,18 +255,12 @@ def load_network(name_or_path: str | Path) -> NetworkPreset:
     if path.suffix not in (".yaml", ".yml"):
         check_choice("network", known_networks(), str(name_or_path))
         path = FOLDER / f"{name_or_path}.yaml"
-    try:
+    with as_user_error(OSError, OmegaConfBaseException, YAMLError, RecursionError, before=f"{path}: "):
         preset: NetworkPreset = read_as(NetworkPreset, OmegaConf.to_container(OmegaConf.load(path), resolve=True))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (ValueError, OmegaConfBaseException, YAMLError, RecursionError) as error:
-        raise UserError(f"{path}: {one_line(error)}") from None
     return preset
 
 
 def load_measured(kind: type[File], path: Path) -> File:
-    """Return what a file of experiments.profile holds. Raises: UserError when it cannot be used."""
-    try:
+    """Return what a file of experiments.profile holds. Raises: UserError: it cannot be used."""
+    with as_user_error(BadFile):
         return kind.load(path)
-    except BadFile as error:
-        raise UserError(str(error)) from None

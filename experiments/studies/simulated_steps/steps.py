@@ -7,11 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from micro.parts import build
-from micro.planning.schedules.base import Problem, Schedule, no_time
+from micro.planning.schedules.base import Ends, Problem, Schedule, Timeline, no_time
 from micro.planning.traces import Layer, Trace
 
 Row = dict[str, Any]
 EXACT, SPARSE_EXACT = "exact", "sparse_exact"
+
+
+def planned(problem: Problem, schedule: str) -> tuple[Ends, Timeline]:
+    """Return the groups and the step of a schedule; the exact one knows of selection where there is any."""
+    selects = problem.select is not no_time
+    part = build(Schedule, SPARSE_EXACT if schedule == EXACT and selects else schedule)
+    ends = part.cut(problem)
+    return ends, part.timeline(problem, ends)
 
 
 def simulate_step(problem: Problem, schedule: str, world_size: int) -> Row:
@@ -19,9 +27,11 @@ def simulate_step(problem: Problem, schedule: str, world_size: int) -> Row:
 
     Speed-up is over one worker, which neither sends nor selects: world_size * compute_s / step_s.
     """
-    part = schedule_for(problem, schedule)
-    ends = part.cut(problem)
-    step = part.timeline(problem, ends)
+    return numbers_of(problem, *planned(problem, schedule), world_size)
+
+
+def numbers_of(problem: Problem, ends: Ends, step: Timeline, world_size: int) -> Row:
+    """Return the numbers of one step in these groups."""
     efficiency = problem.trace.compute_s / step.step_s
     return {
         "num_groups": len(ends),
@@ -31,12 +41,6 @@ def simulate_step(problem: Problem, schedule: str, world_size: int) -> Row:
         "speedup": world_size * problem.trace.compute_s / step.step_s,
         "efficiency": efficiency,
     }
-
-
-def schedule_for(problem: Problem, schedule: str) -> Schedule:
-    """Return the schedule of that name; the exact one is the one that knows of selection where there is any."""
-    selects = problem.select is not no_time
-    return build(Schedule, SPARSE_EXACT if schedule == EXACT and selects else schedule)
 
 
 def crossing(gain: Callable[[float], float], low: float, high: float, halvings: int = 4) -> float:

@@ -10,18 +10,11 @@ from itertools import pairwise
 
 import pandas as pd
 
-import micro
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, as_user_error
 from experiments.config.option_types import to_positive
 from experiments.studies.methods import select_names
 from experiments.studies.simulated_steps.method_choices import DENSE, Methods, methods_of
-from experiments.studies.simulated_steps.networks import (
-    ALGORITHMS,
-    NetworkChoice,
-    NodeOptions,
-    load_measured,
-    network_choices,
-)
+from experiments.studies.simulated_steps.networks import ALGORITHMS, NetworkChoice, load_measured, network_choices
 from experiments.studies.simulated_steps.published_gains import (
     PUBLISHED,
     PUBLISHED_WORKERS,
@@ -35,11 +28,12 @@ from experiments.studies.simulated_steps.steps import (
     GRAINS,
     Row,
     crossing,
+    numbers_of,
+    planned,
     rescaled,
-    schedule_for,
     simulate_step,
 )
-from experiments.training.schedule_problem import group_volume, problem_of
+from experiments.training.schedule_problem import group_volume
 from micro.parts import known
 from micro.planning.costs import PUBLISHED_TREE, Flat
 from micro.planning.nodes import NodeNetwork, level_bytes
@@ -66,7 +60,6 @@ class Study:
         two_level: whether methods are simulated in two levels too.
         methods: dense, and those that are compared with it.
         schedules: of each method.
-        workers, density: as given.
         selection: where the seconds of selection come from, in words.
         questions: of QUESTIONS; the speed-ups are among what is written in any case.
     """
@@ -93,12 +86,16 @@ def study_of(options: argparse.Namespace) -> Study:
     workers = tuple(sorted(set(options.workers)))
     given = select_names(options.algorithm, ALGORITHMS, "algorithm") if options.algorithm else []
     algorithms: list[str | None] = [name for name in ALGORITHMS if name in given] or [None]  # None: each network's own
-    nodes = NodeOptions(intra=options.intra, ranks_per_node=options.ranks_per_node, two_level=options.two_level)
-    networks = [each for name in options.network for each in network_choices(name, algorithms, nodes, workers)]
-    for option, value in (("--ranks-per-node", options.ranks_per_node), ("--intra", options.intra)):
-        if value is not None and not any(network.nodes for network in networks):
+    of_nodes = {"intra": options.intra, "ranks_per_node": options.ranks_per_node}
+    networks = [
+        choice
+        for name in options.network
+        for choice in network_choices(name, algorithms, workers, two_level=options.two_level, **of_nodes)
+    ]
+    if not any(network.nodes for network in networks):
+        for option in (key for key, value in of_nodes.items() if value is not None):
             uses = "--algorithm hierarchical, --two-level, or a network of nodes"
-            raise UserError(f"{option} is for {uses}: add one, or leave {option} out")
+            raise UserError(f"--{option.replace('_', '-')} is for {uses}: add one, or leave it out")
     if options.two_level and options.select:
         raise UserError("--select holds no times of two levels: leave out --select or --two-level")
     speed = {"table": options.select, "memory_gb_s": options.memory_gb_s}
@@ -108,8 +105,10 @@ def study_of(options: argparse.Namespace) -> Study:
     if len({trace.model for trace in recorded}) < len(recorded):
         models = ", ".join(trace.model for trace in recorded)
         raise UserError(f"--trace must be of different models, got {models}")
-    for network, trace in itertools.product(networks, recorded):
-        _check_costs(trace, network, methods)
+    for network, trace, method in itertools.product(networks, recorded, methods.reducers):
+        with as_user_error(before=f"{method} on {network.name}: "):  # before anything is computed
+            problem = methods.problem(trace, network.of(max(network.workers)), method)
+            _ = problem.exchange(trace.num_bytes), problem.select(trace.num_bytes), problem.gather(trace.num_bytes)
     timed = [_computing(trace, options.compute_s) for trace in recorded]
     return Study(
         recorded=recorded,
@@ -124,17 +123,6 @@ def study_of(options: argparse.Namespace) -> Study:
         selection=selection,
         questions=select_names(options.only, QUESTIONS, "--only"),
     )
-
-
-def _check_costs(trace: Trace, network: NetworkChoice, methods: Methods) -> None:
-    """Compute the costs of each method once, so that an unknown cost is an error before anything else is computed."""
-    world_size = max(network.workers)
-    for method in methods.reducers:
-        try:
-            problem = methods.problem(trace, network.of(world_size), method, world_size)
-            _ = problem.exchange(trace.num_bytes), problem.select(trace.num_bytes), problem.gather(trace.num_bytes)
-        except ValueError as error:
-            raise UserError(f"{method} on {network.name}: {error}") from None
 
 
 def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
@@ -177,7 +165,7 @@ def _steps(study: Study) -> Iterator[Row]:
         for workers in network.workers:
             costs = network.of(workers)
             for method, schedules in study.schedules.items():
-                problem = study.methods.problem(trace, costs, method, workers)
+                problem = study.methods.problem(trace, costs, method)
                 for schedule in schedules:
                     named = {"workers": workers, "method": method, "schedule": schedule}
                     yield facts | named | simulate_step(problem, schedule, workers)
@@ -190,10 +178,9 @@ def _timeline(study: Study) -> Iterator[Row]:
     """
     for facts, trace, network in _settings(study):
         workers = min(network.workers, key=lambda count: abs(count - PUBLISHED_WORKERS))
-        problem = study.methods.problem(trace, network.of(workers), DENSE, workers)
+        problem = study.methods.problem(trace, network.of(workers), DENSE)
         for schedule in study.schedules[DENSE]:
-            part = schedule_for(problem, schedule)
-            step = part.timeline(problem, part.cut(problem))
+            _, step = planned(problem, schedule)
             named = facts | {"workers": workers, "schedule": schedule}
             yield named | {"what": "backward", "begin_s": 0.0, "end_s": step.backward_s}
             for sent in step.transfers:
@@ -206,27 +193,30 @@ def _levels(study: Study) -> Iterator[Row]:
     ``within_bytes`` and ``between_bytes`` are those that a worker sends in a step, within its node and to other nodes,
     as means over the workers.
     """
+    methods = study.methods
     for facts, trace, network in _settings(study) if study.two_level else ():
-        for workers in network.workers:
+        for workers, method in itertools.product(network.workers, methods.reducers):
             costs = network.of(workers)
             assert isinstance(costs, NodeNetwork), "without nodes there is one level"
-            local = costs.ranks_per_node
-            for method, one in study.methods.reducers.items():
-                of_levels = {
-                    "one": (one, study.methods.problem(trace, costs, method, workers)),
-                    "two": (
-                        study.methods.two_level(method, local),
-                        study.methods.two_level_problem(trace, costs, method),
-                    ),
-                }
-                for levels, (reducer, problem) in of_levels.items():
-                    row, size = simulate_step(problem, EXACT, workers), trace.element_bytes
-                    ends = (0, *schedule_for(problem, EXACT).cut(problem))
-                    numels = [round(problem.num_bytes(*group) / size) for group in pairwise(ends)]
-                    sent = [level_bytes(group_volume(reducer, n, workers, size), costs) for n in numels]
-                    row |= {"within_bytes": sum(w for w, _ in sent), "between_bytes": sum(b for _, b in sent)}
-                    named = {"workers": workers, "ranks_per_node": local, "method": method, "levels": levels}
-                    yield facts | named | row
+            local, size = costs.ranks_per_node, trace.element_bytes
+            of_levels = {
+                "one": (methods.reducers[method], methods.problem(trace, costs, method)),
+                "two": (methods.two_level(method, local), methods.two_level_problem(trace, costs, method)),
+            }
+            for levels, (reducer, problem) in of_levels.items():
+                ends, step = planned(problem, EXACT)
+                numels = [round(problem.num_bytes(*group) / size) for group in pairwise((0, *ends))]
+                sent = [level_bytes(group_volume(reducer, n, workers, size), costs) for n in numels]
+                named = {"workers": workers, "ranks_per_node": local, "method": method, "levels": levels}
+                yield (
+                    facts
+                    | named
+                    | numbers_of(problem, ends, step, workers)
+                    | {
+                        "within_bytes": sum(within for within, _ in sent),
+                        "between_bytes": sum(between for _, between in sent),
+                    }
+                )
 
 
 def _borders(study: Study) -> Iterator[Row]:
@@ -240,8 +230,7 @@ def _borders(study: Study) -> Iterator[Row]:
         @cache
         def step_s(method: str, rate: float, trace: Trace = trace, workers: int = workers) -> float:
             network = Flat(replace(cluster_link(), beta_s=8 / rate), workers)
-            problem = study.methods.problem(trace, network, method, workers)
-            return float(simulate_step(problem, EXACT, workers)["step_s"])
+            return float(simulate_step(study.methods.problem(trace, network, method), EXACT, workers)["step_s"])
 
         for method in study.methods.sparse:
             border = crossing(lambda rate, method=method: step_s(DENSE, rate) / step_s(method, rate), *RATES)  # type: ignore[misc]
@@ -252,15 +241,14 @@ def _headline(study: Study) -> Iterator[Row]:
     """Yield the gains of merged gradients beside those that are published."""
     for trace in study.recorded:
         if published := PUBLISHED.get(trace.model):
-            layerwise, single = published.over_layerwise, published.over_single
-            facts = {"model": trace.model, "published_layerwise": layerwise, "published_single": single}
-            yield from (facts | row for row in headline(trace))
+            facts = {f"published_{name.removeprefix('over_')}": gain for name, gain in published._asdict().items()}
+            yield from ({"model": trace.model} | facts | row for row in headline(trace))
 
 
 def _trees(study: Study) -> Iterator[Row]:
     """Yield the speed-ups of dense schedules with double trees on the paper's cluster, under both slopes."""
     for trace, workers, (slope, algorithm) in itertools.product(study.traces, study.workers, SLOPES.items()):
-        problem = problem_of(trace, Flat(cluster_link(), workers, algorithm), micro.DenseReducer(), workers)
+        problem = study.methods.problem(trace, Flat(cluster_link(), workers, algorithm), DENSE)
         for schedule in TREE_SCHEDULES:
             facts = {"model": trace.model, "slope": slope, "workers": workers, "schedule": schedule}
             yield facts | simulate_step(problem, schedule, workers)

@@ -8,6 +8,7 @@ import pandas as pd
 from experiments.reports.markdown import table
 from experiments.reports.names import human, in_order, label
 from experiments.studies.simulated_steps.method_choices import DENSE
+from experiments.studies.simulated_steps.networks import load_network
 from experiments.studies.simulated_steps.published_gains import PUBLISHED, nearest
 from experiments.studies.simulated_steps.study import Study
 
@@ -22,17 +23,15 @@ SCHEDULES = {
 }
 SETTING = ["model", "network", "algorithm", "compute_s"]
 Shown = Mapping[str, Callable[[pd.DataFrame], pd.Series]]
-STEPS: Shown = {
-    "Speed-up": lambda rows: rows["speedup"].map("{:.4g}".format),
-    "Exposed, ms": lambda rows: (1e3 * rows["exposed_s"]).map("{:.3g}".format),
-    "Groups": lambda rows: rows["num_groups"].map(str),
-}
+SPEEDUP: Shown = {"Speed-up": lambda rows: rows["speedup"].map("{:.4g}".format)}
+GROUPS: Shown = {"Groups": lambda rows: rows["num_groups"].map(str)}
+STEPS: Shown = {**SPEEDUP, "Exposed, ms": lambda rows: (1e3 * rows["exposed_s"]).map("{:.3g}".format), **GROUPS}
 LEVELS: Shown = {
     "Step, ms": lambda rows: (1e3 * rows["step_s"]).map("{:.4g}".format),
-    "Speed-up": STEPS["Speed-up"],
+    **SPEEDUP,
     "Sent to other nodes, a worker and step, MB": lambda rows: (rows["between_bytes"] / 1e6).map("{:.3g}".format),
     "Sent within the node, a worker and step, MB": lambda rows: (rows["within_bytes"] / 1e6).map("{:.3g}".format),
-    "Groups": STEPS["Groups"],
+    **GROUPS,
 }
 HOW_TO_READ = """\
 Nothing was trained: a trace gives each gradient's bytes and the moment it is ready, a model of a network what a
@@ -58,6 +57,8 @@ apart and together reads and writes 20 bytes an element. What a method sends is 
 HIERARCHY = """\
 *Hierarchical*: nodes of {} workers, or one of fewer; {} is the network within a node, by ring, and the one named the
 network between nodes. An all-reduce is a reduce-scatter in the node, one across nodes, an all-gather in the node."""
+HOW_BORDERS = """\
+Bandwidth of a link up to which a step of the method is shorter than one of dense, both with exact plans."""
 HOW_GAINS = """\
 How much faster a step is with MG-WFBP than with WFBP and with SyncEASGD (one bucket): 64 workers, ring, the paper's
 first cluster (a = 9.72e-4 s, b = 1.97e-9 s/B), forward taken as half of backward as in the authors' script. *Published*
@@ -92,25 +93,20 @@ def rate_name(value: float) -> str:
 def speedups(steps: pd.DataFrame) -> str:
     """Return speed-ups and, in brackets, numbers of groups: a table per model, network and algorithm."""
     cells = steps["speedup"].map("{:.4g}".format) + steps["num_groups"].map(" ({})".format)
-    return "\n\n".join(
-        f"## {_title(setting)}\n\n{_by_workers(own.assign(cell=cells), 'schedule', way_name)}"
-        for setting, own in steps.groupby(SETTING, sort=False)
-    )
+    settings = steps.assign(cell=cells).groupby(SETTING, sort=False)
+    return "\n\n".join(f"## {_title(key)}\n\n{_by_workers(own, 'schedule', way_name)}" for key, own in settings)
 
 
 def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> str:
     """Return the report of a study in Markdown."""
     parts = ["# Simulated steps", f"`{command}`", HOW_TO_READ + f"\nSeconds of selection: {study.selection}."]
     nodes = [network.nodes for network in study.networks if network.nodes and network.algorithm == "hierarchical"]
-    parts += dict.fromkeys(HIERARCHY.format(each.ranks_per_node, each.intra.name) for each in nodes)
+    parts += dict.fromkeys(HIERARCHY.format(each.ranks_per_node, load_network(each.intra).name) for each in nodes)
     parts += _sections(frames["steps"], "schedule", way_name, STEPS, study.assumed)
     if "headline" in frames:
         parts += ["## Gains of merged gradients beside the published", HOW_GAINS + "\n" + _gains(frames["headline"])]
     if "borders" in frames:
-        text = (
-            "Bandwidth of a link up to which a step of the method is shorter than one of dense, both with exact plans."
-        )
-        parts += ["## Where a method stops paying", text, _borders(frames["borders"])]
+        parts += ["## Where a method stops paying", HOW_BORDERS, _borders(frames["borders"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -118,12 +114,10 @@ def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
     """Return the report of one level beside two."""
     parts = ["# One level and two, simulated", f"`{command}`", HOW_LEVELS.rstrip()]
     parts.append(f"Density {study.density:g}. Seconds of selection: {study.selection}.")
-    for network in {each.name: each for each in study.networks}.values():
-        assert network.nodes is not None
-        parts.append(
-            f"*{network.name}*: nodes of {network.nodes.ranks_per_node} workers, or one of fewer; "
-            f"{network.nodes.intra.name} within them."
-        )
+    for name, nodes in {each.name: each.nodes for each in study.networks}.items():
+        assert nodes is not None
+        within = f"{load_network(nodes.intra).name} within them"
+        parts.append(f"*{name}*: nodes of {nodes.ranks_per_node} workers, or one of fewer; {within}.")
     order = in_order(levels["method"])
     levels = levels.sort_values("method", key=lambda names: names.map(order.index), kind="stable")
     parts += _sections(levels, "levels", lambda method, count: f"{label(method)}, {count}", LEVELS, study.assumed)
@@ -131,20 +125,9 @@ def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
 
 
 def _sections(
-    rows: pd.DataFrame,
-    kind: str,
-    name: Callable[[str, str], str],
-    shown: Shown,
-    assumed: Mapping[str, str],
+    rows: pd.DataFrame, kind: str, name: Callable[[str, str], str], shown: Shown, assumed: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield the blocks of a section per model, network and algorithm: its tables have a line per number of workers.
-
-    Args:
-        kind: column that tells a method's columns apart, as their schedule.
-        name: of a column, from the method and its kind.
-        shown: name of each table, and its cells.
-        assumed: where the seconds of computation of a model come from.
-    """
+    """Yield the blocks of each model, network and algorithm: a heading, and a table for each of ``shown``."""
     for setting, own in rows.groupby(SETTING, sort=False):
         yield f"## {_title(setting)}"
         yield f"Computation {assumed[str(setting[0])]}."
@@ -156,8 +139,11 @@ def _by_workers(rows: pd.DataFrame, kind: str, name: Callable[[str, str], str]) 
     """Return the column ``cell`` as a table: a line per number of workers, a column per method and ``kind``."""
     ways = list(dict.fromkeys(zip(rows["method"], rows[kind], strict=True)))
     cells = rows.pivot(index="workers", columns=["method", kind], values="cell")[ways]
-    lines = [[str(workers), *line] for workers, line in zip(cells.index, cells.to_numpy(), strict=True)]
-    return table(["workers", *(name(*way) for way in ways)], lines)
+    return table(["workers", *(name(*way) for way in ways)], _lines(cells))
+
+
+def _lines(cells: pd.DataFrame) -> list[list[str]]:
+    return [[str(first), *line] for first, line in zip(cells.index, cells.to_numpy(), strict=True)]
 
 
 def _title(setting: tuple[Hashable, ...]) -> str:
@@ -180,8 +166,7 @@ def _gains(headline: pd.DataFrame) -> str:
 
 def _borders(borders: pd.DataFrame) -> str:
     methods = in_order(borders["method"])
-    rates = borders.assign(cell=borders["border"].map(rate_name))
-    cells = rates.pivot(index=["model", "workers"], columns="method", values="cell")[methods]
-    order = dict.fromkeys(zip(borders["model"], borders["workers"], strict=True))
-    lines = [[f"{human(model)}, {workers}", *cells.loc[(model, workers)]] for model, workers in order]
-    return table(["model, workers", *(f"{label(name)}, bit/s" for name in methods)], lines)
+    rows = borders["model"].map(human) + borders["workers"].map(", {}".format)
+    rates = borders.assign(cell=borders["border"].map(rate_name), row=rows)
+    cells = rates.pivot(index="row", columns="method", values="cell").loc[rows.unique(), methods]
+    return table(["model, workers", *(f"{label(name)}, bit/s" for name in methods)], _lines(cells))

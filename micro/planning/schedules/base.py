@@ -30,7 +30,6 @@ class Problem:
     All are sent over one lane, in order.
 
     Attributes:
-        trace: the layers, in backward order, and the lengths of the step's parts.
         exchange: seconds of the collectives for a group of so many bytes of gradient. Dense: its all-reduce; sparse:
             all that the method sends for it, or what the group adds to a step where groups share rounds.
         select: seconds of computation for a group before it can be sent. It delays backward: worker and
@@ -70,7 +69,6 @@ class Transfer:
     """One group on its way; seconds from the start of backward.
 
     Attributes:
-        start, stop: its layers.
         select_s: when its selection was done; when its last gradient was complete, where there is none.
         sent_s: when its exchange began.
         done_s: when its exchange ended.
@@ -88,7 +86,6 @@ class Timeline:
     """One step under a plan.
 
     Attributes:
-        transfers: one per group.
         backward_s: when computation of backward, selections included, was over.
         end_s: when all was reduced, from the start of backward.
         step_s: of the whole step, forward and update included.
@@ -169,10 +166,9 @@ class Schedule(Part, ABC):
         return timeline(problem, ends)
 
     def bucket_cap_mb(self, model_mb: float) -> float | None:
-        """Return the cap by which DDP makes this cut by itself, None for its default; used where nothing is planned.
+        """Return the cap by which DDP makes this cut of a model of so many MiB, None for its default.
 
-        Args:
-            model_mb: size of all gradients, in MiB.
+        It is used where nothing is planned.
         """
         return None
 

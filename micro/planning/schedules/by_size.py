@@ -2,35 +2,38 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, repeat
 from typing import ClassVar
 
 from micro.planning.schedules.base import Ends, Problem, Schedule
 
 MIB = 2**20
-FIRST, CAP = 1 * MIB, 25 * MIB  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES, and bucket_cap_mb where it is not given
 
 
 class BySize(Schedule):
-    """Close each group when it has reached the next cap. A gradient is never split, so a group may be larger."""
+    """Close each group when it has reached its cap. A gradient is never split, so a group may be larger."""
 
     is_planned: ClassVar[bool] = False
 
+    @property
     @abstractmethod
-    def caps(self) -> Iterator[float]:
-        """Yield the cap of each group, in bytes."""
+    def caps_mb(self) -> tuple[float, float]:
+        """The cap of the first group, and that of all others, in MiB."""
 
     def cut(self, problem: Problem) -> Ends:
         """Return groups that have reached their caps, all but the last."""
-        caps, ends, start = self.caps(), [], 0
-        cap, num_layers = next(caps), len(problem.trace.layers)
+        ends, start, num_layers = [], 0, len(problem.trace.layers)
+        cap, later = self.caps_mb
         for stop in range(1, num_layers):
-            if problem.num_bytes(start, stop) >= cap:
+            if problem.num_bytes(start, stop) + 1 > cap * MIB:  # DDP's caps are whole bytes
                 ends.append(stop)
-                start, cap = stop, next(caps)
+                start, cap = stop, later
         return (*ends, num_layers)
+
+    def bucket_cap_mb(self, model_mb: float) -> float | None:
+        """Return the cap, no larger than a model needs; None where the first one differs, as DDP's by default."""
+        first, later = self.caps_mb
+        return min(later, model_mb + 1) if first == later else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +44,7 @@ class Layerwise(BySize):
     """
 
     name: ClassVar[str] = "layerwise"
-
-    def caps(self) -> Iterator[float]:
-        """Yield a byte, which every gradient reaches by itself."""
-        return repeat(1)
-
-    def bucket_cap_mb(self, model_mb: float) -> float:
-        """Return the cap of every bucket."""
-        return 1 / MIB
+    caps_mb = (1 / MIB, 1 / MIB)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +55,7 @@ class Single(BySize):
     """
 
     name: ClassVar[str] = "single"
-
-    def caps(self) -> Iterator[float]:
-        """Yield what no group reaches."""
-        return repeat(math.inf)
-
-    def bucket_cap_mb(self, model_mb: float) -> float:
-        """Return the cap of every bucket."""
-        return model_mb + 1
+    caps_mb = (math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +75,10 @@ class Capped(BySize):
     def __post_init__(self) -> None:
         check_cap(self.cap_mb)
 
-    def caps(self) -> Iterator[float]:
-        """Yield the same cap for every group."""
-        return repeat(int(self.cap_mb * MIB))
-
-    def bucket_cap_mb(self, model_mb: float) -> float:
-        """Return the cap of every bucket."""
-        return self.cap_mb
+    @property
+    def caps_mb(self) -> tuple[float, float]:
+        """The same cap for every group."""
+        return self.cap_mb, self.cap_mb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,10 +92,7 @@ class Ddp(BySize):
     """
 
     name: ClassVar[str] = "ddp"
-
-    def caps(self) -> Iterator[float]:
-        """Yield DDP's own caps."""
-        return chain([FIRST], repeat(CAP))
+    caps_mb = (1, 25)
 
 
 def check_cap(cap_mb: float) -> None:
