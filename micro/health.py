@@ -5,6 +5,7 @@ On an accelerator the flags stay where they are until the host has to choose wha
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,16 +59,10 @@ def all_finite(flags: Sequence[Finite]) -> Finite:
     return torch.stack(late).all() if late else all(flags)
 
 
-def read(
-    is_finite: Finite, fits: Finite, num_updated: int | Tensor, *records: Tensor | None
-) -> tuple[bool, bool, int, list[float | None]]:
-    """Return two flags, whether gradients were finite and whether their mean is, a number, and more, by one read.
-
-    Args:
-        records: numbers () for the record of the step, where there are such.
-    """
-    numbers = [is_finite, fits, num_updated, *records]
+def read(*numbers: Any) -> Sequence[Any]:
+    """Return numbers (or None) as the host knows them: what an accelerator still has of them, by one read."""
     late = [x.double() for x in numbers if isinstance(x, Tensor)]
-    known = iter(torch.stack(late).tolist() if late else ())  # host sync: what is applied
-    first, second, third, *rest = (next(known) if isinstance(x, Tensor) else x for x in numbers)
-    return bool(first), bool(second), int(third or 0), rest
+    if not late:
+        return numbers
+    known = iter(torch.stack(late).tolist())  # host sync: what is applied
+    return [next(known) if isinstance(x, Tensor) else x for x in numbers]

@@ -201,11 +201,11 @@ def overflown(
         where all is finite; the number for the record.
     """
     scaled, total = yield Once(work=lambda: _scaled(parts, scale))
-    is_finite, is_sum_finite, num_updated, (known,) = read(
+    is_finite, is_sum_finite, num_updated, known = read(
         exchanged.is_finite, is_number(total), exchanged.num_updated, record
     )
     if is_finite is not exchanged.is_finite or num_updated is not exchanged.num_updated:
-        exchanged = replace(exchanged, is_finite=is_finite, num_updated=num_updated)
+        exchanged = replace(exchanged, is_finite=bool(is_finite), num_updated=int(num_updated))
     if not is_finite or is_sum_finite:
         return exchanged, None, known
     bad = [part.indices[~torch.isfinite(values)] for part, values in zip(parts, scaled, strict=True)]

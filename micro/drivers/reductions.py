@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -172,7 +173,9 @@ class Reductions:
             self._begin_counts()
         self._has_counts = False
         aside = set_aside_(state, unused(state)) if unused is not None else {}
-        self._running.append(_Running(reducer.begin(state, grad, self.comm), state, vectors, grad, aside))
+        begin = partial(reducer.reduction, state, grad)
+        under_way = self.comm.rounds.begin(begin, self.comm, shares=reducer.shares_rounds)
+        self._running.append(_Running(under_way, state, vectors, grad, aside))
 
     def advance(self, *, ends_some: bool) -> None:
         """Send a round of messages; end reductions that need no more, but for the last that was begun."""

@@ -13,8 +13,7 @@ from micro.clipping import check_clip
 from micro.drivers.loss_scale import check_scaler
 from micro.flat import real
 from micro.names import as_patterns
-from micro.reducers.base import Reducer
-from micro.reducers.checks import check_reducer
+from micro.reducers.base import Reducer, check_reducer
 from micro.reducers.split import Split
 from micro.reducers.wrapping import layers
 from micro.scope import Scope, scoped

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from micro.comm import Comm
 from micro.flat import MAX_NUMEL, real
 from micro.local.buffers import BufferPolicy
-from micro.reducers.base import Reducer
-from micro.reducers.checks import check_reducer
+from micro.reducers.base import Reducer, check_reducer
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import innermost
 from micro.wrappers import plain_parameters

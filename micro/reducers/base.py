@@ -17,9 +17,10 @@ from micro.group_comm import GroupComm
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part, StatefulPart
 from micro.peer_failures import first_line
-from micro.reducers.outcome import Decision, Outcome, decide
+from micro.reducers.outcome import Outcome, decide
 from micro.requests import Reduction, carried_out
-from micro.rounds import UnderWay, all_together
+from micro.rounds import all_together
+from micro.selectors.base import Selector
 from micro.sparse import SparseValues
 from micro.stats import StepStats
 from micro.traffic import Bucket, Volume
@@ -97,20 +98,6 @@ def _whole_or_broken(states: Sequence[BucketState]) -> Iterator[None]:
         for state in states:
             state.break_off(error)
         raise
-
-
-def _stats_of(decision: Decision) -> tuple[StepStats, ...]:
-    """Return the statistics of a step that was decided, or raise its error."""
-    if decision.error is not None:
-        raise decision.error
-    return decision.stats
-
-
-def _each_counted(comm: Comm) -> Iterator[Comm]:
-    """Yield ``comm`` for one bucket after the other, each with counts of its own."""
-    while True:
-        comm.begin_step()
-        yield comm
 
 
 def prepare(reducer: "Reducer", comm: GroupComm, device: torch.device) -> None:
@@ -219,14 +206,12 @@ class Reducer(Part, ABC):
         """Do what `reduce_` does, as a reduction."""
         with _whole_or_broken([state]):
             outcome = yield from self.reduction(state, grad, comm)
-            return _stats_of((yield from decide([outcome], self.policy)))[0]
+            return (yield from decide([outcome], self.policy))[0]
 
     def reduce_buckets_(
         self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm
     ) -> tuple[StepStats, ...]:
         """Replace every bucket's gradient by its mean update, and let the step count for all of them or for none.
-
-        The host of an accelerator waits until it knows which.
 
         Args:
             states, grads: one per bucket, in the same order on all ranks.
@@ -234,18 +219,16 @@ class Reducer(Part, ABC):
         Raises:
             NonFiniteGradient, RuntimeError: see reduce_.
         """
+
+        def each_counted() -> Iterator[Comm]:
+            while True:
+                comm.begin_step()
+                yield comm
+
         buckets = [partial(self.reduction, state, grad) for state, grad in zip(states, grads, strict=True)]
         with _whole_or_broken(states):
-            outcomes = all_together(buckets, _each_counted(comm), shares=self.shares_rounds)
-            return _stats_of(carried_out(decide(outcomes, self.policy), comm))
-
-    def begin(self, state: BucketState, grad: Tensor, comm: GroupComm) -> UnderWay[Outcome]:
-        """Begin to reduce a bucket: up to its first message. It goes on in rounds that it shares with others.
-
-        The caller advances ``comm.rounds``. Where buckets cannot share, it is reduced at the call. Every rank begins
-        its buckets in the same order. The step is decided when the last of its buckets has ended.
-        """
-        return comm.rounds.begin(partial(self.reduction, state, grad), comm, shares=self.shares_rounds)
+            outcomes = all_together(buckets, each_counted(), shares=self.shares_rounds)
+            return carried_out(decide(outcomes, self.policy), comm)
 
     def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep ``unsent``, the same on all ranks: what an update lost that was rounded after it was reduced.
@@ -334,3 +317,14 @@ class Reducer(Part, ABC):
         for key, vector in state.memory.items():
             if vector.numel() and key in pieces:
                 state.memory[key] = regroup(pieces[key], state.layout, dtype=vector.dtype, device=vector.device)
+
+
+def check_reducer(reducer: object) -> Reducer:
+    """Return the reducer, or raise ValueError where it is none."""
+    if isinstance(reducer, Reducer):
+        return reducer
+    given = f"the selector {type(reducer).__name__}" if isinstance(reducer, Selector) else repr(reducer)
+    raise ValueError(
+        f"reducer must be a micro.Reducer, got {given}: build one, as in "
+        "micro.SparseReducer(micro.Micro(), density=0.01)"
+    )

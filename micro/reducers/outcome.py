@@ -10,7 +10,7 @@ from torch import Tensor
 from micro.flat import Layout
 from micro.health import Finite, FirstBad, index_of, is_number, read
 from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import Finding, NonFiniteGradient, Policy, report
+from micro.nonfinite import Finding, Policy, report
 from micro.requests import Reduction
 from micro.stats import StepStats
 
@@ -52,31 +52,23 @@ class Outcome:
         return replace(self.stats, skipped=True, global_count=0, relative_error=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What became of a step: the statistics of its buckets, and the error to raise, if any, the same on all ranks."""
-
-    stats: tuple[StepStats, ...]
-    error: NonFiniteGradient | None = None
-
-
-def decide(outcomes: Sequence[Outcome], policy: Policy) -> Reduction[Decision]:
-    """Deliver all buckets of a step, or drop all of them where one is not finite.
+def decide(outcomes: Sequence[Outcome], policy: Policy) -> Reduction[tuple[StepStats, ...]]:
+    """Deliver all buckets of a step, or drop all of them where one is not finite; return their statistics.
 
     Whether a bucket is finite travelled with its own exchange, so that all ranks know it of all buckets and decide
     alike without a collective. Only an error costs one, which gathers where each rank's first NaN or Inf is.
 
     Args:
         outcomes: the buckets of one step, in the same order on all ranks.
+
+    Raises:
+        NonFiniteGradient: the step was dropped, and the policy is to stop.
     """
     findings = [finding for outcome in outcomes for finding in outcome.findings]
-    if not findings:
-        return Decision(tuple(outcome.deliver() for outcome in outcomes))
-    stats = tuple(outcome.drop() for outcome in outcomes)
-    if policy == "skip":
-        return Decision(stats)
-    error = yield from report(findings, stats[0].step, outcomes[0].grad.device)
-    return Decision(stats, error)
+    stats = tuple(outcome.drop() if findings else outcome.deliver() for outcome in outcomes)
+    if findings and policy == "stop":
+        raise (yield from report(findings, stats[0].step, outcomes[0].grad.device))
+    return stats
 
 
 def cut_(acc: Tensor, indices: Tensor | slice, num_summands: int) -> None:
@@ -120,6 +112,6 @@ def checked(grad: Tensor, *records: Tensor | None, is_finite: Finite, num_update
         num_updated: see Checked.
     """
     fits = is_finite is False or is_number(grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32)))
-    were_finite, is_sum_finite, number, numbers = read(is_finite, fits, num_updated, *records)
+    were_finite, is_sum_finite, number, *numbers = read(is_finite, fits, num_updated, *records)
     bad_update = None if is_sum_finite or not were_finite else first_nonfinite(grad)
-    return Checked(were_finite, bad_update, number, numbers)
+    return Checked(bool(were_finite), bad_update, int(number or 0), numbers)

@@ -28,7 +28,7 @@ from micro.parts import StatefulPart
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, cut_
 from micro.reducers.rounding import write_, write_sum_
-from micro.reducers.whole import Sent, send_all, send_all_encoded
+from micro.reducers.whole import Sent, send_all
 from micro.reducers.with_density import WithDensity
 from micro.requests import Once, Reduction
 from micro.selectors.base import Selector, Traits
@@ -36,23 +36,6 @@ from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown, summed
 from micro.stats import Start, stats_of
 from micro.traffic import Bucket, Volume
-
-
-@dataclass(frozen=True, slots=True)
-class _Accumulated:
-    """What comes of adding a gradient to what was kept.
-
-    Attributes:
-        acc: (numel,) the accumulator.
-        first_bad: where its first sum is that is not finite.
-        sums: of it, where the selector wants them; see Step.
-        to_add: (numel,) the gradient, where it is still to add.
-    """
-
-    acc: Tensor
-    first_bad: FirstBad = None
-    sums: Sums | None = None
-    to_add: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +106,18 @@ class SparseReducer(WithDensity):
         target = self.selector.effective_target(wanted, state.layout)
         forgotten = self.feedback.forgotten(state.memory)
         at_work = self.at(target.density)
-        added = self._accumulate_(at_work, state, grad, comm)
-        acc, bad, to_add = added.acc, added.first_bad, added.to_add
+        acc, bad, sums, to_add = self._accumulate_(at_work, state, grad, comm.world_size)
         is_finite = is_finite_by(bad, grad.numel())
-        densities = target.layer_densities
-        step = Step(state.step, target.count, self.seed, state.layout, densities, added.sums, is_finite)
+        step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums, is_finite)
+        transport = Transport(comm=comm, step=step, overlap=at_work.selector.overlap, wire=self.wire)
         if at_work.sends_all:
-            sent = yield from self._send_all(state, acc, grad, step, comm, to_add=to_add)
-            sent = replace(sent, forgotten=None if forgotten is None else float(forgotten))  # host sync: the record
+            average_ = (self.exchange if isinstance(self.exchange, Gather) else Union()).average_
+            sent = yield from send_all(state, self.feedback, acc, grad, transport, average_, to_add=to_add)
+            record = {"forgotten": None if forgotten is None else float(forgotten)}  # host sync: the record
             bad = sent.first_bad if bad is None else bad
         else:
-            state.spare = state.wire = None
-            sent = yield from self._send(at_work, state, acc, grad, step, comm, forgotten)
+            sent = yield from self._send(at_work, state, acc, grad, transport, forgotten)
+            record = sent.record
         state.step += 1
         stats = stats_of(
             start,
@@ -147,10 +130,7 @@ class SparseReducer(WithDensity):
             target_count=target.count,
             counts=sent.counts,
             global_count=sent.num_updated,
-            threshold=sent.threshold,
-            select=sent.select,
-            forgotten=sent.forgotten,
-            overfull=sent.overfull,
+            **record,
         )
 
         def on_deliver() -> None:
@@ -161,39 +141,22 @@ class SparseReducer(WithDensity):
         on_drop = partial(self.selector.observe, state.selector, grad, step, ())
         return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver, on_drop=on_drop)
 
-    def _accumulate_(self, at_work: "SparseReducer", state: BucketState, grad: Tensor, comm: Comm) -> "_Accumulated":
-        """Add the gradient to what was kept, and make the sums that the selector wants."""
+    def _accumulate_(
+        self, at_work: "SparseReducer", state: BucketState, grad: Tensor, n: int
+    ) -> tuple[Tensor, FirstBad, Sums | None, Tensor | None]:
+        """Add the gradient to what was kept.
+
+        Returns:
+            the accumulator (numel,); where its first sum is that is not finite; its sums, where the selector wants
+            them; the gradient, where a pass that encodes has still to add it.
+        """
         if at_work.sends_all and not self.codec.lossless and grad.device.type == "cpu":
             acc = self.feedback.without_grad_(state.memory)
             if acc is not None:
-                return _Accumulated(acc, to_add=grad)
-        selector, n = at_work.selector, comm.world_size
-        if Traits.WANTS_SUMS in selector.traits:
-            acc, bad, sums = self.feedback.accumulate_and_sum_(state.memory, grad, world_size=n)
-            return _Accumulated(acc, bad, sums=sums)
-        return _Accumulated(*self.feedback.accumulate_(state.memory, grad, world_size=n))
-
-    def _send_all(
-        self,
-        state: BucketState,
-        acc: Tensor,
-        grad: Tensor,
-        step: Step,
-        comm: Comm,
-        *,
-        to_add: Tensor | None,
-    ) -> Reduction[Sent]:
-        """Exchange all values, which needs no indices; make ``grad`` (numel,) the update."""
-        if self.codec.lossless:
-            return (yield from send_all(state, self.feedback, acc, grad, comm, is_finite=step.is_finite))
-        exchange = self.exchange if isinstance(self.exchange, Gather) else Union()
-        transport = self._transport(comm, step, Overlap.SAME)
-        return (
-            yield from send_all_encoded(state, self.feedback, acc, grad, transport, exchange.average_, to_add=to_add)
-        )
-
-    def _transport(self, comm: Comm, step: Step, overlap: Overlap) -> Transport:
-        return Transport(comm=comm, step=step, overlap=overlap, wire=self.wire)
+                return acc, None, None, grad
+        if Traits.WANTS_SUMS in at_work.selector.traits:
+            return *self.feedback.accumulate_and_sum_(state.memory, grad, world_size=n), None
+        return *self.feedback.accumulate_(state.memory, grad, world_size=n), None, None
 
     def _send(
         self,
@@ -201,34 +164,31 @@ class SparseReducer(WithDensity):
         state: BucketState,
         acc: Tensor,
         grad: Tensor,
-        step: Step,
-        comm: Comm,
+        transport: Transport,
         forgotten: Tensor | None,
     ) -> Reduction[Sent]:
         """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
+        comm, is_usual = transport.comm, at_work is self
         start = Start.of(comm, grad.device)
-        is_usual = at_work is self
+        state.spare = state.wire = None
         own = state.exchange if is_usual else at_work.exchange.start()
         chosen = state.selector if is_usual else at_work.selector.start()
-        selection = yield from at_work.selector.select(chosen, acc, step, comm)
+        selection = yield from at_work.selector.select(chosen, acc, transport.step, comm)
         select = start.spans(comm, grad.device).rest
-        transport = self._transport(comm, step, at_work.selector.overlap)
         exchanged = yield from at_work.exchange.exchange(own, acc, selection, transport)
         exchanged, overflow, lost = yield from overflown(exchanged.update, selection.scale, exchanged, forgotten)
         if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             cut_(acc, overflow, comm.world_size)
         on_deliver = yield from self._write_(state, grad, exchanged, selection.scale)
+        record = {"threshold": selection.threshold, "select": select, "forgotten": lost}
         return Sent(
             counts=exchanged.counts,
             num_updated=int(exchanged.num_updated),
-            on_deliver=on_deliver,
             is_finite=bool(exchanged.is_finite),
             in_update=None if overflow is None else int(overflow.min()),
-            threshold=selection.threshold,
-            select=select,
-            forgotten=lost,
-            overfull=selection.overfull or exchanged.overfull,
+            on_deliver=on_deliver,
             parts=None if self.feedback.sends_change else exchanged.update,
+            record=record | {"overfull": selection.overfull or exchanged.overfull},
         )
 
     @property
@@ -247,9 +207,10 @@ class SparseReducer(WithDensity):
 
         Published behaviours, and selectors that follow no density, are at work as they are.
         """
-        usual = isinstance(self.selector, Everything) or Traits.OWN_DENSITY in self.selector.traits
-        usual = usual or self.feedback.sends_change
-        if density < 1.0 or usual or "published" in (self.rule_name or ""):
+        if density < 1.0:
+            return self
+        keeps = isinstance(self.selector, Everything) or Traits.OWN_DENSITY in self.selector.traits
+        if keeps or self.feedback.sends_change or "published" in (self.rule_name or ""):
             return self
         exchange = replace(self.exchange, each=Union()) if isinstance(self.exchange, InPieces) else Union()
         return replace(self, selector=Everything(), density=1.0, exchange=exchange)

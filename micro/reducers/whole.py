@@ -1,21 +1,20 @@
-"""A step in which every value travels as it is: a dense all-reduce of the accumulators, without indices."""
+"""A step in which every value travels and no index: an all-reduce of the accumulators, or of what a code keeps."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.exchanges.averaging import AverageEncoded, message_bytes
+from micro.exchanges.averaging import AverageEncoded, Mean, message_bytes
 from micro.exchanges.base import Transport
 from micro.feedback import Feedback
-from micro.health import Finite, flag_of, is_number, is_zero, read
+from micro.health import flag_of, is_number, is_zero, read
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import cut_
 from micro.reducers.rounding import write_
 from micro.requests import AllReduce, Reduction
-from micro.spans import Seconds
 from micro.sparse import AllLeaving, AllValues, SparseValues
 
 
@@ -26,66 +25,25 @@ class Sent:
     Attributes:
         counts: how many elements each rank chose.
         num_updated: distinct indices in the update.
-        on_deliver: makes what is kept what was not sent.
         is_finite: whether all gradients and the update were.
         in_update: index of the first sum of finite gradients that overflowed, None where there is none.
-        threshold: the cut on abs(acc), where there was one.
-        select: seconds choosing.
-        forgotten: see StepStats.
+        on_deliver: makes what is kept what was not sent.
         first_bad: index of this rank's first sum that was left out, where the gradient was added while it was sent.
-        overfull: whether a message of fixed capacity did not hold what was chosen.
         parts: whose indices are all at which the update may be other than zero; None: it may be anywhere.
+        record: fields of the step's statistics, where they are not the usual.
     """
 
     counts: tuple[int, ...]
     num_updated: int
-    on_deliver: Callable[[], object]
     is_finite: bool
     in_update: int | None
-    threshold: float | None = None
-    select: Seconds = 0.0
-    forgotten: float | None = None
-    overfull: bool = False
+    on_deliver: Callable[[], object]
     first_bad: int | None = None
     parts: tuple[SparseValues, ...] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def send_all(
-    state: BucketState, feedback: Feedback, acc: Tensor, grad: Tensor, comm: Comm, *, is_finite: Finite
-) -> Reduction[Sent]:
-    """Make ``grad`` (numel,) the mean of all accumulators; what the mean's rounding takes is kept.
-
-    One all-reduce of acc, and of one more number: whether each rank's gradient was finite. The memory of the message is
-    kept: from the second such step on nothing of the vector's length is allocated.
-
-    Args:
-        acc: (numel,) what ``feedback`` returned; in most cases the residual.
-        is_finite: whether this rank's gradient was.
-    """
-    message = _message(state, acc)
-    total = state.spare = message[:-1]
-    total.copy_(acc)
-    message[-1] = 1 - flag_of(is_finite, acc.dtype, acc.device)[0]
-    yield AllReduce(mine=message)
-    is_finite, in_update = _checked(acc, total, is_zero(message[-1]), is_number(total.sum()), comm)
-    unsent = None
-    if is_finite and total.dtype == grad.dtype:
-        torch.div(total, comm.world_size, out=grad)
-    elif is_finite:
-        unsent = write_(total.div_(comm.world_size), grad)
-
-    def on_deliver() -> None:
-        feedback.settle_(state.memory, AllValues(acc), (), 1.0)
-        if unsent is not None:
-            feedback.keep_(state.memory, AllValues(unsent))
-
-    counts = (grad.numel(),) * comm.world_size
-    return Sent(
-        counts=counts, num_updated=grad.numel(), on_deliver=on_deliver, is_finite=is_finite, in_update=in_update
-    )
-
-
-def send_all_encoded(
     state: BucketState,
     feedback: Feedback,
     acc: Tensor,
@@ -93,46 +51,62 @@ def send_all_encoded(
     transport: Transport,
     average_: AverageEncoded,
     *,
-    to_add: Tensor | None,
+    to_add: Tensor | None = None,
 ) -> Reduction[Sent]:
-    """Make ``grad`` (numel,) the mean of all accumulators as they were encoded; what that lost is kept.
+    """Make ``grad`` (numel,) the mean of all accumulators; what a code or the mean's rounding loses of them is kept.
 
-    What was the residual's memory becomes it again in the next step, and the bytes of the messages are kept: from the
-    third such step on nothing of the vector's length is allocated but what is received.
+    The memory of the messages is kept, and with a code it and the residual's change places: after a few such steps
+    nothing of the vector's length is allocated but what is received.
 
     Args:
         acc: (numel,) what ``feedback`` returned; in most cases the residual.
+        average_: the exchange of encoded values.
         to_add: the gradient, where it has still to be added to acc: the pass that encodes does that.
-        average_: the exchange, as a function of values at every index.
     """
-    rest = _message(state, acc)[:-1] if state.residual.numel() else None
-    state.spare = rest
-    mean = grad if grad.dtype == acc.dtype else torch.empty_like(acc)
-    size = message_bytes(acc.numel(), transport, acc.dtype)
-    if state.wire is None or state.wire.numel() < size or state.wire.device != acc.device:
-        state.wire = torch.empty(size, dtype=torch.uint8, device=acc.device)
-    averaged = yield from average_(acc, transport, rest=rest, mean=mean, memory=state.wire, grad=to_add)
-    is_finite, in_update = _checked(acc, mean, averaged.is_finite, averaged.fits, transport.comm)
+    comm, numel = transport.comm, grad.numel()
+    message = _memory(state, acc)
+    rest = state.spare = message[:-1]
+    mean = grad if grad.dtype == acc.dtype else None
+    if transport.wire.values.lossless:
+        rest.copy_(acc)
+        message[-1] = 1 - flag_of(transport.step.is_finite, acc.dtype, acc.device)[0]
+        yield AllReduce(mine=message)
+        mean = torch.div(rest, comm.world_size, out=rest if mean is None else mean)
+        averaged = Mean(is_zero(message[-1]), is_number(mean.sum()))
+        sent: AllValues | None = AllValues(acc)
+    else:
+        if not state.residual.numel():
+            rest = state.spare = None
+        mean = torch.empty_like(acc) if mean is None else mean
+        wire = _wire(state, message_bytes(numel, transport, acc.dtype), acc.device)
+        averaged = yield from average_(acc, transport, rest=rest, mean=mean, memory=wire, grad=to_add)
+        sent = None if rest is None else AllLeaving(rest)
+    is_finite, fits = read(averaged.is_finite, averaged.fits)
+    overflow = mean.isfinite().logical_not_().nonzero().view(-1) if is_finite and not fits else ()
+    if len(overflow):
+        cut_(acc, overflow, comm.world_size)
+        is_finite = False
     unsent = write_(mean, grad) if is_finite and mean is not grad else None
 
     def on_deliver() -> None:
-        if rest is not None:
+        if isinstance(sent, AllLeaving):
             state.spare = state.residual.detach()  # which gets the memory of the rest
-            feedback.settle_(state.memory, AllLeaving(rest), (), 1.0)
+        if sent is not None:
+            feedback.settle_(state.memory, sent, (), 1.0)
         if unsent is not None:
             feedback.keep_(state.memory, AllValues(unsent))
 
     return Sent(
-        counts=(grad.numel(),) * transport.comm.world_size,
-        num_updated=grad.numel(),
+        counts=(numel,) * comm.world_size,
+        num_updated=numel,
+        is_finite=bool(is_finite),
+        in_update=int(overflow[0]) if len(overflow) else None,
         on_deliver=on_deliver,
-        is_finite=is_finite,
-        in_update=in_update,
         first_bad=averaged.first_bad,
     )
 
 
-def _message(state: BucketState, acc: Tensor) -> Tensor:
+def _memory(state: BucketState, acc: Tensor) -> Tensor:
     """Return memory for a message (numel + 1,): that of the step before, where it has room."""
     spare, size = state.spare, acc.numel() + 1
     if spare is None or spare.dtype != acc.dtype or spare.untyped_storage().nbytes() < size * spare.element_size():
@@ -140,20 +114,8 @@ def _message(state: BucketState, acc: Tensor) -> Tensor:
     return spare.as_strided((size,), (1,))
 
 
-def _checked(acc: Tensor, total: Tensor, is_finite: Finite, fits: Finite, comm: Comm) -> tuple[bool, int | None]:
-    """Return whether all gradients and their sum are finite, and where the sum (numel,) of finite ones is not.
-
-    There the accumulator is cut, on all ranks alike: their sums are the same bits. An accelerator is read once.
-
-    Args:
-        is_finite: whether all gradients are.
-        fits: whether the sum of all sums is finite: then each is.
-    """
-    were_finite, is_sum_finite, *_ = read(is_finite, fits, 0)
-    if not were_finite or is_sum_finite:
-        return were_finite, None
-    places = torch.nonzero(~torch.isfinite(total)).view(-1)
-    if not places.numel():
-        return True, None
-    cut_(acc, places, comm.world_size)
-    return False, int(places[0])
+def _wire(state: BucketState, num_bytes: int, device: torch.device) -> Tensor:
+    """Return at least so many bytes for encoded values: those of the step before, where they are enough."""
+    if state.wire is None or state.wire.numel() < num_bytes or state.wire.device != device:
+        state.wire = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    return state.wire

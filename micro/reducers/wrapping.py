@@ -8,8 +8,7 @@ import torch
 
 from micro.comm import Comm
 from micro.nonfinite import Policy
-from micro.reducers.base import BucketState, Reducer
-from micro.reducers.checks import check_reducer
+from micro.reducers.base import BucketState, Reducer, check_reducer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
