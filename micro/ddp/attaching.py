@@ -127,6 +127,6 @@ def detach(model: nn.Module) -> None:
         ValueError: nothing is attached to it.
     """
     attached = attached_to(unwrapped(model))
-    if not isinstance(attached, Attachment):
+    if attached is None:
         raise ValueError("model has no attachment: there is nothing to detach")
     attached.close()

@@ -14,10 +14,10 @@ from micro.clipping import clip_
 from micro.ddp.backward import Backward
 from micro.ddp.bucket_lane import BucketLane
 from micro.ddp.bucket_order import replay
-from micro.ddp.buckets import Bucket, Buckets, cut
+from micro.ddp.buckets import Buckets, parts_of
 from micro.ddp.hook import hook_of
 from micro.drivers.attachment import BaseAttachment
-from micro.drivers.lane import CallerLane, ThreadLane
+from micro.drivers.lane import CallerLane, thread_lane
 from micro.drivers.settings import Settings
 from micro.flat import real
 from micro.group_comm import GroupComm
@@ -70,20 +70,9 @@ class Attachment(BaseAttachment):
         self._model = ref(model)  # which holds this attachment, where no garbage collector looks
         self._buckets = Buckets({parameter: name for name, parameter in parameters.items()})
         self._is_rehearsing = False
-        self._lane = BucketLane(
-            self.steps,
-            ThreadLane(device) if lane == "thread" else CallerLane(device),
-            device,
-            finds_unused=bool(model.find_unused_parameters),
-        )
-        self._backward = Backward(
-            model,
-            len(reduced),
-            now=lambda: comm.now(device),
-            at_computed=self._lane.finish,
-            wait=self._lane.wait,
-            at_end=self._end_step,
-        )
+        made = thread_lane(device) if lane == "thread" else CallerLane(device)
+        self._lane = BucketLane(self.steps, made, device, finds_unused=bool(model.find_unused_parameters))
+        self._backward = Backward(model, len(reduced), self._lane, now=lambda: comm.now(device), at_end=self._end_step)
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 
@@ -143,24 +132,17 @@ class Attachment(BaseAttachment):
             self._is_rehearsing = False
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Put one bucket of DDP on the lane, where it is reduced in place; DDP waits for the future."""
+        """Have one bucket of DDP reduced in place on the lane; DDP waits for the future."""
         grad = bucket.buffer()
         names, layouts = self._buckets.of(bucket)
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
-        if self._is_rehearsing or self._is_paused:
-            if self._is_rehearsing:
-                self.bucket_names[:] = [*(self.bucket_names if bucket.index() else ()), names]
+        if self._is_rehearsing:
+            self.bucket_names[:] = [*(self.bucket_names if bucket.index() else ()), names]
+        is_reduced = not (self._is_rehearsing or self._is_paused)
+        if not is_reduced or not layouts:
             future.set_result(grad)
-            return future
-        is_first, is_last = self._backward.place(bucket, names)
-        begins = (self._backward.has_inputs, self._backward.counts_inputs) if is_first else None
-        vectors = zip(layouts, cut(layouts, grad), strict=True) if layouts else ()
-        parts = [Bucket(layout, vector, grad, future if layout is layouts[-1] else None) for layout, vector in vectors]
-        if not parts:
-            future.set_result(grad)
-        self._lane.put(parts, begins=begins, ends=is_last, at_once=is_last and self._backward.is_static)
-        if is_last:
-            self._backward.wait_for_end()
+        if is_reduced:
+            self._backward.receive(bucket, names, parts_of(layouts, grad, future))
         return future
 
     def _error_of(self, findings: list[Finding]) -> NonFiniteGradient:

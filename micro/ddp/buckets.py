@@ -1,6 +1,6 @@
 """DDP's buckets as the vectors in which they are reduced: one, as a rule."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -84,13 +84,12 @@ def layouts_of(parameters: Mapping[str, Tensor]) -> list[Layout]:
     return [Layout(tuple(shapes), tuple(shapes.values())) for shapes in layouts]
 
 
-def cut(layouts: Sequence[Layout], grad: Tensor) -> list[Tensor]:
-    """Return the vectors with these layouts, views of a bucket's ``grad`` (numel,); the last goes up to its end."""
-    if len(layouts) == 1:
-        return [grad]
-    vectors, start = [], 0
+def parts_of(layouts: list[Layout], grad: Tensor, future: torch.futures.Future[Tensor]) -> list[Bucket]:
+    """Return the parts of a bucket's ``grad`` (numel,) with these layouts, views of it; the last goes up to its end."""
+    parts, start = [], 0
     for number, layout in enumerate(layouts, 1):
-        stop = start + layout.numel if number < len(layouts) else grad.numel()
-        vectors.append(grad[start:stop])
-        start = stop
-    return vectors
+        is_last = number == len(layouts)
+        vector = grad if len(layouts) == 1 else grad[start : grad.numel() if is_last else start + layout.numel]
+        parts.append(Bucket(layout, vector, grad, future if is_last else None))
+        start += layout.numel
+    return parts

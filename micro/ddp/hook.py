@@ -1,21 +1,16 @@
 """The one communication hook that a DDP model takes, for as long as it lives."""
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from micro.messages import mean_async
 
-
-class Attached(Protocol):
-    """What reduces the buckets of a model."""
-
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Reduce a bucket; DDP waits for the future."""
+if TYPE_CHECKING:
+    from micro.ddp.attachment import Attachment
 
 
 class Hook:
@@ -28,11 +23,14 @@ class Hook:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.attached: Attached | None = None
+        self.attached: Attachment | None = None
         self.group = group
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
         return Hook, ()
+
+
+_hooks: WeakKeyDictionary[DistributedDataParallel, Hook] = WeakKeyDictionary()
 
 
 def hook_of(model: DistributedDataParallel) -> Hook:
@@ -51,12 +49,9 @@ def hook_of(model: DistributedDataParallel) -> Hook:
     return _hooks[model]
 
 
-def attached_to(model: DistributedDataParallel) -> Attached | None:
+def attached_to(model: DistributedDataParallel) -> "Attachment | None":
     """Return what is attached to the model, if anything is."""
     return _hooks[model].attached if model in _hooks else None
-
-
-_hooks: WeakKeyDictionary[DistributedDataParallel, Hook] = WeakKeyDictionary()
 
 
 def _micro_hook(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -1,7 +1,6 @@
 """What a reducer remembers of each bucket, kept by parameter name: DDP makes new buckets after its first step."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,16 +11,11 @@ from micro.flat import Layout
 from micro.reducers.base import BucketState, Reducer, saved_layout
 
 
-@dataclass(slots=True)
-class _Leaving:
-    """An old bucket, and the names of its parameters that no new bucket has claimed yet."""
-
-    state: BucketState
-    unclaimed: set[str]
-
-
 class BucketStates:
     """The states of a model's buckets on one rank.
+
+    An old bucket stays whole until new ones hold all of its parameters: to copy what is left of it each time would take
+    as many copies as there are buckets.
 
     Args:
         reducer: whose states they are.
@@ -32,14 +26,19 @@ class BucketStates:
         self._reducer = reducer
         self._parameters = parameters
         self._states: dict[tuple[str, ...], BucketState] = {}
-        self._leaving: list[_Leaving] = []
+        self._old: list[BucketState] = []
 
     def of(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return the state of the bucket with these parameters; a new bucket takes over what was kept for them."""
         if layout.names not in self._states:
-            state = self._reducer.rebuild(layout, self._holders(layout), dtype, device)
-            self._claim(layout)
-            self._states[layout.names] = state
+            names = set(layout.names)
+            former = [state for state in self._states.values() if not names.isdisjoint(state.layout.names)]
+            holders = [state for state in self._old if not names.isdisjoint(self._unclaimed(state))]
+            new = self._reducer.rebuild(layout, [*holders, *former], dtype, device)  # of two the later counts
+            for state in former:
+                del self._states[state.layout.names]
+            self._states[layout.names] = new
+            self._old = [state for state in [*self._old, *former] if self._unclaimed(state)]
         return self._states[layout.names]
 
     def residuals(self) -> list[Tensor]:
@@ -54,12 +53,12 @@ class BucketStates:
 
     def rescale_(self, factor: float) -> None:
         """Multiply all that is kept by ``factor``; see Reducer."""
-        for state in [*self._states.values(), *(old.state for old in self._leaving)]:
+        for state in self._all():
             self._reducer.rescale_(state, factor)
 
     def break_off(self, error: BaseException) -> None:
         """Note that ``error`` ended a step in its middle, so that no state is saved; loaded ones are whole."""
-        for state in [*self._states.values(), *(old.state for old in self._leaving)]:
+        for state in self._all():
             state.break_off(error)
 
     @property
@@ -73,48 +72,32 @@ class BucketStates:
         Raises:
             ValueError: it names parameters that the model does not have, or of other shapes, or is of another method.
         """
-        layouts = [saved_layout(bucket) for bucket in saved]
-        for layout in layouts:
-            self._check(layout)
         states: dict[tuple[str, ...], BucketState] = {}
-        for layout, bucket in zip(layouts, saved, strict=True):
-            parameter = self._parameters[layout.names[0]]
-            states[layout.names] = self._reducer.load(
-                as_in_memory(bucket, self._parameters), parameter.dtype, parameter.device
-            )
-        self._states, self._leaving = states, []
+        for bucket in saved:
+            layout = saved_layout(bucket)
+            for name, shape in zip(layout.names, layout.shapes, strict=True):
+                own = tuple(self._parameters[name].shape) if name in self._parameters else "none"
+                if own != shape:
+                    raise ValueError(f"state holds '{name}' of shape {shape}, the model has {own}")
+            one = self._parameters[layout.names[0]]
+            placed = as_in_memory(bucket, self._parameters)
+            states[layout.names] = self._reducer.load(placed, one.dtype, one.device)
+        self._states, self._old = states, []
 
-    def _check(self, layout: Layout) -> None:
-        for name, shape in zip(layout.names, layout.shapes, strict=True):
-            own = tuple(self._parameters[name].shape) if name in self._parameters else "none"
-            if own != shape:
-                raise ValueError(f"state holds '{name}' of shape {shape}, the model has {own}")
+    def _all(self) -> Iterable[BucketState]:
+        return [*self._states.values(), *self._old]
 
-    def _holders(self, layout: Layout) -> list[BucketState]:
-        """Return the states that hold any of the layout's parameters, the oldest first: the later ones count."""
-        wanted = set(layout.names)
-        leaving = [old.state for old in self._leaving if wanted & old.unclaimed]
-        return [*leaving, *(state for names, state in self._states.items() if not wanted.isdisjoint(names))]
-
-    def _claim(self, layout: Layout) -> None:
-        """Note that a new bucket has taken these parameters over. An old bucket goes when the last of its own is taken.
-
-        Until then it stays whole: to copy what is left of it at each claim would take as many copies as there are
-        buckets.
-        """
-        claimed = set(layout.names)
-        for names in [names for names in self._states if not claimed.isdisjoint(names)]:
-            self._leaving.append(_Leaving(self._states.pop(names), set(names)))
-        for old in self._leaving:
-            old.unclaimed -= claimed
-        self._leaving = [old for old in self._leaving if old.unclaimed]
+    def _unclaimed(self, state: BucketState) -> list[str]:
+        """Return the parameters of a state that no present bucket holds."""
+        claimed = {name for names in self._states for name in names}
+        return [name for name in state.layout.names if name not in claimed]
 
     def _settle(self) -> None:
         """Give what no new bucket has claimed a bucket of its own; after a step there is none of it as a rule."""
-        for state, unclaimed in ((old.state, old.unclaimed) for old in self._leaving):
-            pairs = zip(state.layout.names, state.layout.shapes, strict=True)
-            names, shapes = zip(*((name, shape) for name, shape in pairs if name in unclaimed), strict=True)
-            rest = Layout(names, shapes)
+        for state in self._old:
+            shapes = dict(zip(state.layout.names, state.layout.shapes, strict=True))
+            names = tuple(self._unclaimed(state))
+            rest = Layout(names, tuple(shapes[name] for name in names))
             residual = state.residual
-            self._states[rest.names] = self._reducer.rebuild(rest, [state], residual.dtype, residual.device)
-        self._leaving = []
+            self._states[names] = self._reducer.rebuild(rest, [state], residual.dtype, residual.device)
+        self._old = []

@@ -52,15 +52,14 @@ class GradientWatch(StepListener):
 
     def __init__(self, parameters: Mapping[str, Tensor], *, compares: Callable[[], bool]) -> None:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
-        self._parameters = list(parameters.values())
-        self._sharded: list[Any] = [parameter for parameter in self._parameters if hasattr(parameter, "to_local")]
+        self._parameters: list[Any] = list(parameters.values())
         self._wants_comparison, self._compares = compares, False
         self._noted: set[str] = set()
         self._watched: Tensor | None = None  # stands for all, where one is enough
         self._has_value = False  # its gradient, at the end of the last backward
         self._version: int | None = None  # of the parameters, while a backward waits for its step
         self._has_stepped = self._is_discarded = False
-        self._left: list[Tensor] = []  # parameters with a gradient at the end of the last backward
+        self._left: list[Any] = []  # parameters with a gradient at the end of the last backward
         self._grad_version, self._norm = 0, 0.0
         self._was_written = False
         self._looks_left = NUM_LOOKS
@@ -81,7 +80,7 @@ class GradientWatch(StepListener):
         self._version = self._version_now() if is_applied else None
         if self._compares:
             self._left = [p for p in self._parameters if p.grad is not None] if is_applied else []
-            self._grad_version = _grad_version_of(self._left)
+            self._grad_version = sum([p.grad._version for p in self._left])
             self._norm = _norm_of(self._left) if self._was_written and self._looks_left else 0.0
 
     def look(self) -> None:
@@ -116,12 +115,12 @@ class GradientWatch(StepListener):
 
     def _version_now(self) -> int:
         """Return a number that each write in place raises: a DTensor counts its own, and those to its shard apart."""
-        shards: int = sum([parameter.to_local()._version for parameter in self._sharded])
-        return shards + sum([parameter._version for parameter in self._parameters])
+        shards = [p.to_local()._version for p in self._parameters if hasattr(p, "to_local")]
+        return sum(shards) + sum([p._version for p in self._parameters])
 
-    def _compare(self, present: Sequence[Tensor]) -> None:
+    def _compare(self, present: Sequence[Any]) -> None:
         if not self._norm:
-            self._was_written |= _grad_version_of(present) != self._grad_version
+            self._was_written |= sum([p.grad._version for p in present]) != self._grad_version
             return
         self._looks_left -= 1
         share = _norm_of(present) / self._norm
@@ -159,11 +158,6 @@ def _own(tensor: Any) -> Tensor | None:
     return shard
 
 
-def _grad_version_of(parameters: Sequence[Any]) -> int:
-    """Return a number that each write in place to any of the gradients raises."""
-    return sum([parameter.grad._version for parameter in parameters])
-
-
-def _norm_of(parameters: Sequence[Tensor]) -> float:
-    norms = [torch.linalg.vector_norm(p.grad.float()) for p in parameters]  # type: ignore[union-attr]
+def _norm_of(parameters: Sequence[Any]) -> float:
+    norms = [torch.linalg.vector_norm(p.grad.float()) for p in parameters]
     return float(torch.stack(norms).norm()) if norms else 0.0  # host sync: in few steps

@@ -7,14 +7,12 @@ On an accelerator a lane has a stream of its own, and what waits for what is thi
   stream: the residual that one leaves is there for the next.
 - *The consumer waits for the lane.* A bucket goes back to DDP by a future of the bucket's device. It is set on the
   lane's stream, behind the last kernel of the step, and PyTorch has the stream that waits for it wait for an event
-  recorded there. Who needs the end of all tasks without a future calls `Reduction.wait`: its host waits for the tasks,
-  its stream for the lane's.
+  recorded there. Who needs the end of all tasks without a future calls `BucketLane.wait`.
 - *Memory is kept.* PyTorch's allocator gives memory that is freed to the next who asks on the stream on which it was
   allocated. The gradients of a task are of the caller's stream, so ``put`` records them on the lane's: they are not
   given away before the lane has passed the place at which they were freed. What a task allocates is of the lane's
   stream and used there alone, but for what the future holds, which PyTorch records, and residuals, which live as long
   as what reduces them.
-- *Simulated ranks* (micro.lockstep) share one device and the stream of whoever runs them, so that no event is needed.
 
 `tests/unit/test_lane_streams.py` checks that any two uses of a tensor on two streams have such a path between them.
 """
@@ -22,8 +20,9 @@ On an accelerator a lane has a stream of its own, and what waits for what is thi
 import queue
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -34,15 +33,19 @@ LaneChoice = Literal["auto", "thread", "caller"]
 CLOSE_S = 5.0
 
 
-class Lane(Protocol):
-    """Runs what is put on it one after the other.
+class Lane(ABC):
+    """Runs what is put on it one after the other, without gradients of its own.
 
     One lane means one order: every rank puts its buckets on it in the order of DDP's numbers, so all ranks call the
     same collectives in the same order, whatever becomes ready when. ``is_beside`` says that backward goes on while a
-    task runs. The streams of an accelerator are explained above.
+    task runs.
     """
 
     is_beside: ClassVar[bool] = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def put(self, task: Task, uses: Sequence[Tensor] = ()) -> None:
         """Run ``task`` after all that was put before, once the work queued on the caller's stream so far is done.
@@ -52,8 +55,18 @@ class Lane(Protocol):
         Args:
             uses: tensors of the caller's stream that the task uses.
         """
+        ready = None
+        if self._stream is not None:
+            for tensor in uses:
+                tensor.record_stream(self._stream)
+            ready = torch.cuda.current_stream(self._device).record_event()
+        self._take(task, ready)
 
-    def close(self) -> None:
+    @abstractmethod
+    def _take(self, task: Task, ready: Any) -> None:
+        """Run ``task``, on an accelerator behind the event ``ready``."""
+
+    def close(self) -> None:  # noqa: B027 - a lane without a thread has nothing to end
         """End after the tasks that were put."""
 
 
@@ -68,7 +81,8 @@ class ThreadLane(Lane):
     all ranks; between the two there is none. Gloo needs none: groups have connections of their own, so each collective
     goes on when all ranks have called it. NCCL's kernels wait on the device for those of the other ranks: two ranks
     that launch two communicators' kernels in different orders can wait for each other for ever where the device does
-    not run both at once. Use CallerLane there.
+    not run both at once. Use CallerLane there. For the same reason models on one accelerator share a lane: see
+    `thread_lane`.
 
     The thread ends with the lane. It is a daemon: a collective that waits for a lost rank keeps no process alive.
     """
@@ -76,24 +90,45 @@ class ThreadLane(Lane):
     is_beside: ClassVar[bool] = True
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = _stream_of_its_own(device)
+        super().__init__(device)
         self._tasks: queue.SimpleQueue[tuple[Task, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
             target=_drain, args=(self._tasks, device, self._stream), name="micro-lane", daemon=True
         )
         self._thread.start()
+        self._num_users = 1
         weakref.finalize(self, self._tasks.put, None)
 
-    def put(self, task: Task, uses: Sequence[Tensor] = ()) -> None:
-        """Hand ``task`` to the thread; see Lane."""
-        self._tasks.put((task, _handed_over(uses, self._device, self._stream)))
+    def _take(self, task: Task, ready: Any) -> None:
+        self._tasks.put((task, ready))
+
+    def shared(self) -> "ThreadLane | None":
+        """Return this lane for one more user; None once it was closed."""
+        self._num_users += bool(self._num_users)
+        return self if self._num_users else None
 
     def close(self) -> None:
         """End the thread after the tasks that were put; one that waits for a lost rank is left after some seconds."""
-        self._tasks.put(None)
-        if self._thread is not threading.current_thread():
-            self._thread.join(CLOSE_S)
+        self._num_users -= 1
+        if self._num_users == 0:
+            self._tasks.put(None)
+            if self._thread is not threading.current_thread():
+                self._thread.join(CLOSE_S)
+
+
+_lanes: "weakref.WeakValueDictionary[torch.device, ThreadLane]" = weakref.WeakValueDictionary()
+
+
+def thread_lane(device: torch.device) -> ThreadLane:
+    """Return a lane with a thread: of an accelerator the one that all models there share, on a CPU a new one.
+
+    Two models in one backward put their buckets on it in one order, the same on all ranks. Each user closes it once.
+    """
+    known = _lanes.get(device)
+    lane = (known and known.shared()) or ThreadLane(device)
+    if device.type == "cuda":
+        _lanes[device] = lane
+    return lane
 
 
 class CallerLane(Lane):
@@ -105,40 +140,17 @@ class CallerLane(Lane):
     host waits with every read of a value (how much each rank sends), so less communication is hidden.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = _stream_of_its_own(device)
-
-    def put(self, task: Task, uses: Sequence[Tensor] = ()) -> None:
-        """Run ``task``; see Lane."""
-        with torch.no_grad():
-            if self._stream is None:
-                task()
-                return
-            self._stream.wait_event(_handed_over(uses, self._device, self._stream))
-            with torch.cuda.stream(self._stream):
-                task()
-
-    def close(self) -> None:
-        """Do nothing: no task is left."""
+    @torch.no_grad()
+    def _take(self, task: Task, ready: Any) -> None:
+        if self._stream is None:
+            task()
+            return
+        self._stream.wait_event(ready)
+        with torch.cuda.stream(self._stream):
+            task()
 
 
-def _stream_of_its_own(device: torch.device) -> "torch.cuda.Stream | None":
-    return torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-
-
-def _handed_over(uses: Sequence[Tensor], device: torch.device, stream: "torch.cuda.Stream | None") -> Any:
-    """Keep the memory of ``uses`` for ``stream``; return an event behind all work of the caller's stream so far."""
-    if stream is None:
-        return None
-    for tensor in uses:
-        tensor.record_stream(stream)
-    return torch.cuda.current_stream(device).record_event()
-
-
-def _drain(
-    tasks: "queue.SimpleQueue[tuple[Task, Any] | None]", device: torch.device, stream: "torch.cuda.Stream | None"
-) -> None:
+def _drain(tasks: "queue.SimpleQueue[tuple[Task, Any] | None]", device: torch.device, stream: Any) -> None:
     if stream is not None:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(stream)

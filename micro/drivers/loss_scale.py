@@ -20,42 +20,38 @@ class LossScale:
 
     Attributes:
         value: the factor on what is kept; 1 before the first backward.
+        is_used: whether the loss is scaled: then the scaler, and not the reducer's policy, acts on what is not finite.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.is_used = self._scaler is not None
         self.value = 1.0
-
-    @property
-    def is_used(self) -> bool:
-        """Whether the loss is scaled: then the scaler, and not the reducer's policy, acts on what is not finite."""
-        return self._scaler is not None
 
     @property
     def current(self) -> float:
         """The scale that this rank's scaler has now; 1 where there is none."""
         return 1.0 if self._scaler is None else float(self._scaler.get_scale())  # host sync: once a step, on the lane
 
-    def follow(self, scale: float) -> float:
-        """Take over the scale of a backward; return the factor on what is kept, 1 where the scale is as before."""
+    def follow(self, scales: Mapping[int, float]) -> float:
+        """Take over the scale of a backward; return the factor on what is kept, 1 where the scale is as before.
+
+        Args:
+            scales: by rank, of those that have inputs in this backward.
+
+        Raises:
+            ValueError: they are not all the same.
+        """
+        (first, scale), *others = scales.items()
+        for rank, other in others:
+            if other != scale:
+                raise ValueError(
+                    f"scale of the GradScaler must be the same on all ranks, got {scale:g} on rank {first} and "
+                    f"{other:g} on rank {rank}: give all ranks the same settings, and the state of one, by "
+                    "scaler.load_state_dict"
+                )
         factor, self.value = scale / self.value, scale
         return factor
-
-
-def common_scale(scales: Mapping[int, float]) -> float:
-    """Return the scale of all ``scales`` by rank: those of the ranks that have inputs in this backward.
-
-    Raises:
-        ValueError: they are not all the same.
-    """
-    (first, scale), *others = scales.items()
-    for rank, other in others:
-        if other != scale:
-            raise ValueError(
-                f"scale of the GradScaler must be the same on all ranks, got {scale:g} on rank {first} and {other:g} "
-                f"on rank {rank}: give all ranks the same settings, and the state of one, by scaler.load_state_dict"
-            )
-    return scale
 
 
 def check_scaler(scaler: object, reducer: Reducer) -> None:

@@ -8,9 +8,10 @@ import ctypes
 import pickle
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -149,25 +150,23 @@ def _what_is_wrong(call: str, all_said: Mapping[int, _Said]) -> str | None:
         if found := difference(all_said[first].settings, said.settings):
             return f"settings must be the same on all ranks, rank {first} has {found[0]}, rank {rank} {found[1]}"
         head = heads.setdefault(said.part, rank)
-        words = _other_model(head, list(all_said[head].parameters.items()), rank, list(said.parameters.items()))
+        words = _other_model(head, all_said[head].parameters, rank, said.parameters)
         if words is not None:
             return words
     return None
 
 
-def _other_model(head: int, expected: Sequence[Any], rank: int, found: Sequence[Any]) -> str | None:
+def _other_model(head: int, expected: Mapping[str, Any], rank: int, given: Mapping[str, Any]) -> str | None:
     """Return in words how the model of ``rank`` is another than that of ``head``; None where both have one."""
-    longest = max(len(expected), len(found))
-    for place in range(longest):
-        pair = [part[place] if place < len(part) else (None, ((), 0)) for part in (expected, found)]
-        one, two = [f"'{name}' {shape}" if name else "no more" for name, (shape, _) in pair]
+    for both in zip_longest(expected.items(), given.items()):
+        one, two = [f"'{pair[0]}' {pair[1][0]}" if pair else "no more" for pair in both]
         if one != two:
             return (
                 f"the model must be the same on all ranks, rank {head} has {one}, rank {rank} {two}: with several "
                 "models, call it for them in the same order on all ranks"
             )
-    for (name, (_, expected_sum)), (_, (_, own_sum)) in zip(expected, found, strict=True):
-        if own_sum != expected_sum:
+    for name, described in expected.items():
+        if given[name] != described:
             return (
                 f"weights must be the same on all ranks at the start, '{name}' of rank {rank} differs from rank "
                 f"{head}'s: give all ranks one seed, or load the same weights; with several models, keep to one order"

@@ -12,38 +12,37 @@ from torch import Tensor
 
 def logical(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return a saved bucket whose elements lie as in ``parameters`` with them in logical order."""
-    return _reordered(bucket, parameters, _to_logical)
+
+    def reordered(piece: Tensor, parameter: Tensor) -> Tensor:
+        order = _order(parameter)
+        back = sorted(range(len(order)), key=lambda dim: order[dim])
+        return piece.view([parameter.shape[dim] for dim in order]).permute(back).reshape(-1)
+
+    return _changed(bucket, _out_of_order(bucket, parameters), reordered)
 
 
 def as_in_memory(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return a saved bucket in logical order with its elements as they lie in ``parameters``."""
-    return _reordered(bucket, parameters, lambda piece, p: piece.view(p.shape).permute(_order(p)).reshape(-1))
-
-
-def _to_logical(piece: Tensor, parameter: Tensor) -> Tensor:
-    order = _order(parameter)
-    back = sorted(range(len(order)), key=lambda dim: order[dim])
-    return piece.view([parameter.shape[dim] for dim in order]).permute(back).reshape(-1)
+    others = _out_of_order(bucket, parameters)
+    return _changed(bucket, others, lambda piece, p: piece.view(p.shape).permute(_order(p)).reshape(-1))
 
 
 def _order(parameter: Tensor) -> list[int]:
     """Return the dimensions of a parameter, the one of the largest stride first."""
-    strides = parameter.stride()
-    return sorted(range(parameter.dim()), key=lambda dim: -strides[dim])
+    return sorted(range(parameter.dim()), key=lambda dim: -parameter.stride(dim))
 
 
-def _reordered(
-    bucket: dict[str, Any], parameters: Mapping[str, Tensor], change: Callable[[Tensor, Tensor], Tensor]
-) -> dict[str, Any]:
-    """Change the vectors of all parameters that are dense in memory, but in another order than the logical one."""
-    others = {name: p for name in bucket["shapes"] if not (p := parameters[name]).is_contiguous()}
-    others = {name: p for name, p in others.items() if p.permute(_order(p)).is_contiguous()}
+def _out_of_order(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of a bucket that are dense in memory, but in another order than the logical one."""
+    own = {name: parameters[name] for name in bucket["shapes"]}
+    return {n: p for n, p in own.items() if not p.is_contiguous() and p.permute(_order(p)).is_contiguous()}
 
-    def changed(value: Any, name: str = "") -> Any:
-        if isinstance(value, dict):  # of vectors by the names of their parameters, at any depth
-            return {key: changed(each, key) for key, each in value.items()}
-        is_vector = name in others and isinstance(value, Tensor) and value.shape == (others[name].numel(),)
-        return change(value, others[name]) if is_vector else value
 
-    result: dict[str, Any] = changed(bucket) if others else bucket
-    return result
+def _changed(
+    value: Any, others: Mapping[str, Tensor], change: Callable[[Tensor, Tensor], Tensor], name: str = ""
+) -> Any:
+    """Change the vectors of these parameters in ``value``, by whose names they are, at any depth of dictionaries."""
+    if isinstance(value, dict) and others:
+        return {key: _changed(each, others, change, key) for key, each in value.items()}
+    is_vector = name in others and isinstance(value, Tensor) and value.shape == (others[name].numel(),)
+    return change(value, others[name]) if is_vector else value

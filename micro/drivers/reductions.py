@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from micro.drivers.bucket_states import BucketStates
-from micro.drivers.loss_scale import LossScale, common_scale
+from micro.drivers.loss_scale import LossScale
 from micro.flat import Layout
 from micro.group_comm import GroupComm
 from micro.nonfinite import Finding, NonFiniteGradient
@@ -25,8 +25,6 @@ from micro.stats import StepStats
 
 Clip = Callable[[Sequence[Tensor], float], Requests[None]]
 """Scales the parts of a gradient down to a norm; see micro.clipping."""
-Unused = Callable[[BucketState], Collection[str]]
-"""Returns the parameters of a bucket that no rank has used: DDP drops their update, so what is kept of them waits."""
 
 
 class Vector(Protocol):
@@ -60,10 +58,9 @@ class _Running:
     set_aside: dict[tuple[str, str], Tensor]
 
     def put_back(self) -> None:
-        """Make what is in ``grad`` the gradients of the model."""
         if self.grad is not self.vectors[0].grad:
-            sizes = [vector.layout.numel for vector in self.vectors]
-            for vector, piece in zip(self.vectors, self.grad.split(sizes), strict=True):
+            pieces = self.grad.split([vector.layout.numel for vector in self.vectors])
+            for vector, piece in zip(self.vectors, pieces, strict=True):
                 vector.grad.copy_(piece)
         for vector in self.vectors:
             vector.put_back()
@@ -111,7 +108,6 @@ class Reductions:
         self.reducer, self.states, self.comm = reducer, states, comm
         self._device, self._loss_scale = device, loss_scale
         self._clip_, self._error_of = clip_, error_of
-        self._has_counts = False
         self._running: list[_Running] = []
         self._ended: list[tuple[_Running, Outcome]] = []
 
@@ -133,11 +129,11 @@ class Reductions:
         self.stats.clear()
         self.bucket_names.clear()
         self.skipped, self.error = False, None
-        self._begin_counts()
+        self.comm.begin_step()
         if not counts_inputs and not self._loss_scale.is_used:
             return 1.0
         active = self._active_scales(has_inputs)
-        factor = self._loss_scale.follow(common_scale(active))
+        factor = self._loss_scale.follow(active)
         if factor != 1:
             self.states.rescale_(factor)
         return self.comm.world_size / len(active) if counts_inputs else 1.0
@@ -152,35 +148,36 @@ class Reductions:
         ranks = dist.get_process_group_ranks(self.comm.group)
         return {rank: scale for rank, (is_active, scale) in zip(ranks, rows, strict=True) if is_active}
 
-    def _begin_counts(self) -> None:
-        self.comm.begin_step()  # all until the first reduction is begun is counted with it
-        self._has_counts = True
+    def launch(
+        self,
+        vectors: Sequence[Vector],
+        unused: Callable[[Sequence[Vector]], Collection[str]] | None = None,
+    ) -> None:
+        """Begin to reduce these vectors, clipped first; all ranks begin the same ones in the same order.
 
-    def launch(self, vectors: Sequence[Vector], unused: Callable[[Sequence[Vector]], Unused] | None = None) -> None:
-        """Begin to reduce these vectors, clipped first; all ranks begin the same ones in the same order."""
+        Args:
+            unused: returns the parameters that no rank has used; all ranks call it together. They get no update, so
+                what is kept of them waits.
+        """
         if self.clip is not None:
             limit = self.clip * self._loss_scale.value
             carried_out(self._clip_([vector.grad for vector in vectors], limit), self.comm)
         for part in [vectors] if self.whole_model and vectors else [[vector] for vector in vectors]:
-            self._launch(part, unused(part) if unused is not None else None)
+            reducer, layout = joined(self.reducer, [vector.layout for vector in part])
+            grad = part[0].grad if len(part) == 1 else torch.cat([vector.grad for vector in part])
+            state = self.states.of(layout, grad.dtype, grad.device)
+            if self.bucket_names:
+                self.comm.begin_step()  # what came before the first is counted with it
+            self.bucket_names += [vector.layout.names for vector in part]
+            aside = {} if unused is None or not state.pieces() else set_aside_(state, unused(part))
+            begin = partial(reducer.reduction, state, grad)
+            under_way = self.comm.rounds.begin(begin, self.comm, shares=reducer.shares_rounds)
+            self._running.append(_Running(under_way, state, part, grad, aside))
 
-    def _launch(self, vectors: Sequence[Vector], unused: Unused | None) -> None:
-        reducer, layout = joined(self.reducer, [vector.layout for vector in vectors])
-        grad = vectors[0].grad if len(vectors) == 1 else torch.cat([vector.grad for vector in vectors])
-        state = self.states.of(layout, grad.dtype, grad.device)
-        self.bucket_names += [vector.layout.names for vector in vectors]
-        if not self._has_counts:
-            self._begin_counts()
-        self._has_counts = False
-        aside = set_aside_(state, unused(state)) if unused is not None else {}
-        begin = partial(reducer.reduction, state, grad)
-        under_way = self.comm.rounds.begin(begin, self.comm, shares=reducer.shares_rounds)
-        self._running.append(_Running(under_way, state, vectors, grad, aside))
-
-    def advance(self, *, ends_some: bool) -> None:
+    def advance(self) -> None:
         """Send a round of messages; end reductions that need no more, but for the last that was begun."""
         self.comm.rounds.advance()
-        while ends_some and len(self._running) > 1 and self._running[0].under_way.is_done:
+        while len(self._running) > 1 and self._running[0].under_way.is_done:
             self._end_first()
 
     def _end_first(self) -> None:

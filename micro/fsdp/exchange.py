@@ -1,6 +1,6 @@
 """What happens at the end of a backward: the replicas agree on what they have, reduce it, and decide together."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from micro.flat import Layout
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
 from micro.peer_failures import PeerError
-from micro.reducers.base import BucketState
 from micro.requests import AllGather, AllReduce
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # a number of one byte says which
@@ -109,8 +108,8 @@ class Exchange:
             group.waiting_dtype = None
 
 
-def _unused(vectors: Sequence[Any]) -> Callable[[BucketState], Collection[str]]:
-    return lambda _: [name for vector in vectors for name in vector.layout.names if name not in vector.used]
+def _unused(vectors: Sequence[Any]) -> Collection[str]:
+    return [name for vector in vectors for name in vector.layout.names if name not in vector.used]
 
 
 def _flags(group: ShardGroup) -> list[int]:

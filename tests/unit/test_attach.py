@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import micro
 from micro import flat
 from micro.comm import Comm
-from micro.ddp.buckets import Bucket, cut, layouts_of
+from micro.ddp.buckets import Bucket, layouts_of, parts_of
 from micro.ddp.checks import check_parameters, chosen_lane
 from micro.private_comm import NAMES_ARE_COUNTED, PrivateComm, _copied
 from tests.products import grid
@@ -275,7 +275,9 @@ def test_long_buckets_are_cut_between_parameters(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(flat, "MAX_NUMEL", 10)
     layouts = layouts_of({name: torch.zeros(n) for name, n in zip("abcde", (4, 6, 0, 1, 10), strict=True)})
     assert [layout.names for layout in layouts] == [("a", "b"), ("d",), ("e",)]
-    assert [(float(v[0]), len(v)) for v in cut(layouts, torch.arange(21.0))] == [(0, 10), (10, 1), (11, 10)]
+    parts = parts_of(layouts, torch.arange(21.0), torch.futures.Future())
+    assert [(float(part.grad[0]), len(part.grad)) for part in parts] == [(0, 10), (10, 1), (11, 10)]
+    assert [part.future is None for part in parts] == [True, True, False]
 
 
 def test_a_bucket_that_does_not_fit_its_layout_is_refused_before_a_kernel_writes_to_it() -> None:

@@ -94,13 +94,14 @@ def backward(make: Callable[[torch.device], Lane], *, looks: bool = True) -> Rec
         lane = BucketLane(steps, make(CUDA), CUDA, finds_unused=False)
         for _ in range(2):
             futures = [StreamFuture() for _ in NAMES]
+            lane.begin(has_inputs=True, counts_inputs=False)
             for name, future in zip(NAMES, futures, strict=True):
                 use(record, name)  # backward writes the gradient
                 grad = torch.ones(4).as_subclass(Gradient)
                 grad.record, grad.label = record, name
                 bucket = Bucket(micro.Layout.flat(4, name), grad, grad, future)  # type: ignore[arg-type]
-                begins = (True, False) if name == NAMES[0] else None
-                lane.put([bucket], begins=begins, ends=name == NAMES[-1], at_once=False)
+                lane.put([bucket])
+            lane.finish()
             if looks:
                 lane.wait()
                 for name in NAMES:
