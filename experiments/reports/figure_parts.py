@@ -23,7 +23,6 @@ from experiments.reports.output import write_file
 from experiments.reports.plot_style import GREY_LINE, PAGE_INCHES, LineSettings, plain, style
 
 Key = tuple[object, ...]
-Lines = Mapping[Key, LineSettings]  # by a method, and by what tells its lines apart
 Show = Callable[[XAxis | YAxis], None]
 
 
@@ -63,8 +62,20 @@ def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """A line for each value that rows have in the columns ``by``, the method first, and their entries of the legend."""
+
+    by: Sequence[str]
+    of: Mapping[Key, LineSettings]
+    handles: Sequence[Artist]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One panel of lines: two columns, what they are called, and how their numbers are written once all is drawn."""
+    """One panel of lines: two columns, what they are called, and how their numbers are written once all is drawn.
+
+    ``also`` draws what stands beside the lines, such as a target.
+    """
 
     x: str
     y: str = "value"
@@ -72,21 +83,50 @@ class Panel:
     y_name: str = ""
     show_x: Show = lambda axis: None
     show_y: Show = lambda axis: None
+    also: Callable[[Axes], object] = lambda axes: None
 
-    def draw(self, axes: Axes, rows: pd.DataFrame, lines: Lines, by: list[str], **settings: object) -> None:
+    def draw(self, axes: Axes, rows: pd.DataFrame, lines: Lines, **settings: object) -> None:
         """Draw the line of each form, with the range of its seeds as a band where the rows have one."""
         low, high = ("low", "high") if self.y == "value" else (f"{self.y}_min", f"{self.y}_max")
-        for place, (key, own) in enumerate(rows.groupby(by)):
+        for place, (key, own) in enumerate(rows.groupby([*lines.by])):
             own, every = own.sort_values(self.x), max(1, len(own) // 8)
             marks = {"markevery": (place % every, every)} | settings
-            line = lines[key] if lines[key] is GREY_LINE else lines[key] | marks
+            line = lines.of[key] if lines.of[key] is GREY_LINE else lines.of[key] | marks
             least, most = (own[end if end in own else self.y] for end in (low, high))
             draw_band(axes, own[self.x], own[self.y], least, most, line)
+        self.also(axes)
         axes.set_xlabel(self.x_name)
         if self.y_name:
             axes.set_ylabel(self.y_name)
-        self.show_x(axes.xaxis)
-        self.show_y(axes.yaxis)
+
+
+def figure_of_lines(
+    title: str,
+    rows: pd.DataFrame,
+    panels: Sequence[Panel],
+    lines: Lines,
+    handles: Sequence[Artist] = (),
+    *,
+    height: float,
+    num_rows: int = 1,
+    sharey: bool = True,
+    **settings: object,
+) -> Figure:
+    """Draw rows of panels side by side on a page's width, all with the same lines.
+
+    Args:
+        handles: entries of the legend beside those of the lines.
+        settings: of every line.
+    """
+    figure = new_figure(PAGE_INCHES, height)
+    grid = figure.subplots(num_rows, len(panels) // num_rows, sharey=sharey, squeeze=False)
+    for axes, panel in zip(grid.flat, panels, strict=True):
+        panel.draw(axes, rows, lines, **settings)
+    for axes, panel in zip(grid.flat, panels, strict=True):
+        panel.show_x(axes.xaxis)
+        panel.show_y(axes.yaxis)
+    head(figure, title, [*lines.handles, *handles])
+    return figure
 
 
 def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:

@@ -1,6 +1,8 @@
 """Figures with a line or a row per form: the measure over density, bytes, workers, rates and lengths."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -10,20 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from experiments.reports.figure_parts import (
-    Key,
-    Lines,
-    Panel,
-    Show,
-    figure_of_panels,
-    handles_of,
-    head,
-    new_figure,
-    plain_log,
-    show_bytes,
-    show_metric,
-    show_values,
-)
+from experiments.reports import figure_parts as parts
+from experiments.reports import plot_style as look
+from experiments.reports.figure_parts import Key, Lines, Panel, figure_of_lines, head
 from experiments.reports.forms import (
     FORM,
     GRADIENTS,
@@ -32,27 +23,14 @@ from experiments.reports.forms import (
     at_best_rate,
     at_several_lengths,
     goal_of,
+    in_words,
     loss_curves,
+    sign_of,
     with_goal,
 )
 from experiments.reports.measures import metric_of
-from experiments.reports.names import human, in_legend, in_order
-from experiments.reports.plot_style import (
-    BLACK,
-    DASHES,
-    GREY,
-    GREY_LINE,
-    MARKERS,
-    PAGE_INCHES,
-    PALETTE,
-    TARGET_LINE,
-    LineSettings,
-    coloured_methods,
-    highlight,
-    lines_of,
-    plain,
-    style,
-)
+from experiments.reports.names import in_legend, in_order
+from experiments.reports.plot_style import LineSettings, style
 
 SPREAD = "mean and range over seeds"
 RING: LineSettings = {"marker": "o", "markersize": 3.0, "markerfacecolor": "none", "markeredgewidth": 0.6}
@@ -67,62 +45,57 @@ def draw_by_density(rows: pd.DataFrame, title: str) -> Figure:
     Where the rows tell which of them keep up (``with_goal``), a band reaches from dense to what is just level with it.
     """
     metric, is_dense = metric_of(rows["metric"]), rows["sparsifier"] == "dense"
-    lines = _lines_of_forms(rows[~is_dense], ["form"])
-    handles = _handles_of_forms(lines)
-    figure = new_figure(PAGE_INCHES, 3.4)
-    grid = figure.subplots(1, 2, sharey=True)
-    panels = [
-        Panel(x="measured_density", x_name="density of the update", show_x=plain_log),
-        Panel(x="total_bytes", x_name="sent by a worker", show_x=show_bytes),
+    lines = _lines(rows[~is_dense])
+    dashes = (look.TARGET_LINE["linestyle"], *look.DASHES)
+    dense = [
+        (row, look.TARGET_LINE | {"linestyle": dash})
+        for (_, row), dash in zip(rows[is_dense].iterrows(), dashes, strict=False)
     ]
-    for axes, panel in zip(grid, panels, strict=True):
-        panel.draw(axes, rows[~is_dense], lines, ["sparsifier", "form"])
-    for (_, row), dashes in zip(rows[is_dense].iterrows(), (TARGET_LINE["linestyle"], *DASHES), strict=False):
-        line = TARGET_LINE | {"linestyle": dashes}
-        handles.append(Line2D([], [], label=in_legend("dense", str(row["form"])), **line))
-        for axes in grid:
+    handles: list[Artist] = [Line2D([], [], label=in_legend("dense", row["form"]), **line) for row, line in dense]
+    if "keeps_up" in rows:
+        handles.append(Patch(label="keeps up", color="0.88", linewidth=0))
+
+    def draw_dense(axes: Axes) -> None:
+        for row, line in dense:
             axes.axhline(row["value"], **line)
             if "keeps_up" in rows:
                 axes.axhspan(goal_of(row["value"], metric), row["value"], color="0.88", linewidth=0)
-    if "keeps_up" in rows:
-        handles.append(Patch(label="keeps up", color="0.88", linewidth=0))
-    show_metric(grid[0].yaxis, metric)
-    head(figure, f"{title}: {SPREAD}", handles)
-    return figure
+
+    panel = Panel(x="measured_density", x_name="density of the update", show_x=parts.plain_log, also=draw_dense)
+    panels = [
+        replace(panel, show_y=partial(parts.show_metric, metric=metric)),
+        replace(panel, x="total_bytes", x_name="sent by a worker", show_x=parts.show_bytes),
+    ]
+    return figure_of_lines(f"{title}: {SPREAD}", rows[~is_dense], panels, lines, handles, height=3.4)
 
 
 @style()
 def draw_by_workers(rows: pd.DataFrame, title: str) -> Figure:
     """The measure, density after the exchange and bytes by the number of workers; a line per method."""
-    columns: dict[str, tuple[str, Show]] = {
-        "value": (metric_of(rows["metric"]).label, lambda axis: None),
-        "measured_density": ("density after an exchange", plain_log),
-        "batch_bytes": ("sent per step and worker", show_bytes),
-    }
-    lines = _lines_of_forms(rows, ["form"])
-    figure = new_figure(PAGE_INCHES, 2.9)
-    for axes, (column, (name, show)) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
-        panel = Panel(x="world_size", y=column, x_name="workers", y_name=name, show_y=show)
-        panel.draw(axes, rows, lines, ["sparsifier", "form"])
-        show_values(axes.xaxis, rows["world_size"])
-    head(figure, f"{title}: {SPREAD}", _handles_of_forms(lines))
-    return figure
+    lines = _lines(rows)
+    panel = Panel(x="world_size", x_name="workers", show_x=partial(parts.show_values, values=rows["world_size"]))
+    panels = [
+        replace(panel, y_name=metric_of(rows["metric"]).label),
+        replace(panel, y="measured_density", y_name="density after an exchange", show_y=parts.plain_log),
+        replace(panel, y="batch_bytes", y_name="sent per step and worker", show_y=parts.show_bytes),
+    ]
+    return figure_of_lines(f"{title}: {SPREAD}", rows, panels, lines, height=2.9, sharey=False)
 
 
 @style()
 def draw_by_rate(rows: pd.DataFrame, title: str) -> Figure:
     """The measure by the learning rate; a panel for each thing that is exchanged, a line for each form of it."""
-    parts = rows["form"].str.partition(", ")
-    rows = rows.assign(exchanged=parts[0], form=parts[2])
-    by = ["form", "density"] if rows.loc[rows["sparsifier"] != "dense", "density"].nunique() > 1 else ["form"]
-    lines = _lines_of_forms(rows, by)
-    figure, panels = figure_of_panels(sorted(set(rows["exchanged"])), columns=3, height=2.1)
+    exchanged = rows["form"].str.partition(", ")
+    rows = rows.assign(exchanged=exchanged[0], form=exchanged[2])
+    several = rows.loc[rows["sparsifier"] != "dense", "density"].nunique() > 1
+    lines = _lines(rows, ["sparsifier", "form", *(["density"] if several else [])])
+    figure, panels = parts.figure_of_panels(sorted(set(rows["exchanged"])), columns=3, height=2.1)
     for kind, axes in panels.items():
-        Panel(x="rate").draw(axes, rows[rows["exchanged"] == kind], lines, ["sparsifier", *by])
-        show_values(axes.xaxis, rows["rate"])
+        Panel(x="rate").draw(axes, rows[rows["exchanged"] == kind], lines)
+        parts.show_values(axes.xaxis, rows["rate"])
     figure.supxlabel("learning rate of the inner optimizer", fontsize="medium")
     figure.supylabel(metric_of(rows["metric"]).label, fontsize="medium")
-    head(figure, title, _handles_of_forms(lines))
+    head(figure, title, lines.handles)
     return figure
 
 
@@ -132,25 +105,21 @@ def draw_lengths(rows: pd.DataFrame, title: str) -> Figure:
 
     Takes rows of ``at_several_lengths``. Bands are half the range of the seeds; the grey one is dense's.
     """
-    lines = _lines_of_forms(rows[rows["sparsifier"] != "dense"], ["form", "density"])
-    trainings = {
-        f"{human(str(model))} on {human(str(dataset))}, {workers} workers": own
-        for (model, dataset, workers), own in rows.groupby(TRAINING[:3])
-    }
-    figure, panels = figure_of_panels(list(trainings), columns=3, height=2.0, shared=False)
+    lines = _lines(rows[rows["sparsifier"] != "dense"], ["sparsifier", "form", "density"])
+    trainings = {in_words(own): own for _, own in rows.groupby(TRAINING[:3])}
+    figure, panels = parts.figure_of_panels(list(trainings), columns=3, height=2.0, shared=False)
+    shade = {"color": look.GREY, "alpha": 0.3, "linewidth": 0}
     for name, axes in panels.items():
         metric = metric_of(trainings[name]["metric"])
         away, room = (metric.scale * trainings[name][column] for column in ("to_dense", "half_range"))
         own = trainings[name].assign(value=away, low=away - room, high=away + room)
-        dense = own[own["sparsifier"] == "dense"].sort_values("epochs")
-        axes.axhline(0, color=GREY, linewidth=0.6)
-        axes.fill_between(dense["epochs"], dense["low"], dense["high"], color=GREY, alpha=0.3, linewidth=0)
-        panel = Panel(x="epochs", x_name="epochs")
-        panel.draw(axes, own[own["sparsifier"] != "dense"], lines, ["sparsifier", "form", "density"])
-        show_values(axes.xaxis, own["epochs"])
-        axes.set_ylabel(metric.column, fontsize=7)
-    spread = Patch(label="dense, spread of its seeds", color=GREY, alpha=0.3, linewidth=0)
-    head(figure, title, [*_handles_of_forms(lines), spread])
+        dense = own.query("sparsifier == 'dense'").sort_values("epochs")
+        axes.axhline(0, color=look.GREY, linewidth=0.6)
+        axes.fill_between(dense["epochs"], dense["low"], dense["high"], **shade)
+        Panel(x="epochs", x_name="epochs", y_name=metric.column).draw(axes, own.query("sparsifier != 'dense'"), lines)
+        parts.show_values(axes.xaxis, own["epochs"])
+        axes.yaxis.label.set_size(7)
+    head(figure, title, [*lines.handles, Patch(label="dense, spread of its seeds", **shade)])
     return figure
 
 
@@ -172,24 +141,16 @@ def draw_losses(numbers: pd.DataFrame, rows: pd.DataFrame, title: str) -> Figure
     is_first |= known.index.isin(known.index[known["sparsifier"] == "micro"][:1])
     chosen = pd.concat([known[is_first], known[~is_first]])[:NUM_LOSSES]
     drawn = numbers.merge(chosen[by], on=by)
-    lines = _lines_of_forms(chosen, ["form", "rate", "density"])
-    seeds = drawn.groupby(["sparsifier", "form", "rate", "density"])["num_seeds"].first().to_dict()
-    handles = handles_of({f"{_name_of_form(*key[:2])} (n={seeds[key]})": line for key, line in lines.items()})
-    panels = [
-        Panel(x="tokens", y="test_loss", x_name="tokens of all workers", show_x=_show_thousands),
-        Panel(x="bytes", y="test_loss", x_name="sent by a worker", show_x=show_bytes),
-        Panel(x="at_100mbit_ms", y="test_loss", x_name="seconds at 100 Mbit/s, simulated", show_x=plain_log),
-        Panel(x="at_1gbit_ms", y="test_loss", x_name="seconds at 1 Gbit/s, simulated", show_x=plain_log),
-    ]
-    figure = new_figure(PAGE_INCHES, 5.0)
-    grid = figure.subplots(2, 2, sharey=True)
-    for axes, panel in zip(grid.flat, panels, strict=True):
-        panel.draw(axes, drawn, lines, ["sparsifier", "form", "rate", "density"], markevery=[-1])
-    for left, _ in grid:
-        left.set_ylabel("loss on the test set")
-    more = f"; dense, MiCRO's best and the best others of {len(rows)} forms" if len(chosen) < len(rows) else ""
-    head(figure, title + more, handles)
-    return figure
+    keys = ["sparsifier", "form", "rate", "density"]
+    lines = _lines(chosen, keys, drawn.groupby(keys)["num_seeds"].first(), named=1)
+    panel = Panel(x="tokens", y="test_loss", x_name="tokens of all workers", show_x=_show_thousands)
+    panel = replace(panel, y_name="loss on the test set")
+    panels = [panel, replace(panel, x="bytes", x_name="sent by a worker", y_name="", show_x=parts.show_bytes)]
+    panel = replace(panel, show_x=parts.plain_log)
+    panels.append(replace(panel, x="at_100mbit_ms", x_name="seconds at 100 Mbit/s, simulated"))
+    panels.append(replace(panel, x="at_1gbit_ms", x_name="seconds at 1 Gbit/s, simulated", y_name=""))
+    title += f"; dense, MiCRO's best and the best others of {len(rows)} forms" if len(chosen) < len(rows) else ""
+    return figure_of_lines(title, drawn, panels, lines, height=5.0, num_rows=2, markevery=[-1])
 
 
 @style()
@@ -199,23 +160,23 @@ def draw_forms(rows: pd.DataFrame, title: str) -> Figure:
     Of a form that was tried at several rates the best is drawn with the range of its seeds, the others as rings.
     """
     metric, best = metric_of(rows["metric"]), at_best_rate(rows)
-    has_one_rate = rows["rate"].nunique() < 2
-    figure, (left, right) = _figure_of_rows([_name_of_row(row, rows, has_one_rate) for _, row in best.iterrows()], 2)
+    figure, (left, right) = _figure_of_rows(_names(best, with_rate=rows["rate"].nunique() > 1), 2)
     for height, (_, row) in enumerate(best.iterrows()):
-        color = highlight(str(row["sparsifier"]))
+        color = look.highlight(row["sparsifier"])
         others = rows[(rows[FORM[:3]] == row[FORM[:3]]).all(axis=1) & (rows["rate"] != row["rate"])]
         left.plot(others["value"], [height] * len(others), color=color, linestyle="none", **RING)
         _draw_range(left, height, row, color)
         right.plot(row["total_bytes"], height, color=color, marker="o")
     handles = []
-    if (dense := best[best["sparsifier"] == "dense"]["value"]).notna().any():
-        left.axvline(dense.max() if metric.higher_is_better else dense.min(), **TARGET_LINE)
-        handles.append(Line2D([], [], label="dense, at the best of its rates", **TARGET_LINE))
+    dense = best.loc[best["sparsifier"] == "dense", "value"].dropna()
+    if len(dense):
+        left.axvline(dense.max() if metric.higher_is_better else dense.min(), **look.TARGET_LINE)
+        handles.append(Line2D([], [], label="dense, at the best of its rates", **look.TARGET_LINE))
     if len(rows) > len(best):
-        handles.append(Line2D([], [], label="the form at its other rates", color=BLACK, linestyle="none", **RING))
-    show_metric(left.xaxis, metric)
+        handles.append(Line2D([], [], label="the form at its other rates", color=look.BLACK, linestyle="none", **RING))
+    parts.show_metric(left.xaxis, metric)
     right.set_xlabel("sent by a worker")
-    show_bytes(right.xaxis, most=2)
+    parts.show_bytes(right.xaxis, most=2)
     head(figure, f"{title}: {SPREAD}", handles)
     return figure
 
@@ -227,7 +188,7 @@ def draw_by_epochs(rows: pd.DataFrame, title: str) -> Figure:
     names = list(named.sort_values(["epochs", "value"]).drop_duplicates("name")["name"])
     figure, (axes,) = _figure_of_rows(names)
     handles = []
-    for ((epochs, workers), own), color in zip(named.groupby(["epochs", "world_size"]), PALETTE, strict=False):
+    for ((epochs, workers), own), color in zip(named.groupby(["epochs", "world_size"]), look.PALETTE, strict=False):
         for _, row in own.iterrows():
             _draw_range(axes, names.index(row["name"]), row, color)
         length = "1 pass" if epochs == 1 else f"{epochs} passes"
@@ -245,58 +206,70 @@ def draw_bytes(rows: pd.DataFrame, title: str) -> Figure:
     A mark is full where all seeds came there, hollow where some did, and missing where none did.
     """
     rows = rows.sort_values([f"bytes_{share}" for share in MARKS], na_position="last")
-    figure, (axes,) = _figure_of_rows([_name_of_row(row, rows, has_one_rate=True) for _, row in rows.iterrows()])
+    figure, (axes,) = _figure_of_rows(_names(rows, with_rate=False))
     for height, (_, row) in enumerate(rows.iterrows()):
-        color = highlight(str(row["sparsifier"]))
+        color = look.highlight(row["sparsifier"])
         axes.plot([row[f"bytes_{share}"] for share in MARKS], [height] * len(MARKS), color=color, linewidth=0.6)
         for share, marker in MARKS.items():
             face = color if row[f"num_{share}"] == row["num_seeds"] else "white"
             axes.plot(row[f"bytes_{share}"], height, color=color, marker=marker, markerfacecolor=face)
     axes.set_xlabel("sent by a worker until then")
-    show_bytes(axes.xaxis)
+    parts.show_bytes(axes.xaxis)
+    marks = {"color": look.BLACK, "linestyle": "none"}
     handles = [
-        Line2D([], [], label=f"{share} % of dense's end", color=BLACK, marker=marker, linestyle="none")
-        for share, marker in MARKS.items()
+        Line2D([], [], label=f"{share} % of dense's end", marker=marker, **marks) for share, marker in MARKS.items()
     ]
     head(figure, title, handles)
     return figure
 
 
-def _lines_of_forms(rows: pd.DataFrame, by: list[str]) -> Lines:
-    """Return the line of each form: the colour of its method, and dashes for the values that it has in some columns."""
-    metric = metric_of(rows["metric"])
-    ends = rows.groupby("sparsifier")["value"].agg("max" if metric.higher_is_better else "min")
-    of_methods = lines_of(
-        in_order(rows["sparsifier"]), coloured_methods(ends, higher_is_better=metric.higher_is_better)
-    )
-    keys = set(rows[["sparsifier", *by]].itertuples(index=False, name=None))
+def lines_of_forms(
+    rows: pd.DataFrame, by: Sequence[str], ends: pd.Series, seeds: pd.Series | None = None, named: int | None = None
+) -> Lines:
+    """Return the line of each form, and the legend: the colour of its method, dashes for what else tells forms apart.
+
+    Args:
+        by: columns, the method first.
+        ends: how good each method was: of many the best have colours.
+        seeds: how many each form has, said in the legend.
+        named: how many of the columns after the method the legend names; None: all.
+    """
+    methods = in_order(rows["sparsifier"])
+    of_methods = look.lines_of(methods, look.coloured_methods(ends))
+    keys = set(rows[[*by]].itertuples(index=False, name=None))
     kinds = sorted({key[1:] for key in keys}, key=lambda kind: (kind[0] != GRADIENTS, kind))
     of_sparse = [kind for kind in kinds if any(key[0] != "dense" and key[1:] == kind for key in keys)]
-    lines: dict[Key, LineSettings] = {}
-    for method, line in of_methods.items():
-        own = [kind for kind in kinds if (method, *kind) in keys]
-        places = own if method == "dense" or len(of_sparse) > len(DASHES) else of_sparse
+    lines, names = dict[Key, LineSettings](), dict[str, LineSettings]()
+    for method in methods:
+        line, own = of_methods[method], [kind for kind in kinds if (method, *kind) in keys]
+        places = own if method == "dense" or len(of_sparse) > len(look.DASHES) else of_sparse
         for kind in own:
-            turn, dashes = divmod(places.index(kind), len(DASHES))
-            own_line = line | {"linestyle": DASHES[dashes]} | ({"marker": MARKERS[-turn]} if turn else {})
-            lines[method, *kind] = GREY_LINE if line is GREY_LINE else own_line
-    return lines
+            turn, dashes = divmod(places.index(kind), len(look.DASHES))
+            if line is not look.GREY_LINE:
+                line = of_methods[method] | {"linestyle": look.DASHES[dashes]}
+                line |= {"marker": look.MARKERS[-turn]} if turn else {}
+            lines[method, *kind] = line
+            words = [f"{word:g}" if isinstance(word, float) else word for word in kind[:named] if word not in ("", 1.0)]
+            of_seeds = "" if seeds is None else f" (n={seeds[method, *kind]})"
+            names[", ".join([in_legend(method), *words]) + of_seeds] = line
+    return Lines(by=by, of=lines, handles=parts.handles_of(names))
 
 
-def _handles_of_forms(lines: Lines) -> list[Artist]:
-    return list(handles_of({_name_of_form(*key): line for key, line in lines.items()}))
-
-
-def _name_of_form(method: object, *kind: object) -> str:
-    words = [f"{word:g}" if isinstance(word, float) else str(word) for word in kind if word not in ("", 1.0)]
-    return ", ".join([in_legend(str(method)), *words])
+def _lines(
+    rows: pd.DataFrame,
+    by: Sequence[str] = ("sparsifier", "form"),
+    seeds: pd.Series | None = None,
+    named: int | None = None,
+) -> Lines:
+    gain = rows["value"] * rows["metric"].map(sign_of)
+    return lines_of_forms(rows, by, gain.groupby(rows["sparsifier"]).max(), seeds, named)
 
 
 def _figure_of_rows(names: Sequence[str], panels: int = 1) -> tuple[Figure, Sequence[Axes]]:
     """Return a figure with a named row for each, the first on top, and its panels."""
-    figure = new_figure(PAGE_INCHES, 1.0 + 0.17 * len(names))
+    figure = parts.new_figure(look.PAGE_INCHES, 1.0 + 0.17 * len(names))
     grid = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=[3, 2][:panels])[0]
-    grid[0].set_yticks(range(len(names)), [plain(name) for name in names])
+    grid[0].set_yticks(range(len(names)), [look.plain(name) for name in names])
     grid[0].set_ylim(len(names) - 0.5, -0.5)
     return figure, list(grid)
 
@@ -306,14 +279,16 @@ def _draw_range(axes: Axes, height: int, row: pd.Series, color: str) -> None:
     axes.plot(row["value"], height, color=color, marker="o")
 
 
-def _name_of_row(row: pd.Series, rows: pd.DataFrame, has_one_rate: bool) -> str:
-    """Return what a form is called, with its density and its rate where there are several."""
-    words = [in_legend(str(row["sparsifier"]), str(row["form"]))]
-    if row["sparsifier"] != "dense" and rows.loc[rows["sparsifier"] != "dense", "density"].nunique() > 1:
-        words.append(f"{row['density']:g}")
-    if not has_one_rate:
-        words.append(f"rate {row['rate']:g}{f', best of {row.trials}' if row['trials'] > 1 else ''}")
-    return ", ".join(words)
+def _names(rows: pd.DataFrame, *, with_rate: bool) -> list[str]:
+    """Return what each form is called, with its density where there are several, and its rate."""
+    several = rows.loc[rows["sparsifier"] != "dense", "density"].nunique() > 1
+    names = []
+    for _, row in rows.iterrows():
+        density = f", {row['density']:g}" if several and row["sparsifier"] != "dense" else ""
+        best = f", best of {row['trials']}" if row["trials"] > 1 else ""
+        rate = f", rate {row['rate']:g}{best}" if with_rate else ""
+        names.append(in_legend(row["sparsifier"], row["form"]) + density + rate)
+    return names
 
 
 def _show_thousands(axis: XAxis | YAxis) -> None:

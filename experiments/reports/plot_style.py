@@ -1,6 +1,6 @@
 """How every figure looks: sizes, fonts, colours, and a line for each of its methods."""
 
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -81,16 +81,15 @@ def lines_of(keys: Iterable[Key], preferred: Iterable[Key] | None = None) -> dic
     return lines
 
 
-def coloured_methods(ends: pd.Series, *, higher_is_better: bool) -> Collection[object] | None:
+def coloured_methods(ends: pd.Series) -> list[str] | None:
     """Return the methods to be drawn in colour where there are more than colours: ALWAYS and the best; None: all.
 
     Args:
-        ends: a measure of each method; its index has names, or tuples that begin with one and a variant.
+        ends: how good each method was, by its name; more is better.
     """
-    ranked = list(ends.sort_values(ascending=not higher_is_better, na_position="last").index)
-    first = [key for key in ranked if (key if isinstance(key, str) else key[0] * (not key[1])) in ALWAYS]
-    others = [key for key in ranked if key not in first]
-    return [*first, *others[: len(FREE)]] if len(others) > len(FREE) else None
+    ranked = ends.sort_values(ascending=False, na_position="last").index
+    others = [method for method in ranked if method not in ALWAYS]
+    return [*ALWAYS, *others[: len(FREE)]] if len(others) > len(FREE) else None
 
 
 def highlight(method: str) -> str:

@@ -11,28 +11,22 @@ import pytest
 from rich.console import Console
 
 from experiments import figures
-from experiments.config.errors import UserError
 from experiments.reports import frames
-from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.names import in_legend
 from experiments.reports.pages import print_summary, summarise, summary_text
-from experiments.reports.plot_style import BLACK, GREY_LINE, VERMILLION
-from experiments.reports.run_configs import parse_selection
+from experiments.reports.plot_style import BLACK, GREY_LINE, VERMILLION, coloured_methods
 from experiments.reports.run_figures import (
     convergence_numbers,
     density_numbers,
     draw_all,
     draw_convergence,
-    leading,
     throughput_numbers,
 )
 from tests.legible import every_figure_is_legible
-from tests.refusals import refused
-from tests.tools.study_folders import RULES, STAGES, TASKS, TRAITS, change_config, rows_of, write_rows, write_run
+from tests.tools.study_folders import RULES, STAGES, TASKS, TRAITS, rows_of, write_rows, write_run
 
 SUMMARY = {"summary.csv", "summary.md"}
 OF = "resnet18-cifar10-n8"
-ACCURACY = METRICS[0]
 
 
 @pytest.fixture(scope="module")
@@ -132,16 +126,8 @@ def test_a_run_that_is_not_finite_is_not_averaged_away(tmp_path: Path) -> None:
     write_rows(path, [row | {"perplexity": None if row["epoch"] == 2 else 50.0} for row in rows_of(path)])
     loaded = frames.load(tmp_path)
     assert "not finite" in summary_text(loaded)
-    numbers = convergence_numbers(loaded, metric_of(["perplexity"]))
+    numbers = convergence_numbers(loaded)
     assert list(numbers[numbers["sparsifier"] == "micro"]["perplexity"].isna()) == [False, False, True]
-
-
-def test_one_epoch_is_no_curve_and_one_worker_sends_nothing(tmp_path: Path) -> None:
-    write_run(tmp_path / "short", "micro", epochs=1)
-    assert not [path for path in draw_all(frames.load(tmp_path / "short"), tmp_path) if "convergence" in path.name]
-    write_run(tmp_path / "alone", "micro", world_size=1)
-    figure = draw_convergence(convergence_numbers(frames.load(tmp_path / "alone"), ACCURACY), ACCURACY, "one")
-    assert [axes.get_xlabel() for axes in figure.axes] == ["step", "training time (s)"]
 
 
 def test_long_runs_are_smoothed_and_thinned_and_skipped_steps_left_out(tmp_path: Path) -> None:
@@ -212,25 +198,6 @@ def test_a_dense_run_stands_beside_every_density_and_counts_once(
     assert sorted(zip(selected["sparsifier"], selected["density"], strict=True)) == [("dense", 1.0), ("topk", 0.1)]
 
 
-def test_of_many_methods_the_best_are_in_colour_and_all_are_drawn() -> None:
-    ends = {"dense": 0.1, "micro": 0.2, **{f"m{place}": 0.5 + place / 100 for place in range(10)}}
-    common = {"variant": "", "time_s": 1.0, "total_bytes": 8.0, "num_seeds": 1}
-    rows = [
-        {"run": f"{method}-{epoch}", "sparsifier": method, "step": epoch, **common}
-        | {f"accuracy{which}": end for which in ("", "_min", "_max")}
-        for method, end in ends.items()
-        for epoch in (0, 1)
-    ]
-    numbers = pd.DataFrame(rows)
-    coloured = leading(numbers, ACCURACY)
-    assert {method for method, _ in coloured or ()} == {"dense", "micro", *(f"m{place}" for place in range(4, 10))}
-    assert leading(numbers[~numbers["sparsifier"].isin(["m0", "m1", "m2", "m3"])], ACCURACY) is None
-    figure = draw_convergence(numbers, ACCURACY, "Many", coloured=coloured)
-    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "4 others, in the table"
-    grey = [line for line in figure.axes[0].get_lines() if line.get_color() == GREY_LINE["color"]]
-    assert (len(grey), len(figure.axes[0].get_lines())) == (4, 12)
-
-
 def test_runs_of_several_folders_are_drawn_together(study: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "more", "cltk", 0)
     write_run(tmp_path / "more", "topk", 0)  # which the study has too
@@ -241,104 +208,18 @@ def test_runs_of_several_folders_are_drawn_together(study: Path, tmp_path: Path)
     assert {path.name for path in (tmp_path / "out").iterdir()} == SUMMARY
 
 
-@pytest.mark.parametrize(
-    ("cluster", "num_methods"),
-    [
-        ({"name": "nodes", "nnodes": 4, "nproc_per_node": 2}, 1),
-        ({"name": "local", "device": "cuda"}, 2),
-        ({"name": "simulated"}, 2),
-    ],
-)
-def test_runs_on_other_machines_are_seeds_of_one_method(
-    cluster: dict[str, Any], num_methods: int, tmp_path: Path
-) -> None:
-    write_run(tmp_path, "topk", 0)
-    change_config(write_run(tmp_path, "topk", 1), cluster={"world_size": 8} | cluster)
-    assert frames.load(tmp_path).runs["variant"].nunique() == num_methods
-
-
-@pytest.mark.parametrize(("key", "names"), [("lr", ["lr=0.1", "lr=2"]), ("accumulate", ["", "accumulate=2"])])
-def test_runs_that_differ_in_more_than_the_seed_are_never_averaged(key: str, names: list[str], tmp_path: Path) -> None:
-    write_run(tmp_path, "topk", 0)
-    change_config(write_run(tmp_path, "topk", 1), **{key: 2})
-    rows = summarise(frames.load(tmp_path))
-    assert (list(rows["form"]), list(rows["num_seeds"])) == (names, [1, 1])
-
-
-def test_a_table_calls_each_run_by_its_parts_and_settings(tmp_path: Path) -> None:
-    agreed = {"name": "micro", "rule": "agreed"}
-    parts: dict[str, dict[str, Any]] = {
-        "Top-k": {"name": "topk", "selector": {"name": "topk"}},
-        "theirs (share=0.5)": {"name": "topk", "selector": {"name": "theirs", "share": 0.5}},
-        "MiCRO (agreed)": {"name": "micro", "selector": agreed},
-        "MiCRO (agreed) (slack=0.1)": {"name": "micro", "selector": {**agreed, "slack": 0.1}},
-        "MiCRO (agreed), codec half": {"name": "micro", "codec": "half", "selector": agreed},
-    }
-    usual = {"reducer": "sparse", "exchange": "union", "codec": "raw", "indices": "int32", "feedback": "residual"}
-    for seed, own in enumerate(parts.values()):
-        change_config(write_run(tmp_path, "topk", seed), sparsifier={**usual, **own})
-    rows = summarise(frames.load(tmp_path))
-    assert {in_legend(row["sparsifier"], row["form"]) for _, row in rows.iterrows()} == set(parts)
-
-
-def test_unfinished_runs_are_left_out_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_run(tmp_path, "topk")
-    unfinished, failed = write_run(tmp_path, "micro"), write_run(tmp_path, "cltk")
-    for folder in (unfinished, failed):
-        (folder / "DONE").unlink()
-    (failed / "failure.json").write_text("{}")
-    assert list(frames.load(tmp_path).runs["sparsifier"]) == ["topk"]
-    assert capsys.readouterr().out == f"left out, not finished: {failed.name} (failed), {unfinished.name}\n"
-
-
-@pytest.mark.parametrize("name", ["steps.jsonl", "epochs.jsonl", "DONE"])
-def test_a_torn_file_of_a_finished_run_is_named(tmp_path: Path, name: str) -> None:
-    path = write_run(tmp_path, "micro") / name
-    path.write_bytes(path.read_bytes()[:20])
-    refused(lambda: frames.load(tmp_path), name, path.parent.name, error=UserError)
-
-
-@pytest.mark.parametrize("row", [None, {}, {"accuracy": 0.5, "step": None}], ids=["none", "measure", "step"])
-def test_epochs_that_say_nothing_are_named(row: dict[str, Any] | None, tmp_path: Path) -> None:
-    rows = [] if row is None else [{"epoch": 2, "step": 60, "time_s": 1.0} | row]
-    write_rows(write_run(tmp_path, "micro") / "epochs.jsonl", rows)
-    refused(lambda: frames.load(tmp_path), "epochs.jsonl", error=UserError)
-
-
-def test_of_a_run_that_skipped_all_steps_a_line_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_run(tmp_path / "runs", "micro")
-    rows = rows_of(folder / "steps.jsonl")
-    write_rows(folder / "steps.jsonl", [row | {"skipped": True, "density": 0.0, "loss": None} for row in rows])
-    assert figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]) == 0
-    assert f"all were skipped: {folder.name}" in capsys.readouterr().out.replace("\n", "")
-    assert folder.name in (tmp_path / "summary.md").read_text()
-    assert {path.name.split("-")[0] for path in tmp_path.glob("*.png")} == {"convergence"}
-
-
-def test_selection(study: Path) -> None:
-    chosen = frames.load(study, parse_selection(["sparsifier=topk,micro", "model.name=ResNet18", "seed=1"])).runs
-    assert sorted(chosen["sparsifier"]) == ["micro", "topk"]
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "given"),
-    [
-        ("densty=0.1", "densty", "density"),
-        ("seed=7", "seed", 7),
-        ("seed=", "KEY=VALUE", "seed="),
-        ("--only residul", "--only", "residual"),
-        ("--only densities", "densities", "convergence"),  # there is one density
-        ("--only throughput", "throughput", "convergence"),
-    ],
-)
-def test_a_mistake_is_one_line(words: str, key: str, given: object, study: Path, tmp_path: Path) -> None:
-    refused(f"figures --runs {study} --out {tmp_path / 'out'} {words}", key, given)
-
-
-def test_an_output_without_the_sign_of_plus_or_minus_has_a_question_mark(
-    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
-    assert figures.main(["--runs", str(study), "--out", str(tmp_path), "--table"]) == 0
-    assert b" ? " in written.getvalue()
+def test_of_many_methods_the_best_are_in_colour_and_all_are_drawn() -> None:
+    ends = pd.Series({"dense": 0.1, "micro": 0.2, **{f"m{place}": 0.5 + place / 100 for place in range(10)}})
+    rows = [
+        {"sparsifier": method, "variant": "", "step": epoch, "time_s": 1.0, "total_bytes": 0.0, "num_seeds": 1}
+        | {f"accuracy{which}": end for which in ("", "_min", "_max")}
+        for method, end in ends.items()
+        for epoch in (0, 1)
+    ]
+    assert set(coloured_methods(ends) or ()) == {"dense", "micro", *(f"m{place}" for place in range(4, 10))}
+    assert coloured_methods(ends[6:]) is None
+    figure = draw_convergence(pd.DataFrame(rows), "Many", ends)
+    assert [axes.get_xlabel() for axes in figure.axes] == ["step", "training time (s)"], "nothing was sent"
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "4 others, in the table"
+    grey = [line for line in figure.axes[0].get_lines() if line.get_color() == GREY_LINE["color"]]
+    assert (len(grey), len(figure.axes[0].get_lines())) == (4, 12)

@@ -10,32 +10,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullLocator
 
-from experiments.reports.figure_parts import (
-    draw_band,
-    figure_of_panels,
-    handles_of,
-    head,
-    new_figure,
-    plain_log,
-    show_values,
-)
+from experiments.reports import figure_parts as parts
+from experiments.reports import plot_style as look
+from experiments.reports.figure_parts import head
 from experiments.reports.names import in_legend, in_order
-from experiments.reports.plot_style import (
-    ALWAYS,
-    BLACK,
-    DASHES,
-    FREE,
-    GREY,
-    LIGHT,
-    MARKERS,
-    PAGE_INCHES,
-    PALETTE,
-    TARGET_LINE,
-    LineSettings,
-    highlight,
-    lines_of,
-    style,
-)
+from experiments.reports.plot_style import LineSettings, style
 from experiments.studies.gradient_sources import TITLES
 from experiments.studies.method_comparison.numbers import front, front_methods
 from experiments.studies.selection_times import ONE_READ, TORCH_TOPK
@@ -46,12 +25,12 @@ FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no pl
 PUBLISHED = "_published"  # ends the name of a published form, after the method
 MOST_NAMED = 12  # of more methods most are grey: nobody finds fifty marks in a legend
 ALWAYS_NAMED = ("dense", "micro", "topk")
-GUIDE: LineSettings = {"color": GREY, "linewidth": 0.6}
-FRONT: LineSettings = {"color": BLACK, "linewidth": 0.7}
-OTHERS: LineSettings = {"color": LIGHT, "marker": "o", "linestyle": "none", "zorder": 1.0}
+GUIDE: LineSettings = {"color": look.GREY, "linewidth": 0.6}
+FRONT: LineSettings = {"color": look.BLACK, "linewidth": 0.7}
+OTHERS: LineSettings = {"color": look.LIGHT, "marker": "o", "linestyle": "none", "zorder": 1.0}
 REFERENCE_LINES: dict[str, LineSettings] = {
-    TORCH_TOPK: {"color": BLACK, "linestyle": DASHES[1], "linewidth": 0.8},
-    ONE_READ: {"color": GREY, "linestyle": DASHES[2], "linewidth": 0.8},
+    TORCH_TOPK: {"color": look.BLACK, "linestyle": look.DASHES[1], "linewidth": 0.8},
+    ONE_READ: {"color": look.GREY, "linestyle": look.DASHES[2], "linewidth": 0.8},
 }
 ERRORS = {
     "step_error": "error of one update, mean over steps",
@@ -109,20 +88,20 @@ def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
         rows = numbers[numbers["method"] == method]
         if kind.guide:
             axes.plot(places, [kind.guide(place) for place in places], **GUIDE)
-        axes.axhline(kind.level, **TARGET_LINE)
+        axes.axhline(kind.level, **look.TARGET_LINE)
         for stream, line in lines.items():
             own = rows[rows["stream"] == stream].sort_values(kind.x)
             axes.plot(own[kind.x], own[kind.y], **line)
     axes = next(iter(panels.values()))
     axes.set_yscale("log")
     if over_workers:
-        show_values(axes.xaxis, places if len(places) <= 4 else places[::2])
+        parts.show_values(axes.xaxis, places if len(places) <= 4 else places[::2])
     else:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
         axes.set_ylim(bottom=max(axes.get_ylim()[0], LOWEST))
     _few_ticks(axes)
     handles = [Line2D([], [], label=TITLES[stream], **line) for stream, line in lines.items()]
-    handles.append(Line2D([], [], label=kind.level_name, **TARGET_LINE))
+    handles.append(Line2D([], [], label=kind.level_name, **look.TARGET_LINE))
     if kind.guide:
         handles.append(Line2D([], [], label=kind.guide_name, **GUIDE))
     head(figure, title, handles)
@@ -137,7 +116,7 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
     """
     figure, panels = _panels(numbers[~numbers["method"].isin(REFERENCE_LINES)], ("elements d", "ms"))
     for method, axes in panels.items():
-        own: LineSettings = {"color": highlight(method), "marker": "o", "linestyle": "-"}
+        own: LineSettings = {"color": look.highlight(method), "marker": "o", "linestyle": "-"}
         for name, line in [*REFERENCE_LINES.items(), (method, own)]:
             draw_times(axes, numbers[numbers["method"] == name], line)
     axes = next(iter(panels.values()))
@@ -145,15 +124,15 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
     axes.xaxis.set_major_formatter(LogFormatterSciNotation())
     axes.xaxis.set_minor_locator(NullLocator())
     _few_ticks(axes)
-    handles = [Line2D([], [], label="the method's selection", color=BLACK, marker="o")]
-    head(figure, title, [*handles, *handles_of(REFERENCE_LINES)])
+    handles = [Line2D([], [], label="the method's selection", color=look.BLACK, marker="o")]
+    head(figure, title, [*handles, *parts.handles_of(REFERENCE_LINES)])
     return figure
 
 
 def draw_times(axes: Axes, rows: pd.DataFrame, line: LineSettings) -> None:
     """Draw times in milliseconds over the length, and a band between their quartiles; columns numel, TIMES."""
     middle, low, high = (1e3 * rows[column] for column in ("select_s", "select_s_low", "select_s_high"))
-    draw_band(axes, rows["numel"], middle, low, high, line)
+    parts.draw_band(axes, rows["numel"], middle, low, high, line)
 
 
 @style()
@@ -165,7 +144,7 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
     Args:
         numbers: columns method, bytes_share, step_error, cumulative_error.
     """
-    figure = new_figure(PAGE_INCHES, 4.4)
+    figure = parts.new_figure(look.PAGE_INCHES, 4.4)
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     sending = numbers[numbers["bytes_share"] > 0]
     drawn = sending.set_index("method").loc[in_order(sending["method"])].reset_index()
@@ -179,11 +158,11 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
             axes.plot(row["bytes_share"], row[error], **marks.get(row["method"], OTHERS))
         axes.set(xlabel="bytes sent / bytes of the dense all-reduce")
         axes.set_title(text, loc="left")
-        plain_log(axes.xaxis)
-        plain_log(axes.yaxis)
+        parts.plain_log(axes.xaxis)
+        parts.plain_log(axes.yaxis)
     panels[0].set_ylabel(f"relative error ({FLOOR:g}: or less)")
     handles = [Line2D([], [], label="front: none better in both", **FRONT)]
-    handles += handles_of({in_legend(method): mark for method, mark in marks.items()})
+    handles += parts.handles_of({in_legend(method): mark for method, mark in marks.items()})
     if others := len(drawn) - len(marks):
         handles.append(Line2D([], [], label=f"{others} others, in the table", **OTHERS))
     head(figure, title, handles)
@@ -193,16 +172,16 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
 @style()
 def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
     """Error of one update over compression, a line per method, log-log; columns method, compression, step_error."""
-    figure = new_figure(PAGE_INCHES, 3.6)
+    figure = parts.new_figure(look.PAGE_INCHES, 3.6)
     axes = figure.subplots()
-    lines = lines_of(in_order(numbers["method"]))
+    lines = look.lines_of(in_order(numbers["method"]))
     for method, line in lines.items():
         rows = numbers[numbers["method"] == method].sort_values("compression")
         axes.plot(rows["compression"], rows["step_error"].clip(lower=FLOOR), **line)
     axes.set(xlabel="compression: bytes of the dense all-reduce / bytes sent", ylabel="||update - mean|| / ||mean||")
-    plain_log(axes.xaxis)
-    plain_log(axes.yaxis)
-    head(figure, title, handles_of({in_legend(method): line for method, line in lines.items()}))
+    parts.plain_log(axes.xaxis)
+    parts.plain_log(axes.yaxis)
+    head(figure, title, parts.handles_of({in_legend(method): line for method, line in lines.items()}))
     return figure
 
 
@@ -211,7 +190,7 @@ def _panels(numbers: pd.DataFrame, names: tuple[str, str]) -> tuple[Figure, Mapp
     methods = in_order(numbers["method"])
     num_rows = -(-len(methods) // COLUMNS)
     named = {in_legend(method): method for method in methods}
-    figure, panels = figure_of_panels(list(named), columns=-(-len(methods) // num_rows), height=1.05)
+    figure, panels = parts.figure_of_panels(list(named), columns=-(-len(methods) // num_rows), height=1.05)
     figure.supxlabel(names[0], fontsize=8)
     figure.supylabel(names[1], fontsize=8)
     return figure, {named[name]: axes for name, axes in panels.items()}
@@ -228,7 +207,11 @@ def _few_ticks(axes: Axes) -> None:
 
 def _stream_line(stream: str, *, markers: bool) -> LineSettings:
     place = list(TITLES).index(stream)
-    line: LineSettings = {"color": PALETTE[place], "linestyle": DASHES[place % len(DASHES)], "linewidth": 0.8}
+    line: LineSettings = {
+        "color": look.PALETTE[place],
+        "linestyle": look.DASHES[place % len(look.DASHES)],
+        "linewidth": 0.8,
+    }
     return line | ({"marker": "osv^Dp"[place], "markersize": 2.5} if markers else {})
 
 
@@ -240,8 +223,12 @@ def _marks(rows: pd.DataFrame) -> dict[str, LineSettings]:
         methods = [method for method in methods if method in named]
     marks: dict[str, LineSettings] = {}
     for place, method in enumerate(methods):
-        color = ALWAYS.get(method, FREE[(place + place // len(MARKERS)) % len(FREE)])
+        color = look.ALWAYS.get(method, look.FREE[(place + place // len(look.MARKERS)) % len(look.FREE)])
         face = "none" if method.endswith(PUBLISHED) else color
-        mark: LineSettings = {"color": color, "marker": MARKERS[place % len(MARKERS)], "markerfacecolor": face}
+        mark: LineSettings = {
+            "color": color,
+            "marker": look.MARKERS[place % len(look.MARKERS)],
+            "markerfacecolor": face,
+        }
         marks[method] = mark | {"linestyle": "none", "markersize": 5}
     return marks
