@@ -24,7 +24,7 @@ def encode(codec: Codec, values: Tensor, key: Key) -> Tensor:
     if loops is None:
         return codec.encode(values, key)
     wire = torch.empty(codec.num_bytes(values.numel(), values.dtype), dtype=torch.uint8, device=values.device)
-    loops.encode(codec.code, values, wire)
+    loops.encode(codec.code, values, wire, key)
     return wire
 
 
@@ -55,7 +55,7 @@ def encode_(
     loops = _loops(codec, values, rest)
     first_bad, grad = _to_add(codec if loops else None, values, grad)
     if loops is not None:
-        found: int | None = loops.encode(codec.code, values, wire, rest, grad)
+        found: int | None = loops.encode(codec.code, values, wire, key, rest, grad)
         return first_bad if grad is None else found
     wire.copy_(encode(codec, values, key))
     if rest is not None:
@@ -107,10 +107,10 @@ def encode_mean_(
         whether ``mean`` is finite, and what `encode_` returns.
     """
     loops, n = _loops(codec, values, mean, rest), len(wires) + 1
-    is_one_pass = loops is not None and hasattr(loops, "encode_mean")  # on a CPU
+    is_one_pass = hasattr(loops, "encode_mean") and codec.code and not codec.code.has_header  # on a CPU
     first_bad, grad = _to_add(codec if is_one_pass else None, values, grad)
     if loops is not None and is_one_pass:
-        is_finite, found = loops.encode_mean(codec.code, values, wires, wire, mean, rest, grad)
+        is_finite, found = loops.encode_mean(codec.code, values, wires, wire, key, mean, rest, grad)
         return is_finite, first_bad if grad is None else found
     if len(wires):
         decode_mean_(codec, wires, mean)
@@ -142,7 +142,7 @@ def encode_others_(
     """
     loops = _loops_of_parts(codec, messages, values, rest, grad)
     if loops is not None:
-        first_bad: int | None = loops.encode_parts(codec.code, values, wire, messages, own, rest, grad)
+        first_bad: int | None = loops.encode_parts(codec.code, values, wire, key, messages, own, rest, grad)
         return first_bad
     bads = []
     for place, part, message in messages.others(own, has_own=False):

@@ -9,6 +9,7 @@ from torch import Tensor
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
 from micro.codecs.bits import num_packed_bytes, pack, unpack
+from micro.kernels.code import Code, Kind
 from micro.parts import Rule, check_rule
 from micro.randomness import uniform, words
 
@@ -46,6 +47,11 @@ class QSGD(Codec):
         blocks.check_block(self.name, self.block)
         if not 2 <= self.bits <= 16:
             raise ValueError(f"bits of {self.name} must be in 2 to 16, got {self.bits}")
+
+    @property
+    def code(self) -> Code | None:
+        """The compiled form."""
+        return Code(Kind.LEVELS, self.block, width=self.bits, is_published=self.rule == "published")
 
     @property
     def diverges_with_feedback(self) -> bool:

@@ -16,14 +16,18 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from micro.kernels.code import Kind
+from micro.kernels.code import DIGITS, Kind
 from micro.kernels.floats import of_bfloat16, of_half, to_bfloat16, to_half
-from micro.kernels.jit import as_bits, as_float, get16, get32, get64, jitted, put16, put32, put64
+from micro.kernels.jit import MAGNITUDE_BITS, as_bits, as_float, get16, get32, get64, jitted, put16, put32, put64
+from micro.kernels.packing import pack_codes, unpack_codes
 from micro.kernels.tiles import absorb_tile, finish, highest_bits, leave
 
-HALF, BFLOAT16, INT8 = int(Kind.HALF), int(Kind.BFLOAT16), int(Kind.INT8)
+HALF, BFLOAT16, INT8, SIGN, SIDES, LEVELS, TERNARY, POWERS = map(int, Kind)
 LARGEST = np.float32(2.0**127)
-LEVELS = np.float32(127)
+STEPS = np.float32(127)  # of codec int8
+NUM_POWERS = 127  # of codec natural
+TINY = np.float32(2.0**-126)
+SIGNS = (np.arange(256)[:, None] // 3 ** np.arange(DIGITS) % 3 - 1).astype(np.float32)  # of the digits of a byte
 LANES = 64
 NO_WEIGHT, ONE = np.float32(0), np.float32(1)
 _VECTOR = ir.VectorType(ir.FloatType(), LANES)
@@ -46,19 +50,23 @@ def _negative_lanes(typingctx: Any, values: Any, start: Any) -> Any:
     return types.uint64(values, types.int64), codegen
 
 
-def _spread_lanes(typingctx: Any, out: Any, start: Any, word: Any, mean: Any) -> Any:
-    """Write LANES means from ``start`` on, negative where a bit of the word is set."""
+def _spread_lanes(typingctx: Any, out: Any, start: Any, word: Any, upper: Any, lower: Any) -> Any:
+    """Write LANES numbers from ``start`` on: the lower where a bit of the word is set, else the upper."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         place = _lanes_at(context, builder, sig.args[0], args[0], args[1])
         empty, lanes = ir.Constant(_VECTOR, ir.Undefined), ir.VectorType(ir.IntType(32), LANES)
-        first = builder.insert_element(empty, args[3], ir.Constant(ir.IntType(32), 0))
-        means = builder.shuffle_vector(first, empty, ir.Constant(lanes, None))
-        negative = builder.bitcast(args[2], ir.VectorType(ir.IntType(1), LANES))
-        builder.store(builder.select(negative, builder.fneg(means), means), place).align = 4
+        uppers, lowers = (
+            builder.shuffle_vector(
+                builder.insert_element(empty, number, ir.Constant(ir.IntType(32), 0)), empty, ir.Constant(lanes, None)
+            )
+            for number in args[3:]
+        )
+        is_lower = builder.bitcast(args[2], ir.VectorType(ir.IntType(1), LANES))
+        builder.store(builder.select(is_lower, lowers, uppers), place).align = 4
         return context.get_dummy_value()
 
-    return types.void(out, types.int64, types.uint64, types.float32), codegen
+    return types.void(out, types.int64, types.uint64, types.float32, types.float32), codegen
 
 
 _negative: Any = intrinsic(_negative_lanes)
@@ -98,20 +106,60 @@ def _total(terms: Any) -> Any:
 
 
 @jitted
+def _or_infinite(divisor: Any) -> Any:
+    """Return the divisor, infinity in place of 0: of zeros."""
+    return divisor if divisor > 0 else np.float32(np.inf)
+
+
+@jitted
+def _largest(bits: Any) -> Any:
+    """Return the largest magnitude, cut at 2^127."""
+    largest: Any = as_float(highest_bits(bits))
+    return LARGEST if largest > LARGEST else largest
+
+
+@jitted
+def _sum_of_products(a: Any, b: Any, terms: Any) -> Any:
+    for i in range(a.size):
+        terms[i] = a[i] * b[i]
+    return _total(terms[: a.size])
+
+
+@jitted
+def _factor(x: Any, levels: Any, terms: Any) -> Any:
+    """Return what `micro.codecs.blocks.least_squares` does of a block."""
+    squares = _sum_of_products(levels, levels, terms)
+    return np.float32(_sum_of_products(x, levels, terms) / (squares if squares > TINY else TINY))
+
+
+@jitted
+def _random_bits(words: Any, place: Any) -> Any:
+    """Return the 32 random bits of a place that `micro.randomness.bits` has."""
+    word = np.uint32(np.uint32(place) ^ words[0])
+    word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    word = np.uint32(np.uint32(word ^ (word >> np.uint32(15))) ^ words[1])
+    word = np.uint32(word * np.uint32(0x846CA68B))
+    return np.uint32(word ^ (word >> np.uint32(16)))
+
+
+@jitted
+def _uniform(words: Any, place: Any) -> Any:
+    return np.float32(np.int32(_random_bits(words, place) >> np.uint32(8))) * np.float32(2.0**-24)
+
+
+@jitted
 def _write_int8(x: Any, bits: Any, codes: Any) -> Any:
     """Fill ``codes`` with multiples of a step; return the step."""
-    largest: Any = as_float(highest_bits(bits))
-    step = np.float32((LARGEST if largest > LARGEST else largest) / LEVELS)
-    divisor = step if step > 0 else np.float32(np.inf)  # of zeros
-    target = codes[: x.size].view(np.int8)
+    step = np.float32(_largest(bits) / STEPS)
+    divisor, target = _or_infinite(step), codes[: x.size].view(np.int8)
     for i in range(x.size):
-        target[i] = np.int8(np.int32(_cut(np.rint(x[i] / divisor), LEVELS)))
+        target[i] = np.int8(np.int32(_cut(np.rint(x[i] / divisor), STEPS)))
     return step
 
 
 @jitted
-def _write_signs(x: Any, codes: Any, terms: Any) -> Any:
-    """Fill ``codes`` with a bit for each value, 1 where it is negative; return the mean magnitude."""
+def _write_signs(x: Any, codes: Any) -> Any:
+    """Fill ``codes`` with a bit for each value, 1 where it is negative."""
     whole = x.size // LANES
     for i in range(whole):
         put64(codes, i, _negative(x, LANES * i))
@@ -120,15 +168,136 @@ def _write_signs(x: Any, codes: Any, terms: Any) -> Any:
         for i in range(start, min(start + 8, x.size)):
             byte |= np.uint8(np.int32(x[i] < 0) << np.int32(i - start))
         codes[start // 8] = byte
-    count = np.float32(x.size)
-    for i in range(x.size):
-        terms[i] = abs(x[i] / count)
-    return np.float32(_cut(_total(terms), LARGEST))
 
 
 @jitted
-def _write(kind: Any, x: Any, bits: Any, wire: Any, place: Any, skip: Any, block: Any, memory: Any) -> Any:
-    """Code a block of values, which begins at ``place``; ``memory`` is as long."""
+def _mean_magnitude(x: Any, terms: Any) -> Any:
+    count = np.float32(x.size)
+    for i in range(x.size):
+        terms[i] = abs(x[i] / count)
+    return _cut(_total(terms[: x.size]), LARGEST)
+
+
+@jitted
+def _mean_of_side(x: Any, is_negative: Any, terms: Any) -> Any:
+    """Return the mean of the values on a side of zero; 0 where none is."""
+    count = np.int32(0)
+    for i in range(x.size):
+        count += np.int32((x[i] < 0) == is_negative)
+    divisor = np.float32(max(count, np.int32(1)))
+    for i in range(x.size):
+        terms[i] = x[i] / divisor if (x[i] < 0) == is_negative else np.float32(0)
+    return _cut(_total(terms[: x.size]), LARGEST)
+
+
+@jitted
+def _write_levels(x: Any, bits: Any, place: Any, code: Any, words: Any, packed: Any, memory: Any) -> Any:
+    """Fill ``packed`` as codec qsgd has it; return what a level is worth."""
+    width, is_published = code[2], code[4]
+    highest, largest = np.float32((1 << (width - 1)) - 1), _largest(bits)
+    share, level, terms = memory[0, : x.size], memory[1, : x.size], memory[2]
+    codes, divisor = memory[3, : x.size].view(np.int32), _or_infinite(largest)
+    for i in range(x.size):
+        share[i] = x[i] / divisor
+    scale = np.float32(np.sqrt(_sum_of_products(share, share, terms))) if is_published else ONE
+    divisor = _or_infinite(scale)
+    base = np.uint32(place)
+    for i in range(x.size):
+        drawn = np.floor(share[i] / divisor * highest + _uniform(words, np.uint32(base + np.uint32(i))))
+        level[i] = _cut(drawn, highest)
+        codes[i] = np.int32(level[i] + highest)
+    pack_codes(codes, width, packed)
+    worth = np.float32(scale / highest) if is_published else _factor(share, level, terms)
+    return _cut(np.float32(worth * largest), np.float32(LARGEST / highest))
+
+
+@jitted
+def _put_some_digits(codes: Any, first: Any, byte: Any) -> Any:
+    """Return a byte with what there is of five codes from ``first`` on, which may be negative, added."""
+    weight = np.int32(1)
+    for i in range(first, min(first + DIGITS, codes.size)):
+        byte += codes[max(i, 0)] * weight if i >= 0 else np.int32(0)
+        weight *= np.int32(3)
+    return byte
+
+
+@jitted
+def _put_digits(codes: Any, place: Any, packed: Any) -> Any:
+    """Write codes, 0 to 2, from ``place`` on, five to a byte, the first as the lowest digit."""
+    head, last = -(place % DIGITS), (place + codes.size) // DIGITS  # of the first byte, and the number of the last
+    if head:
+        packed[place // DIGITS] = _put_some_digits(codes, head, np.int32(packed[place // DIGITS]))
+    first = place // DIGITS + (head < 0)
+    offset = first * DIGITS - place
+    whole, near = packed[first : max(first, last)], codes[offset:]
+    for i in range(whole.size):
+        low = near[5 * i] + np.int32(3) * near[5 * i + 1] + np.int32(9) * near[5 * i + 2]
+        whole[i] = low + np.int32(27) * near[5 * i + 3] + np.int32(81) * near[5 * i + 4]
+    if last >= first and offset + DIGITS * whole.size < codes.size:
+        packed[last] = _put_some_digits(codes, offset + DIGITS * whole.size, np.int32(0))
+
+
+@jitted
+def _write_ternary(x: Any, bits: Any, place: Any, code: Any, words: Any, packed: Any, memory: Any) -> Any:
+    """Fill ``packed``, the codes of the whole message, as codec terngrad has it; return what a code is worth."""
+    clip, is_published, largest = code[3], code[4], _largest(bits)
+    share, level, terms = memory[0, : x.size], memory[1, : x.size], memory[2]
+    divisor = _or_infinite(largest)
+    for i in range(x.size):
+        share[i] = x[i] / divisor
+    if clip > 0:
+        mean = np.float32(_sum_of_products(share, share, terms) / np.float32(x.size))
+        limit = np.float32(clip * np.float32(np.sqrt(mean)))
+        limit = limit if limit < ONE else ONE
+    else:
+        limit = as_float(highest_bits(share.view(np.int32)))
+    divisor = _or_infinite(limit)
+    codes, base = memory[3, : x.size].view(np.int32), np.uint32(place)
+    for i in range(x.size):
+        is_drawn = np.int32(abs(share[i] / divisor) > _uniform(words, np.uint32(base + np.uint32(i))))
+        code = np.int32(is_drawn * np.int32(np.int32(share[i] > 0) - np.int32(share[i] < 0)))
+        level[i], codes[i] = np.float32(code), np.int32(code + np.int32(1))
+    _put_digits(codes, place, packed)
+    worth = limit if is_published else _factor(share, level, terms)
+    return _cut(np.float32(worth * largest), LARGEST)
+
+
+@jitted
+def _exponent(bits: Any, code: Any, words: Any, place: Any) -> Any:
+    """Return the exponent's field of a number after rounding, as codec natural has it."""
+    dither = np.int32(_random_bits(words, place) >> np.uint32(9)) if code[4] else np.int32(1 << 22)
+    return min(np.int32(np.int32(np.int32(bits & np.int32(MAGNITUDE_BITS)) + dither) >> np.int32(23)), np.int32(254))
+
+
+@jitted
+def highest_exponent(code: Any, bits: Any, place: Any, words: Any) -> Any:
+    """Return the highest exponent's field of the numbers from ``place`` on, after rounding."""
+    highest, key, base = np.int32(0), (words[0], words[1]), np.uint32(place)
+    for i in range(bits.size):
+        highest = max(highest, _exponent(bits[i], code, key, np.uint32(base + np.uint32(i))))
+    return highest
+
+
+@jitted
+def put_header(wire: Any, highest: Any) -> Any:
+    """Begin a message of powers, the highest of which is given."""
+    put32(wire, 0, np.uint64(max(highest - NUM_POWERS, 0)))
+
+
+@jitted
+def _write_powers(bits: Any, place: Any, code: Any, words: Any, below: Any, codes: Any) -> Any:
+    base = np.uint32(place)
+    for i in range(bits.size):
+        exponent = _exponent(bits[i], code, words, np.uint32(base + np.uint32(i)))
+        power = max(np.int32(exponent - below), np.int32(0))
+        is_negative = np.int32((bits[i] < np.int32(0)) & ((bits[i] & np.int32(MAGNITUDE_BITS)) != np.int32(0)))
+        codes[i] = np.uint8(np.int32(power | (is_negative << np.int32(7))))
+
+
+@jitted
+def _write(code: Any, x: Any, bits: Any, wire: Any, place: Any, skip: Any, words: Any, memory: Any) -> Any:
+    """Code a block of values, which begins at ``place``; ``memory`` (4, block) is used."""
+    kind, number = code[0], place // code[1]
     if kind == HALF:
         codes = wire[2 * place :]
         for i in range(x.size):
@@ -138,14 +307,27 @@ def _write(kind: Any, x: Any, bits: Any, wire: Any, place: Any, skip: Any, block
         for i in range(x.size):
             put16(codes, i, np.uint64(to_bfloat16(x[i])))
     elif kind == INT8:
-        _put_scale(wire, place // block, _write_int8(x, bits, wire[skip + place :]))
+        _put_scale(wire, number, _write_int8(x, bits, wire[skip + place :]))
+    elif kind == LEVELS:
+        packed = wire[skip + place * code[2] // 8 :]
+        _put_scale(wire, number, _write_levels(x, bits, place, code, words, packed, memory))
+    elif kind == TERNARY:
+        _put_scale(wire, number, _write_ternary(x, bits, place, code, words, wire[skip:], memory))
+    elif kind == POWERS:
+        _write_powers(bits, place, code, words, np.int32(get32(wire, 0)), wire[skip + place :])
     else:
-        _put_scale(wire, place // block, _write_signs(x, wire[skip + place // 8 :], memory))
+        _write_signs(x, wire[skip + place // 8 :])
+        if kind == SIGN:
+            _put_scale(wire, number, _mean_magnitude(x, memory[0]))
+        else:
+            _put_scale(wire, number, _mean_of_side(x, False, memory[0]))
+            _put_scale(wire, skip // 8 + number, _mean_of_side(x, True, memory[0]))
 
 
 @jitted
-def _read(kind: Any, wire: Any, place: Any, skip: Any, block: Any, out: Any) -> Any:
-    """Fill ``out`` with what a block stands for."""
+def _read(code: Any, wire: Any, place: Any, skip: Any, out: Any, memory: Any) -> Any:
+    """Fill ``out`` with what a block stands for; ``memory`` (block,) int32 is used."""
+    kind, number = code[0], place // code[1]
     if kind == HALF:
         codes = wire[2 * place :]
         for i in range(out.size):
@@ -155,20 +337,49 @@ def _read(kind: Any, wire: Any, place: Any, skip: Any, block: Any, out: Any) -> 
         for i in range(out.size):
             out[i] = of_bfloat16(np.int32(get16(codes, i)))
     elif kind == INT8:
-        multiples, step = wire[skip + place : skip + place + out.size].view(np.int8), _get_scale(wire, place // block)
+        multiples, step = wire[skip + place : skip + place + out.size].view(np.int8), _get_scale(wire, number)
         for i in range(out.size):
             out[i] = np.float32(multiples[i]) * step
+    elif kind == LEVELS:
+        codes, highest, worth = memory[: out.size], np.int32((1 << (code[2] - 1)) - 1), _get_scale(wire, number)
+        unpack_codes(wire[skip + place * code[2] // 8 :], code[2], codes)
+        for i in range(out.size):
+            out[i] = np.float32(np.int32(codes[i] - highest)) * worth
+    elif kind == TERNARY:
+        _read_ternary(wire[skip:], place, _get_scale(wire, number), out)
+    elif kind == POWERS:
+        codes, below = wire[skip + place :], np.int32(get32(wire, 0))
+        for i in range(out.size):
+            power = np.int32(codes[i] & np.uint8(NUM_POWERS))
+            pattern = np.int32(np.int32(power + below) << np.int32(23)) if power > 0 else np.int32(0)
+            out[i] = as_float(np.int32(pattern | np.int32(np.int32(codes[i] >> np.uint8(7)) << np.int32(31))))
     else:
-        _read_signs(wire[skip + place // 8 :], _get_scale(wire, place // block), out)
+        upper = _get_scale(wire, number)
+        lower = np.float32(-upper) if kind == SIGN else _get_scale(wire, skip // 8 + number)
+        _read_signs(wire[skip + place // 8 :], upper, lower, out)
 
 
 @jitted
-def _read_signs(codes: Any, mean: Any, out: Any) -> Any:
+def _read_ternary(packed: Any, place: Any, worth: Any, out: Any) -> Any:
+    number, first = place // DIGITS, -(place % DIGITS)
+    while first < out.size:
+        codes = SIGNS[packed[number]]
+        if first >= 0 and first + DIGITS <= out.size:
+            for digit in range(DIGITS):
+                out[first + digit] = codes[digit] * worth
+        else:
+            for i in range(max(first, 0), min(first + DIGITS, out.size)):
+                out[i] = codes[i - first] * worth
+        number, first = number + 1, first + DIGITS
+
+
+@jitted
+def _read_signs(codes: Any, upper: Any, lower: Any, out: Any) -> Any:
     whole = out.size // LANES
     for i in range(whole):
-        _put_lanes(out, LANES * i, get64(codes, i), mean)
+        _put_lanes(out, LANES * i, get64(codes, i), upper, lower)
     for i in range(LANES * whole, out.size):
-        out[i] = -mean if (codes[i // 8] >> np.uint8(i % 8)) & np.uint8(1) else mean
+        out[i] = lower if (codes[i // 8] >> np.uint8(i % 8)) & np.uint8(1) else upper
 
 
 @jitted
@@ -181,49 +392,41 @@ def _absorbed(values: Any, bits: Any, grad: Any, grad_bits: Any, start: Any, end
 
 
 @jitted
-def encode(
-    kind: Any,
-    values: Any,
-    bits: Any,
-    grad: Any,
-    grad_bits: Any,
-    rest: Any,
-    weight: Any,
-    place: Any,
-    wire: Any,
-    skip: Any,
-    block: Any,
-) -> Any:
-    """Code values into their places of a message."""
-    memory, first_bad = np.empty(min(block, values.size), np.float32), -1
+def encode(code: Any, vectors: Any, weight: Any, place: Any, wire: Any, skip: Any, words: Any) -> Any:
+    """Code values into their places of a message; ``vectors`` are values, gradient, each with its bits, and rest."""
+    values, bits, grad, grad_bits, rest = vectors
+    block, first_bad, key = code[1], -1, (words[0], words[1])
+    memory = np.empty((4, min(block, values.size)), np.float32)
     for start in range(0, values.size, block):
         end = min(start + block, values.size)
         first_bad = _absorbed(values, bits, grad, grad_bits, start, end, first_bad)
-        x, near = values[start:end], memory[: end - start]
-        _write(kind, x, bits[start:end], wire, place + start, skip, block, near)
+        x, near = values[start:end], memory[0, : end - start]
+        _write(code, x, bits[start:end], wire, place + start, skip, key, memory)
         if rest.size or weight:
-            _read(kind, wire, place + start, skip, block, near)
+            _read(code, wire, place + start, skip, near, memory[3].view(np.int32))
             leave(rest[start:end], x, near, weight)
     return np.int64(first_bad) if weight == 0 else np.int64(highest_bits(bits))
 
 
 @jitted
-def decode(kind: Any, own: Any, place: Any, wires: Any, out: Any, divisor: Any, skip: Any, block: Any) -> Any:
+def decode(code: Any, own: Any, place: Any, wires: Any, out: Any, divisor: Any, skip: Any) -> Any:
     """Fill ``out`` with the sum of what R messages (R, bytes) hold, and of the ``own`` values where there are some.
 
     The sum is divided. Its largest magnitude's bit pattern is returned; with own values, and their gradient, each as
     numbers and as bits, the place of their first sum that is too large.
     """
-    memory, highest, first_bad = np.empty(min(block, out.size), np.float32), np.int32(0), -1
+    block, highest, first_bad = code[1], np.int32(0), -1
+    memory = np.empty((2, min(block, out.size)), np.float32)
+    codes = memory[1].view(np.int32)
     for start in range(0, out.size, block):
         end = min(start + block, out.size)
-        target, near = out[start:end], memory[: end - start]
+        target, near = out[start:end], memory[0, : end - start]
         first_bad = _absorbed(*own, start, end, first_bad)
         for row in range(wires.shape[0]):
             if row == 0:
-                _read(kind, wires[row], place + start, skip, block, target)
+                _read(code, wires[row], place + start, skip, target, codes)
             else:
-                _read(kind, wires[row], place + start, skip, block, near)
+                _read(code, wires[row], place + start, skip, near, codes)
                 for i in range(target.size):
                     target[i] += near[i]
         highest = max(highest, finish(target, own[0][start:end], divisor, wires.shape[0] == 0))
@@ -239,34 +442,33 @@ def _span(table: Any, own: Any, missing: Any, part: Any) -> Any:
 
 
 @jitted
-def _skip(kind: Any, count: Any, block: Any) -> Any:
-    return 0 if kind <= BFLOAT16 else 4 * ((count + block - 1) // block)
-
-
-@jitted
 def encode_parts(
-    kind: Any, vectors: Any, wire: Any, table: Any, own: Any, missing: Any, first: Any, last: Any, block: Any
+    code: Any, vectors: Any, wire: Any, table: Any, own: Any, missing: Any, first: Any, last: Any, words: Any
 ) -> Any:
     """Code parts ``first`` to ``last`` of the values but ``own``, each a message of its own.
 
-    ``table`` (n, 4) says where parts and messages begin and end; see `micro.codecs.messages`.
+    ``table`` (n, 5) says where parts and messages begin and end, see `micro.codecs.messages`, and where codes do;
+    ``words`` (n, 2) make what is random.
     """
     values, bits, grad, grad_bits, rest = vectors
     first_bad = np.int64(-1)
     for part in range(first, last):
         a, b, begin, end = _span(table, own, missing, part)
         if a < b:
-            left, skip = rest[a:b], _skip(kind, b - a, block)
-            given = values[a:b], bits[a:b], grad[a:b], grad_bits[a:b]
-            bad = encode(kind, *given, left, NO_WEIGHT, 0, wire[begin:end], skip, block)
+            message, skip, bad = wire[begin:end], table[part, 4], np.int64(-1)
+            x, x_bits, added, added_bits = values[a:b], bits[a:b], grad[a:b], grad_bits[a:b]
+            if code[0] == POWERS:
+                bad = np.int64(_absorbed(x, x_bits, added, added_bits, 0, x.size, -1))
+                added, added_bits = added[:0], added_bits[:0]
+                put_header(message, highest_exponent(code, x_bits, 0, words[part]))
+            given = x, x_bits, added, added_bits, rest[a:b]
+            bad = max(bad, encode(code, given, NO_WEIGHT, 0, message, skip, words[part]))
             first_bad = np.int64(a + bad) if first_bad < 0 <= bad else first_bad
     return first_bad
 
 
 @jitted
-def decode_parts(
-    kind: Any, own: Any, out: Any, wire: Any, table: Any, mine: Any, first: Any, last: Any, block: Any
-) -> Any:
+def decode_parts(code: Any, own: Any, out: Any, wire: Any, table: Any, mine: Any, first: Any, last: Any) -> Any:
     """Fill parts ``first`` to ``last`` of ``out`` but ``mine``; return the largest magnitude's bit pattern.
 
     ``own`` are no values.
@@ -276,5 +478,5 @@ def decode_parts(
         a, b, begin, end = _span(table, mine, 0, part)
         if a < b:
             message = wire[begin:end].reshape((1, end - begin))
-            highest = max(highest, decode(kind, own, 0, message, out[a:b], ONE, _skip(kind, b - a, block), block))
+            highest = max(highest, decode(code, own, 0, message, out[a:b], ONE, table[part, 4]))
     return highest

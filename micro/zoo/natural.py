@@ -8,6 +8,7 @@ from torch import Tensor
 
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key, from_bytes, to_bytes
+from micro.kernels.code import Code, Kind
 from micro.parts import Rule, check_rule
 from micro.randomness import mantissas, words
 
@@ -43,6 +44,11 @@ class Natural(Codec):
 
     def __post_init__(self) -> None:
         check_rule(self)
+
+    @property
+    def code(self) -> Code | None:
+        """The compiled form."""
+        return Code(Kind.POWERS, is_published=self.rule == "published")
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a byte for each value and four for the message."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
 from micro.codecs.bits import num_packed_bytes, pack, unpack
+from micro.kernels.code import Code, Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,11 @@ class OneBit(Codec):
 
     def __post_init__(self) -> None:
         blocks.check_block(self.name, self.block)
+
+    @property
+    def code(self) -> Code | None:
+        """The compiled form."""
+        return Code(Kind.SIDES, self.block)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a bit for each value, in whole bytes, and eight bytes for each block."""

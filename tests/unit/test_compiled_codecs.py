@@ -14,8 +14,12 @@ from micro.codecs.base import Codec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.messages import equal_messages
+from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.kernels import table, threads
+from micro.zoo.natural import Natural
+from micro.zoo.onebit import OneBit
+from micro.zoo.terngrad import TernGrad
 from tests.products import grid
 
 pytestmark = pytest.mark.skipif(kernels.codes_for(Int8().code, torch.ones(1)) is None, reason="numba is not installed")
@@ -29,6 +33,16 @@ CODECS: dict[str, Codec] = {
     "sign": Sign(),
     "sign, short blocks": Sign(block=8),
     "sign, no whole bytes": Sign(block=13),  # torch codes it
+    "onebit": OneBit(),
+    "onebit, short blocks": OneBit(block=24),
+    "qsgd": QSGD(),
+    "qsgd, 7 bits, short blocks": QSGD(bits=7, block=40),
+    "qsgd, 16 bits, as published": QSGD(bits=16, rule="published"),
+    "terngrad": TernGrad(),
+    "terngrad, short blocks": TernGrad(block=24, clip=None),
+    "terngrad, as published": TernGrad(rule="published"),
+    "natural": Natural(),
+    "natural, as published": Natural(rule="published"),
 }
 PARTS = 7
 

@@ -16,13 +16,18 @@ SMALLEST_BLOCK = 16
 
 
 def serves(code: Code) -> bool:
-    """Tell whether there are kernels for blocks of this length: a power of 2, neither short nor beyond a tile."""
+    """Tell whether there are kernels for this code, with blocks of a power of 2, neither short nor beyond a tile."""
     block = code.block
-    return block & (block - 1) == 0 and SMALLEST_BLOCK <= block <= encoding.TILE
+    return code.kind <= Kind.SIGN and block & (block - 1) == 0 and SMALLEST_BLOCK <= block <= encoding.TILE
 
 
 def encode(
-    code: Code, values: Tensor, wire: Tensor, rest: Tensor | None = None, grad: Tensor | None = None
+    code: Code,
+    values: Tensor,
+    wire: Tensor,
+    key: tuple[int, ...],
+    rest: Tensor | None = None,
+    grad: Tensor | None = None,
 ) -> int | None:
     """Make a message; see `micro.codecs.coding.encode_`, also for what is returned."""
     x = values.detach()
