@@ -17,14 +17,14 @@ what their parts derive from:
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from types import ModuleType
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
 
-from micro.entry_points import check_no_collision, installed_parts, load_part
+from micro import zoo
 from micro.flat import Layout
 from micro.scalars import check_scalar
 
@@ -108,11 +108,7 @@ def known(base: type[P]) -> dict[str, type[P]]:
     Raises:
         ValueError: a package's part does not load, is not of this kind, or has the name of another part.
     """
-    found = dict(_built_in(base))
-    for name, entry in installed_parts(base.group).items():
-        check_no_collision(base, entry, found)
-        found[name] = load_part(base, entry)
-    return dict(sorted(found.items()))
+    return {name: _load(base, name) for name in sorted({*_built_in(base), *_installed(base.group)})}
 
 
 def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
@@ -127,16 +123,20 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     if not isinstance(spec, str | Mapping):
         raise ValueError(f"{base.kind} must be a name or a mapping of name and settings, got {spec!r}")
     settings = {"name": spec} if isinstance(spec, str) else {str(key): value for key, value in spec.items()}
-    part = _find(base, settings.pop("name", None))
-    allowed = _fields(part)
+    part = _load(base, settings.pop("name", None))
+    fields = dataclasses.fields(part)  # type: ignore[arg-type]
+    names, types = [field.name for field in fields], _types(part)  # type: ignore[arg-type]  # a class is hashable
     for key in settings:
-        if key not in allowed:
-            raise ValueError(_not_allowed(base, part, key))
+        if key not in names:
+            has = ", ".join(names) or "no settings"
+            raise ValueError(f"{base.kind} {part.name} has {has}, got '{key}'{_hint(key, names)}")
         if key in common:
             raise ValueError(f"{key} of {part.name} is a setting of the whole method: leave it out of its part")
-        check_scalar(f"{key} of {part.name}", allowed[key], settings[key])
-    settings |= {key: value for key, value in common.items() if key in allowed}
-    missing = [name for name in _required(part) if name not in settings]
+        check_scalar(f"{key} of {part.name}", types.get(key, Any), settings[key])
+    settings |= {key: value for key, value in common.items() if key in names}
+    none = dataclasses.MISSING
+    required = [field.name for field in fields if field.init and field.default is field.default_factory is none]
+    missing = [name for name in required if name not in settings]
     if missing:
         raise ValueError(f"{base.kind} {part.name} needs {', '.join(missing)}: give name and settings together")
     return part(**settings)
@@ -153,39 +153,54 @@ def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
         raise ValueError(f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
 
 
-def _find(base: type[P], name: Any) -> type[P]:
+def _load(base: type[P], name: Any) -> type[P]:
     """Return the class of this name; of the zoo's and of other packages' parts none but this one is loaded."""
-    own, installed = _built_in(base), installed_parts(base.group)
-    if isinstance(name, str) and name in installed:
-        check_no_collision(base, installed[name], own)
-        return load_part(base, installed[name])
-    if not isinstance(name, str) or name not in own:
+    own, installed = _built_in(base), _installed(base.group)
+    if name in own and name not in installed:
+        return own[name]
+    if not isinstance(name, str) or name not in installed:
         choices = sorted({*own, *installed})
         raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
-    return own[name]
+    entry = installed[name]
+    where = f"{base.kind} '{name}' of package {_package(entry)}"
+    if name in own:
+        raise ValueError(f"{where} has the name of a {base.kind} of micro: rename it there, or uninstall the package")
+    try:
+        part: Any = entry.load()
+    except Exception as error:  # whatever importing another package's code may raise
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"{where} does not load ({reason}): repair or uninstall the package") from error
+    if not (isinstance(part, type) and issubclass(part, base) and dataclasses.is_dataclass(part)):
+        raise ValueError(f"{where} must be a dataclass derived from {base.__name__}, got {entry.value}")
+    if vars(part).get("name") != name:
+        raise ValueError(f"{where} must have its entry point's name, got '{vars(part).get('name')}': use one name")
+    return part
 
 
 def _built_in(base: type[P]) -> dict[str, type[P]]:
     """Return the classes of a kind that lie in its home, by name."""
-    found: dict[str, type[P]] = {}
-    for module in _modules(base.home):
-        for cls in vars(module).values():
-            if isinstance(cls, type) and issubclass(cls, base) and "name" in vars(cls):
-                found[cls.name] = cls
-    return dict(sorted(found.items()))
+    package = importlib.import_module(base.home)
+    files = pkgutil.iter_modules(getattr(package, "__path__", []))
+    modules = [package, *(importlib.import_module(f"{base.home}.{file.name}") for file in files)]
+    classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
+    return {each.name: each for each in classes if issubclass(each, base) and "name" in vars(each)}
 
 
-def _required(cls: type[Part]) -> list[str]:
-    """Return the settings of a class that have no default."""
-    none = dataclasses.MISSING
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    return [field.name for field in fields if field.init and field.default is none and field.default_factory is none]
+@cache
+def _installed(group: str) -> Mapping[str, EntryPoint]:
+    """Return the entry points of a group, such as ``micro.selectors``, by name, the zoo's too; nothing is loaded."""
+    places = zoo.PARTS.get(group, {})
+    found = {name: EntryPoint(name, f"{zoo.__name__}.{place}", group) for name, place in places.items()}
+    for entry in entry_points(group=group):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            packages = f"{_package(other)} and {_package(entry)}"
+            raise ValueError(f"packages {packages} both bring '{entry.name}' of {group}: uninstall one of them")
+    return found
 
 
-def _fields(cls: type[Part]) -> dict[str, Any]:
-    """Return the settings of a class: their types by name."""
-    types = _types(cls)  # type: ignore[arg-type]  # a class, not one of its objects: hashable
-    return {field.name: types.get(field.name, Any) for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else zoo.__name__
 
 
 @cache
@@ -194,19 +209,6 @@ def _types(cls: type[Part]) -> dict[str, Any]:
         return get_type_hints(cls)
     except NameError:  # annotations of another package that are there for type checkers alone
         return {}
-
-
-def _not_allowed(base: type[P], cls: type[P], key: str) -> str:
-    """Return the error for a setting that ``cls`` does not have."""
-    allowed = [*_fields(cls)]
-    return f"{base.kind} {cls.name} has {', '.join(allowed) or 'no settings'}, got '{key}'{_hint(key, allowed)}"
-
-
-def _modules(home: str) -> Iterator[ModuleType]:
-    package = importlib.import_module(home)
-    yield package
-    for entry in pkgutil.iter_modules(getattr(package, "__path__", [])):
-        yield importlib.import_module(f"{home}.{entry.name}")
 
 
 def _hint(given: str, allowed: list[str]) -> str:

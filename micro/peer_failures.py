@@ -45,10 +45,8 @@ class PeerFailures:
         self._rank = dist.get_rank()  # of all, by which launchers and logs call it, whatever its place in the group
         self._others = [rank for rank in dist.get_process_group_ranks(group) if rank != self._rank]
         self._store = group.get_group_store()
-        place = dist.get_rank(group)
-        number = self._store.add(f"micro/number/{place}", 1)  # the same on all ranks: each made as many before
-        self._key = f"micro/failure/{number}"
-        self._waits = f"micro/waits/{number}"
+        number = self._store.add(f"micro/number/{dist.get_rank(group)}", 1)  # as many as every rank made before
+        self._key, self._waits = f"micro/failure/{number}", f"micro/waits/{number}"
         self._num_waits = 0
         self._calls = StoreCalls()
         self._has_lost_peer = False
@@ -56,9 +54,9 @@ class PeerFailures:
     def report(self, error: BaseException) -> None:
         """Write that this rank has failed, unless the failure of another rank is there already."""
         if self.found() is None:
-            what = "lost a peer" if self._has_lost_peer else "failed"
-            words = words_of_failure(self._rank, error, what)
-            self._calls.call(lambda: self._store.set(self._key, words), None)
+            self._write(
+                self._key, words_of_failure(self._rank, error, "lost a peer" if self._has_lost_peer else "failed")
+            )
 
     def found(self) -> str | None:
         """Return which rank failed first, and why; None where none has."""
@@ -77,7 +75,7 @@ class PeerFailures:
         try:
             while not _has_ended(work):
                 if not has_said_so:
-                    self._say_that_this_rank_waits()
+                    self._write(f"{self._waits}/{self._rank}", str(self._num_waits))
                     has_said_so = True
                 if self.found() is not None:
                     raise RuntimeError("a rank has left this collective")
@@ -85,32 +83,24 @@ class PeerFailures:
             failure = self.found()
             if failure is None:
                 self._has_lost_peer = True
-                waited_s = time.monotonic() - started
-                missing = self._missing() if waited_s >= SURE_S and _is_timeout(error) else []
-                if missing:
-                    words = f"{named(missing)} did not come to a collective within {waited_s:.0f} s"
-                else:
-                    words = f"lost contact with {named(self._others, 'one of ')}"
-                raise PeerError(f"{words}: {first_line(error)}") from error
+                failure = f"{self._lost(error, time.monotonic() - started)}: {first_line(error)}"
             raise PeerError(failure) from error
 
-    def _say_that_this_rank_waits(self) -> None:
-        words = str(self._num_waits)
-        self._calls.call(lambda: self._store.set(f"{self._waits}/{self._rank}", words), None)
+    def _lost(self, error: RuntimeError, waited_s: float) -> str:
+        """Return which ranks ended a collective by an error that names none."""
+        if waited_s >= SURE_S and "timed out" in str(error).lower():
+            here, read = str(self._num_waits), self._read
+            keys = {rank: f"{self._waits}/{rank}" for rank in self._others}
+            missing = self._calls.call(lambda: [rank for rank, key in keys.items() if read(key) != here], [])
+            if missing:
+                return f"{named(missing)} did not come to a collective within {waited_s:.0f} s"
+        return f"lost contact with {named(self._others, 'one of ')}"
 
-    def _missing(self) -> list[int]:
-        """Return the ranks that have not said that they wait where this one does; none where the store is gone."""
-        here = str(self._num_waits)
-        return self._calls.call(
-            lambda: [rank for rank in self._others if self._read(f"{self._waits}/{rank}") != here], []
-        )
+    def _write(self, key: str, words: str) -> None:
+        self._calls.call(lambda: self._store.set(key, words), None)
 
     def _read(self, key: str) -> str | None:
         return self._store.get(key).decode() if self._store.check([key]) else None
-
-
-def _is_timeout(error: BaseException) -> bool:
-    return "timed out" in str(error).lower()
 
 
 def _has_ended(work: dist.Work) -> bool:

@@ -14,7 +14,6 @@ from torch.distributed import distributed_c10d as c10d
 from micro.group_comm import GroupComm
 from micro.peer_failures import PeerFailures
 
-ABORT_S = 5.0  # in which the abort of a group ends, if it does not wait for other ranks
 NAMES_ARE_COUNTED = "2.14"  # the torch in which the name of a group follows from the number of those made so far
 
 
@@ -61,14 +60,18 @@ class PrivateComm(GroupComm):
             _destroy(group)
 
     def abort(self, error: BaseException) -> None:
-        """Close after an error on this rank, so that the other ranks fail too and do not wait for it."""
-        if self._group is not None:
+        """Close after an error on this rank, so that the other ranks fail too; waits for none of them."""
+        group = self._group
+        if group is not None:
             self.report(error)  # before the others' collectives end
-            if not _has_aborted(self._group):
-                self._group = None  # to destroy it would wait for the same ranks
+            self._group = None
+            self._abandon.detach()
+            if group.name() == "gloo":
+                _abort(group)
+            else:  # NCCL may wait for the other ranks in it
+                threading.Thread(target=_abort, args=(group,), daemon=True, name="micro aborts a group").start()
         _clear_frames(error)
-        with suppress(RuntimeError):  # the error that this follows is the one to be raised
-            super().abort(error)
+        super().abort(error)
 
 
 _abandoned: list[dist.ProcessGroup] = []
@@ -89,20 +92,11 @@ def _destroy_abandoned() -> None:
         _destroy(group)
 
 
-def _has_aborted(group: dist.ProcessGroup) -> bool:
-    """Abort a group; return whether that has ended within a few seconds: NCCL may wait for the other ranks in it.
-
-    NCCL's kernels end by it. Gloo's sockets are closed when nothing refers to the group.
-    """
-
-    def abort() -> None:
-        with suppress(RuntimeError):  # a backend that has none
-            group.abort()
-
-    thread = threading.Thread(target=abort, daemon=True, name="micro aborts a group")
-    thread.start()
-    thread.join(ABORT_S)
-    return not thread.is_alive()
+def _abort(group: dist.ProcessGroup) -> None:
+    """Abort a group and destroy it: NCCL's kernels end, gloo's sockets are closed when nothing refers to it."""
+    with suppress(RuntimeError):  # a backend that has no abort
+        group.abort()
+    _destroy(group)
 
 
 def _destroy(group: dist.ProcessGroup) -> None:

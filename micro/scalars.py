@@ -8,7 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 LARGEST = 2**31 - 1  # of a whole number: counts, lengths and numbers of bits
 
 
-def check_scalar(what: str, declared: Any, given: object) -> None:
+def check_scalar(what: str, declared: Any, given: Any) -> None:
     """Raise ValueError unless a value is of the type that its setting declares.
 
     Whole numbers, numbers, switches and choices among words are checked, each also where it may be None; what another
@@ -22,31 +22,25 @@ def check_scalar(what: str, declared: Any, given: object) -> None:
     if given is None and type(None) in kinds:
         return
     kind = next((kind for kind in kinds if kind is not type(None)), declared)
-    allowed = _allowed(kind, given)
-    if allowed:
-        none = " or null" if type(None) in kinds else ""
-        raise ValueError(f"{what} must be {allowed}{none}, got {given!r}")
-
-
-def _allowed(kind: Any, given: object) -> str | None:
-    """Return what a setting allows where ``given`` is not that, else None."""
+    is_switch = isinstance(given, bool)
+    allowed, fits = "", True
     if kind is bool:
-        return None if isinstance(given, bool) else "true or false"
-    if kind is int:
-        if isinstance(given, bool) or not isinstance(given, Integral):
-            return "a whole number"
-        return None if abs(int(given)) <= LARGEST else f"at most {LARGEST}"
-    if kind is float:
-        is_number = isinstance(given, Real) and not isinstance(given, bool)
-        return None if is_number and math.isfinite(_as_float(given)) else "a finite number"
-    if get_origin(kind) is Literal:
+        allowed, fits = "true or false", is_switch
+    elif kind is int and isinstance(given, Integral) and not is_switch:
+        allowed, fits = f"at most {LARGEST}", abs(int(given)) <= LARGEST
+    elif kind is int:
+        allowed, fits = "a whole number", False
+    elif kind is float:
+        allowed, fits = "a finite number", isinstance(given, Real) and not is_switch and _is_finite(given)
+    elif get_origin(kind) is Literal:
         words = get_args(kind)
-        return None if isinstance(given, str) and given in words else f"one of {', '.join(words)}"
-    return None
+        allowed, fits = f"one of {', '.join(words)}", isinstance(given, str) and given in words
+    if not fits:
+        raise ValueError(f"{what} must be {allowed}{' or null' if type(None) in kinds else ''}, got {given!r}")
 
 
-def _as_float(given: Any) -> float:
+def _is_finite(given: Real) -> bool:
     try:
-        return float(given)
+        return math.isfinite(given)
     except OverflowError:
-        return math.inf
+        return False

@@ -14,13 +14,12 @@ from micro.group_comm import GroupComm
 from tests.dist.processes import ranks
 from tests.sparsifiers import TABLE
 
-NUM_STEPS = 5
+NUM_STEPS, NUMEL, WORLD_SIZE = 5, 1009, 3
 DENSITY = 0.05
 ROWS = {row.name: row for row in TABLE if row.ranks_per_node == 1}  # nodes of several: test_two_level_ranks.py
 """By name: a row holds functions without a name, which do not travel to a process."""
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
-over_methods = pytest.mark.parametrize("name", ROWS)
 
 
 def all_gradients(numel: int, world_size: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -35,14 +34,12 @@ def all_gradients(numel: int, world_size: int, dtype: torch.dtype) -> Iterator[T
         yield rows.to(dtype)
 
 
-def reduce_here(
-    name: str, numel: int, dtype: torch.dtype, steps: int = NUM_STEPS
-) -> list[tuple[Tensor, Tensor, micro.StepStats]]:
+def reduce_here(name: str, dtype: torch.dtype, steps: int) -> list[tuple[Tensor, Tensor, micro.StepStats]]:
     """Return, per step, this rank's copy of the update, its residual and its statistics."""
     reducer, comm = ROWS[name].make(DENSITY, 0), GroupComm()
-    state = reducer.start(micro.Layout.flat(numel), dtype, torch.device("cpu"))
+    state = reducer.start(micro.Layout.flat(NUMEL), dtype, torch.device("cpu"))
     outcomes = []
-    for rows in islice(all_gradients(numel, comm.world_size, dtype), steps):
+    for rows in islice(all_gradients(NUMEL, comm.world_size, dtype), steps):
         grad = rows[comm.rank].clone()
         comm.begin_step()
         stats = reducer.reduce_(state, grad, comm)
@@ -60,8 +57,15 @@ def nan_here(name: str) -> str:
     comm.begin_step()
     with pytest.raises(micro.NonFiniteGradient) as caught:
         reducer.reduce_(state, grad, comm)
-    dist.barrier()
     return str(caught.value)
+
+
+def all_here(name: str) -> tuple[Any, Any, str]:
+    """Return what comes of all steps, of the first two in half precision, and of a NaN."""
+    whole, half = reduce_here(name, torch.float64, NUM_STEPS), reduce_here(name, torch.bfloat16, 2)
+    words = nan_here(name)
+    dist.barrier()
+    return whole, half, words
 
 
 def what_all_share(stats: micro.StepStats) -> tuple[Any, ...]:
@@ -72,39 +76,28 @@ def what_was_sent(stats: micro.StepStats) -> tuple[float, ...]:
     return stats.counts_bytes, stats.indices_bytes, stats.values_bytes, stats.num_collectives
 
 
-@over_methods
-def test_processes_equal_the_simulation(name: str) -> None:
+@pytest.mark.parametrize("name", ROWS)
+def test_processes_equal_the_simulation_and_each_other(name: str) -> None:
     """Lists of nothing are sent too, where a gradient is zero."""
-    numel, world_size = 1009, 3
-    processes = ranks(world_size).run(reduce_here, name, numel, torch.float64)
+    processes = ranks(WORLD_SIZE).run(all_here, name)
     simulation = micro.Simulation(
-        ROWS[name].make(DENSITY, 0), micro.Layout.flat(numel), world_size, dtype=torch.float64
+        ROWS[name].make(DENSITY, 0), micro.Layout.flat(NUMEL), WORLD_SIZE, dtype=torch.float64
     )
-    for step, rows in enumerate(all_gradients(numel, world_size, torch.float64)):
+    for step, rows in enumerate(all_gradients(NUMEL, WORLD_SIZE, torch.float64)):
         expected = simulation.step(rows, residuals=True)
         assert expected.residuals is not None
-        for rank, outcomes in enumerate(processes):
-            update, residual, stats = outcomes[step]
-            assert torch.equal(update, processes[0][step][0]), "replicas drift apart"
+        for rank, (whole, _, _) in enumerate(processes):
+            update, residual, stats = whole[step]
+            assert torch.equal(update, processes[0][0][step][0]), "replicas drift apart"
             assert torch.equal(update != 0, expected.update != 0), "other indices than in the simulation"
             torch.testing.assert_close(update, expected.update, rtol=1e-11, atol=1e-13)
             torch.testing.assert_close(residual, expected.residuals[rank], rtol=1e-11, atol=1e-13)
             assert what_all_share(stats) == what_all_share(expected.stats[rank])
             assert what_was_sent(stats) == what_was_sent(expected.stats[rank])
-    simulation.close()
-
-
-@over_methods
-def test_replicas_of_half_precision_are_equal_bit_for_bit(name: str) -> None:
-    first, *others = ranks(3).run(reduce_here, name, 1009, torch.bfloat16, 2)
-    for other in others:
-        for (update, _, stats), (expected, _, first_stats) in zip(other, first, strict=True):
-            assert torch.equal(update, expected)
+    (_, first, words), *others = processes
+    for _, half, other_words in others:
+        assert other_words == words
+        for (update, _, stats), (first_update, _, first_stats) in zip(half, first, strict=True):
+            assert torch.equal(update, first_update)
             assert what_all_share(stats) == what_all_share(first_stats)
-
-
-@over_methods
-def test_a_nan_stops_all_processes(name: str) -> None:
-    words = ranks(3).run(nan_here, name)
-    assert len(set(words)) == 1
-    assert ("on rank 2" in words[0]) == ROWS[name].names_rank
+    assert ("on rank 2" in words) == ROWS[name].names_rank

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 
 import micro
 from micro.density.base import target_count
+from micro.lockstep import SimulatedRanks
+from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction, Sending
 from micro.selectors.estimated import Estimated, Fit
 from micro.sparse import Overlap
 from micro.testing import LAWS, LAYOUT, Case, Taken, assert_in_band
@@ -85,6 +88,43 @@ def test_only_random_methods_depend_on_the_seed_and_draw_anew_at_each_step(row: 
     other = case_of(row, 3, seed=1).run(1)[0].updates != 0
     assert torch.equal(other, updated[0]) == (not row.seeded)
     assert not row.seeded or not any(torch.equal(earlier, later) for earlier, later in pairwise(updated))
+
+
+NCCL = {torch.uint8, torch.int8, torch.int32, torch.int64}
+NCCL |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
+def seen(reduction: Reduction[Any], requests: list[Sending]) -> Reduction[Any]:
+    """Carry on a reduction, and note what it requests of other ranks."""
+    answer: Any = None
+    try:
+        while True:
+            request = reduction.send(answer)
+            asked = request if isinstance(request, list) else [request]
+            requests += [each for each in asked if isinstance(each, Sending)]
+            answer = yield request
+    except StopIteration as end:
+        return end.value
+
+
+@grid(row=TABLE, dtype=[torch.float32, torch.bfloat16])
+def test_requests_are_what_nccl_can_carry(row: Row, dtype: torch.dtype) -> None:
+    """What it is given lies in one piece, in a dtype that it has, on the device; a row has an element at least."""
+    case = case_of(row, 4, dtype)
+    ranks, made = SimulatedRanks(case.world_size, shares=False), list[list[Sending]]()
+    for comm in ranks.comms:
+        case.reducer.prepare(comm, torch.device("cpu"))
+    states = [case.reducer.start(LAYOUT, dtype, torch.device("cpu")) for _ in ranks.comms]
+    for step in range(3):
+        grads = case.gradients(step) * (step != 1)
+        made += (of_ranks := [[] for _ in ranks.comms])
+        steps = [case.reducer.step(states[comm.rank], grads[comm.rank], comm) for comm in ranks.comms]
+        ranks.carry_out([seen(one, requests) for one, requests in zip(steps, of_ranks, strict=True)])
+    for request in (each for requests in made for each in requests):
+        assert request.mine.dtype in NCCL
+        assert request.mine.is_contiguous() or isinstance(request, AllGather), "messages makes rows contiguous"
+        assert request.mine.device.type == "cpu"
+        assert request.mine.numel() or isinstance(request, AllGatherLists | AllToAll)
 
 
 @pytest.mark.slow
