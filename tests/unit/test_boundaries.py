@@ -80,6 +80,7 @@ def imports(module: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
+@cache
 def all_and_at_once(module: str, source: str) -> tuple[set[str], set[str]]:
     """Return the imports wherever in the file, and those that importing the module makes."""
     nodes = list(ast.walk(ast.parse(source)))
@@ -89,11 +90,13 @@ def all_and_at_once(module: str, source: str) -> tuple[set[str], set[str]]:
 
 def collectives(source: str) -> set[str]:
     """Return the collectives of torch.distributed that are called, by whatever name that has here."""
+    if "distributed" not in source:
+        return set()
     nodes = list(ast.walk(ast.parse(source)))
     named = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
     bound = {call.rsplit(".", 1)[-1] for call in calls if call.startswith(("dist.", "torch.distributed.", "c10d."))}
-    return (named | bound) & COLLECTIVES if "distributed" in source else set()
+    return (named | bound) & COLLECTIVES
 
 
 def crossed(module: str, source: str) -> Iterator[str]:

@@ -1,9 +1,5 @@
 """What is chosen from and what travels together are two choices: neither changes what the other does."""
 
-from collections.abc import Iterator
-from contextlib import closing
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,12 +10,11 @@ from micro.density.base import target_count
 from micro.lockstep import SimulatedRanks
 from micro.randomness import seed_for
 from micro.reducers.base import BucketState
-from micro.requests import carried_out
-from micro.selectors.per_tensor import PerTensor, PerTensorState
-from micro.sparse import Overlap, Step
+from micro.selectors.per_tensor import PerTensor
 from micro.zoo.accordion import Accordion, AccordionState
 from micro.zoo.deft import Deft
 from tests.products import grid
+from tests.refusals import refused
 
 CPU, DTYPE = torch.device("cpu"), torch.float64
 LAYOUT = micro.Layout(("a", "empty", "b", "one", "c"), ((6, 20), (0,), (7,), (), (90,)))
@@ -67,9 +62,8 @@ def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 @pytest.fixture
-def three() -> Iterator[SimulatedRanks]:
-    with closing(SimulatedRanks(3)) as group:
-        yield group
+def three() -> SimulatedRanks:
+    return SimulatedRanks(3)
 
 
 @grid(name=SELECTORS, world_size=[1, 3])
@@ -80,15 +74,15 @@ def test_each_parameter_gets_what_it_would_get_alone(name: str, world_size: int)
     parameters = [part_of(LAYOUT, name) for name, numel in zip(LAYOUT.names, LAYOUT.numels, strict=True) if numel]
     apart = [micro.SparseReducer(selector, DENSITY, seed=seed_for(5, layout.names[0])) for layout in parameters]
     alone = [start(one, layout, world_size) for one, layout in zip(apart, parameters, strict=True)]
-    with closing(SimulatedRanks(world_size)) as group:
-        for _ in range(5):
-            update, stats = reduced(group, reducer, together)
-            each = [reduced(group, *pair) for pair in zip(apart, alone, strict=True)]
-            expected = {name: part for parts, _ in each for name, part in parts.items()}
-            assert_same({name: part for name, part in update.items() if part.numel()}, expected)
-            assert stats.counts == tuple(map(sum, zip(*(own.counts for _, own in each), strict=True)))
-            assert stats.global_count == sum(own.global_count for _, own in each)
-            assert stats.target_count == sum(own.target_count for _, own in each)
+    group = SimulatedRanks(world_size)
+    for _ in range(5):
+        update, stats = reduced(group, reducer, together)
+        each = [reduced(group, *pair) for pair in zip(apart, alone, strict=True)]
+        expected = {name: part for parts, _ in each for name, part in parts.items()}
+        assert_same({name: part for name, part in update.items() if part.numel()}, expected)
+        assert stats.counts == tuple(map(sum, zip(*(own.counts for _, own in each), strict=True)))
+        assert stats.global_count == sum(own.global_count for _, own in each)
+        assert stats.target_count == sum(own.target_count for _, own in each)
 
 
 @pytest.mark.parametrize("name", ["micro", "exdyna", "estimated"])
@@ -122,25 +116,6 @@ def test_every_parameter_is_served_whatever_its_scale_by_one_exchange(three: Sim
     assert [op for op, _ in stats.calls] == ["gather_rows", "gather_lists", "gather_lists"]
 
 
-@pytest.mark.parametrize(
-    ("selector", "density"),
-    [
-        (micro.TopK(), 0.29),
-        (micro.TopK(scope="layer"), 0.29),
-        (PerTensor(selector=micro.TopK()), micro.ByName(patterns={"a": 0.29}, density=0.29)),
-        (micro.TopK(scope="layer"), Accordion(density=0.29, high=0.29, interval=10)),
-    ],
-)
-def test_all_ways_to_the_same_density_choose_as_many(
-    selector: micro.Selector, density: Any, three: SimulatedRanks
-) -> None:
-    """0.29 * 100 is a little below 29 in floating point."""
-    reducer = micro.SparseReducer(selector, density, exchange=micro.Gather())
-    _, stats = reduced(three, reducer, start(reducer, micro.Layout(("a", "b"), ((100,), (100,)))))
-    assert stats.target_count == 58
-    assert stats.counts == (58, 58, 58)
-
-
 def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedRanks) -> None:
     reducer = micro.SparseReducer(PerTensor(selector=micro.Leader()), Accordion(density=0.05, high=0.5, interval=100))
     states = start(reducer, part_of(LAYOUT, "a", "b", "c"))
@@ -154,38 +129,10 @@ def test_a_policy_that_differs_by_layer_goes_with_it(three: SimulatedRanks) -> N
     assert reducer.rebuild(part_of(LAYOUT, "b", "one"), [states[0]], DTYPE, CPU).density == AccordionState()
 
 
-def test_it_is_built_from_names_and_says_what_it_is() -> None:
-    spec: dict[str, Any] = {"name": "per_tensor", "selector": {"name": "micro", "rule": "published"}}
-    built = micro.build(micro.Selector, spec)
-    assert built == PerTensor(selector=micro.Micro(rule="published"))
-    assert built.overlap is Overlap.DISJOINT
-    assert micro.SparseReducer(built, DENSITY).method == "per_tensor micro (published)"
-    with pytest.raises(ValueError, match=r"selector must be one of .*, got 'mikro'; did you mean 'micro'"):
-        micro.build(micro.Selector, spec | {"selector": "mikro"})
-    one, other = (micro.SparseReducer(PerTensor(selector=s), DENSITY) for s in (micro.TopK(), micro.Leader()))
-    with pytest.raises(ValueError, match="state is of per_tensor topk, the reducer is per_tensor leader"):
-        other.load(one.save(one.start(LAYOUT, DTYPE, CPU)), DTYPE, CPU)
-
-
 @pytest.mark.parametrize(
-    ("selector", "why"),
-    [
-        (Deft(), "selector deft makes sense for all parameters together only: use it without per_tensor"),
-        (micro.Everything(), "selector everything makes sense for all parameters together only"),
-        (micro.TopK(scope="layer"), "selector topk looks at each parameter separately already"),
-        (PerTensor(selector=micro.TopK()), "selector per_tensor topk looks at each parameter separately already"),
-        (micro.RandomK(unbiased=True), "selector randomk scales the update by one factor"),
-    ],
+    "selector",
+    [Deft(), micro.Everything(), micro.TopK(scope="layer"), PerTensor(selector=micro.TopK())],
+    ids=lambda selector: str(selector.full_name),
 )
-def test_selectors_that_make_no_sense_within_a_parameter_are_refused(selector: micro.Selector, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        PerTensor(selector=selector)
-
-
-def test_a_parameter_without_elements_has_no_state() -> None:
-    state, solo = PerTensorState(), Comm()
-    step = Step(0, 1, 0, micro.Layout(("none", "some"), ((0, 3), (4,))))
-    chosen = carried_out(PerTensor(selector=micro.Micro()).select(state, torch.arange(4.0), step, solo), solo)
-    assert list(state.by_name) == ["some"]
-    assert chosen.indices.tolist() == [3]
-    assert chosen.threshold is not None  # one parameter has one
+def test_selectors_that_make_no_sense_within_a_parameter_are_refused(selector: micro.Selector) -> None:
+    refused(lambda: PerTensor(selector=selector), f"selector {selector.full_name}")
