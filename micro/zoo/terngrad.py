@@ -8,11 +8,9 @@ from torch import Tensor
 
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
-from micro.kernels.code import Code, Kind
+from micro.kernels.code import DIGITS, Code, Kind
 from micro.parts import Rule, check_rule
 from micro.randomness import uniform, words
-
-DIGITS = 5  # of base 3 that fit into a byte: 3**5 = 243
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,15 +21,20 @@ needs_triton = pytest.mark.skipif(
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The lines of the report of a process of its own: in this one Triton may interpret."""
-    out = tmp_path_factory.mktemp("gpu")
+def not_interpreted(out: Path, *arguments: str) -> str:
+    """Return what a Python process of its own writes: in this one Triton may interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(out / "cache")
-    command = [sys.executable, "-m", "experiments.bench", "gpu", "--numel", "1000000", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The lines of the report."""
+    out = tmp_path_factory.mktemp("gpu")
+    not_interpreted(out, "-m", "experiments.bench", "gpu", "--numel", "1000000", "--out", str(out))
     return (out / "gpu.md").read_text().splitlines()
 
 
@@ -53,15 +58,34 @@ def test_all_kernels_compile_without_spills_and_with_wide_loads(report: list[str
         assert int(stores) > 0 or not (name.startswith("absorb") or name.endswith(("mean", "left"))), name
 
 
-@needs_triton
-def test_no_kernel_is_compiled_again_for_another_number() -> None:
-    from experiments.benchmarks.gpu.variants import variants
-    from micro.kernels.triton.launching import NUMBERS
+BIND = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+from experiments.benchmarks.gpu.variants import variants
 
-    for variant in variants():
-        types = dict(word.split(":") for word in variant.types.split())
-        given = {name for name in variant.function.arg_names if name in types}
-        assert {name for name in given if not types[name].startswith("*")} <= {*NUMBERS, "numel"}, variant.kernel
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "i32": torch.int32, "i16": torch.int16,
+          "i8": torch.int8, "u8": torch.uint8}
+for variant in variants():
+    function = variant.function
+    bind = create_function_from_signature(function.signature, function.params, make_backend(GPUTarget("cuda", 90, 32)))
+    types = dict(word.split(":") for word in variant.types.split())
+    fixed = {name: torch.empty(16, dtype=DTYPES[kind[1:]]) for name, kind in types.items() if kind[0] == "*"}
+
+    def bound(step, numel):
+        numbers = {name: float(step) if types[name] == "fp32" else step for name in types if name not in fixed}
+        given = {**variant.constants, **fixed, **numbers, "numel": numel}
+        return str(bind(**{name: given[name] for name in function.arg_names})[1])
+
+    print(len({bound(step, 4096) for step in range(50)}), len({bound(1, numel) for numel in range(1, 50)}))
+"""
+
+
+@needs_triton
+def test_fifty_steps_compile_a_kernel_once_and_lengths_twice_more(tmp_path: Path) -> None:
+    """Lengths alone are told apart: 1, multiples of 16, which are loaded 16 bytes at a time, and others."""
+    assert set(not_interpreted(tmp_path, "-c", BIND).splitlines()) == {"1 3"}
 
 
 @needs_triton

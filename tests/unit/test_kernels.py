@@ -190,12 +190,6 @@ def test_absorb_adds_what_is_finite_and_clears(dtype: torch.dtype, place: int | 
     assert not grad.any()
 
 
-def test_absorb_refuses_vectors_of_two_lengths() -> None:
-    for absorb_ in (kernels.absorb_, kernels.absorb_and_sum_):
-        with pytest.raises(ValueError, match="3 elements, got 4"):
-            absorb_(torch.zeros(3), torch.zeros(4))
-
-
 @grid(numel=[1, 64, 65, 100_000], count=[0, 1, 64, 5000], dtype=[torch.int32, torch.int64])
 def test_the_first_that_differ_by_a_map_and_by_sorting(numel: int, count: int, dtype: torch.dtype) -> None:
     indices = torch.randint(numel, (count,), generator=generator(numel, count)).to(dtype)
@@ -247,16 +241,6 @@ def test_sums_are_those_of_what_is_larger(numel: int, scale: float, floor: float
     assert sums.largest == (float(sizes.max()) if kept.numel() else 0.0)
     if floor >= 0:
         assert sums.smallest == (float(sizes.min()) if kept.numel() else math.inf)
-
-
-def test_moments_of_sums() -> None:
-    x = normal(1000, torch.float64) + 0.5
-    sums = kernels.sums_of(x)
-    assert (sums.mean, sums.variance) == pytest.approx((float(x.mean()), float(x.var())))
-    sizes = x.abs()
-    assert (sums.mean_magnitude, sums.variance_of_magnitudes) == pytest.approx(
-        (float(sizes.mean()), float(sizes.var()))
-    )
 
 
 def test_without_a_writable_folder_loops_are_compiled_without_a_cache(

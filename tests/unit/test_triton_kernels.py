@@ -11,13 +11,13 @@ from tests.interpreted import serving_the_cpu  # isort: skip  # before what impo
 
 import micro
 from experiments.benchmarks.gpu.checks import coded
-from micro import ErrorFeedback, kernels
+from micro import kernels
 from micro.codecs.base import Codec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.sign import Sign
 from micro.kernels import reference, table
-from micro.kernels.triton import absorbing, checking, codes, scanning
+from micro.kernels.triton import absorbing, checking, scanning
 from tests.operations import CASES, KINDS, assert_same, vector
 from tests.products import grid
 
@@ -48,20 +48,6 @@ def test_triton_gives_what_torch_gives(
         assert_same(operation, getattr(table.module(module), operation), given)
 
 
-@grid(make=[torch.ones, torch.zeros, lambda n: torch.arange(n).float()], k=[1, 100, 2000])
-def test_largest_is_exact_whatever_the_sample_says(make: object, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "SAMPLE", 500)
-    x = make(9000)  # type: ignore[operator]
-    assert_same("largest", scanning.largest, (x, k))
-    x[:: 9000 // 500] = 1e-3  # the sample shows nothing of the rest
-    assert_same("largest", scanning.largest, (x, k))
-
-
-def test_codes_have_no_kernels_for_blocks_that_do_not_fill_whole_bytes_or_tiles() -> None:
-    for block in (8, 100, 4096):
-        assert not codes.serves(Sign(block=block).code)
-
-
 @pytest.fixture
 def cpu_as_gpu() -> Iterator[None]:
     """Let the kernels serve tensors of the CPU; what checks a device has a test of its own."""
@@ -74,19 +60,6 @@ def cpu_as_gpu() -> Iterator[None]:
 def test_codes_are_those_of_torch(codec: Codec) -> None:
     for one, other in coded(codec, torch.device("cpu")):
         assert torch.equal(one, other)
-
-
-@pytest.mark.usefixtures("cpu_as_gpu")
-def test_kernels_are_chosen_for_tensors_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("absorb_", "above", "magnitude_counts"):
-        monkeypatch.setattr(reference, name, None)
-    memory = ErrorFeedback().start(50, torch.bfloat16, torch.device("cpu"))
-    acc, first_bad = ErrorFeedback().accumulate_(memory, torch.ones(50, dtype=torch.bfloat16), world_size=1)
-    assert acc.tolist() == [1.0] * 50
-    assert isinstance(first_bad, Tensor), "the host does not wait"
-    assert first_bad.tolist() == [50]
-    assert kernels.above(acc.to(torch.float16), 0.5).tolist() == list(range(50))
-    assert kernels.magnitude_counts(acc, first_bit_pattern=0, shift=23, num_bins=256).tolist()[127] == 50
 
 
 @pytest.mark.usefixtures("cpu_as_gpu")
@@ -123,10 +96,6 @@ def test_a_device_is_checked_before_the_first_step() -> None:
         micro.Simulation(micro.SparseReducer(micro.TopK(), 0.1), micro.Layout.flat(50), 1).close()
     assert checked == [torch.device("cpu")]
     kernels.prepare.cache_clear()
-
-
-def test_tensors_of_a_cpu_never_meet_triton() -> None:
-    assert not kernels.on_gpu(torch.ones(5))
 
 
 def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

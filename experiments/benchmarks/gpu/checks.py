@@ -17,7 +17,7 @@ AT_ENDS = (1e-40, -3.4e38, 65_519.0, 65_536.0)  # of single precision, and of ha
 
 def problems(device: torch.device) -> dict[str, str]:
     """Return how the kernels of methods, and those of each codec, differ from torch; empty where they do not."""
-    from micro.kernels.triton import checking
+    from micro.kernels.triton import checking, codes
 
     found = {"kernels of methods": ""}
     try:
@@ -25,7 +25,7 @@ def problems(device: torch.device) -> dict[str, str]:
     except Exception as error:  # the report names it, whatever it is
         found["kernels of methods"] = f"{type(error).__name__}: {error}"
     codecs = {name: micro.build(Codec, name) for name in micro.known(Codec)}
-    served = {name: codec for name, codec in codecs.items() if codec.code is not None}
+    served = {name: codec for name, codec in codecs.items() if codec.code and codes.serves(codec.code)}
     return found | {name: _problem(codec, device) for name, codec in served.items()}
 
 
