@@ -7,12 +7,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from getpass import getuser
 from pathlib import Path
-from types import TracebackType
 
+import pytest
+
+from experiments.config.paths import ROOT
 from tests.ports import free_ports
 from tests.waiting import wait_until
 
@@ -32,6 +35,21 @@ def unavailable() -> str | None:
     )
 
 
+@contextmanager
+def running(num_nodes: int) -> Iterator["Site"]:
+    """Have a site while a context lasts, which commands of SLURM in this process and its children find."""
+    site = Site(num_nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**site.environ, "OMP_NUM_THREADS": "1"}.items():
+            patch.setenv(name, value)
+        patch.chdir(ROOT)
+        try:
+            site.start()
+            yield site
+        finally:
+            site.stop()
+
+
 class SiteError(RuntimeError):
     """A command of SLURM or munge refused; the text is what it said."""
 
@@ -43,23 +61,10 @@ class Site:
         environ: what a client needs to reach it.
     """
 
-    def __init__(self, num_nodes: int = 2) -> None:
+    def __init__(self, num_nodes: int) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="slurm-")).resolve()
         self._nodes = [f"node{number + 1}" for number in range(num_nodes)]
         self.environ = {"SLURM_CONF": str(self._folder / "slurm.conf"), "PATH": _PATH}
-
-    def __enter__(self) -> "Site":
-        try:
-            self._start()
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop()
 
     def ask(self, *command: str) -> str:
         """Return what a client says.
@@ -109,7 +114,8 @@ class Site:
                     found.append(int(process.name))
         return found
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start the daemons, and wait until all nodes are idle."""
         for name in ("munge", "state", "log", "run", *(f"spool/{node}" for node in self._nodes)):
             (self._folder / name).mkdir(parents=True)
         for folder in (self._folder, self._folder / "munge"):
@@ -131,7 +137,8 @@ class Site:
             return self.ask("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle"] * len(self._nodes)
         return False
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End all jobs and daemons."""
         with suppress(
             SiteError, subprocess.TimeoutExpired, OSError, TimeoutError
         ):  # a step's daemon outlives its controller
@@ -143,46 +150,44 @@ class Site:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _configuration(self) -> str:
-        host, user, folder = socket.gethostname().partition(".")[0], getuser(), self._folder
+        host, folder = socket.gethostname().partition(".")[0], self._folder
         ports = free_ports(len(self._nodes) + 2)
-        nodes = (
+        nodes = "".join(
             f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} "
-            "Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN"
+            "Boards=1 SocketsPerBoard=1 CoresPerSocket=4 ThreadsPerCore=1 RealMemory=4000 State=UNKNOWN\n"
             for node, port in zip(self._nodes, ports[2:], strict=True)
         )
-        return "\n".join(
-            [
-                "ClusterName=test",
-                f"SlurmctldHost={host}(127.0.0.1)",
-                f"SlurmUser={user}",
-                f"SlurmdUser={user}",
-                f"AuthInfo=socket={folder}/munge/socket,cred_expire=1200",  # so long a requeued job waits by itself
-                f"SlurmctldPort={ports[0]}",
-                f"SlurmdPort={ports[1]}",
-                f"SlurmctldPidFile={folder}/run/slurmctld.pid",
-                f"SlurmdPidFile={folder}/run/slurmd.%n.pid",
-                f"SlurmctldLogFile={folder}/log/slurmctld.log",
-                f"SlurmdLogFile={folder}/log/slurmd.%n.log",
-                f"StateSaveLocation={folder}/state",
-                f"SlurmdSpoolDir={folder}/spool/%n",
-                "ProctrackType=proctrack/linuxproc",
-                "TaskPlugin=task/none",
-                "JobAcctGatherType=jobacct_gather/none",
-                "MpiDefault=none",
-                "SelectType=select/cons_tres",
-                "SelectTypeParameters=CR_Core",
-                "SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1",
-                "SlurmdParameters=config_overrides",
-                "ReturnToService=2",
-                "KillWait=2",
-                "MessageTimeout=60",  # of a daemon that other work keeps from answering
-                "TCPTimeout=30",
-                "BatchStartTimeout=300",
-                *nodes,
-                "PartitionName=test Nodes=ALL Default=NO MaxTime=01:00:00 State=UP",
-                "",
-            ]
-        )
+        # A job that is queued again waits by itself, as long as its credential lasts; other work may keep a daemon from
+        # answering for a while.
+        return f"""
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={getuser()}
+SlurmdUser={getuser()}
+AuthInfo=socket={folder}/munge/socket,cred_expire=1200
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+SlurmdParameters=config_overrides
+ReturnToService=2
+KillWait=2
+MessageTimeout=60
+TCPTimeout=30
+BatchStartTimeout=300
+{nodes}PartitionName=test Nodes=ALL Default=NO MaxTime=01:00:00 State=UP
+"""
 
 
 def _array(line: str) -> str:

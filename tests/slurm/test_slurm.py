@@ -12,43 +12,33 @@ from pathlib import Path
 import pytest
 
 from experiments.config.errors import UserError
+from experiments.config.paths import ROOT
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.slurm_queue import in_queue, submit_array
 from experiments.training.preflight import prepare_runs
-from tests.slurm.job_processes import RANK, processes, send, wait_until_pending
-from tests.slurm.simulated import digest_of, undisturbed
-from tests.slurm.site import Site, unavailable
+from tests.slurm.jobs import (
+    MARKS,
+    QUEUED,
+    STEPS_PER_EPOCH,
+    WAIT_S,
+    WORDS,
+    assert_as_undisturbed,
+    send,
+    two_ranks_of,
+    wait_until_pending,
+)
+from tests.slurm.site import Site, running
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-REASON = unavailable()
-WORDS = [
-    *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=2048", "batch_size=8", "epochs=3"),
-    *("sparsifier=exdyna", "density=0.05"),
-]
-QUEUED = [
-    *("cluster=slurm", "cluster.nnodes=2"),
-    *("cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00", "cluster.slurm.throttle=2"),
-]
-NUM_STEPS = 384
-WAIT_S = 900.0  # for what seconds of a quiet machine are enough; each of these processes imports torch
-
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.xdist_group("slurm"),
-    pytest.mark.timeout(2400),
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = MARKS
+RUN = [*WORDS, "epochs=3"]
+NUM_STEPS = 3 * STEPS_PER_EPOCH
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
-    with Site() as made, pytest.MonkeyPatch.context() as patch:
-        for name, value in made.environ.items():
-            patch.setenv(name, value)
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.chdir(ROOT)
+    with running(num_nodes=2) as made:
         yield made
 
 
@@ -80,7 +70,7 @@ def study(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Study:
     """Runs of two nodes, gone through the queue: one stopped on its way, one that cannot end well."""
     output = tmp_path_factory.mktemp("study") / "100% runs"
     setup = f"export OMP_NUM_THREADS=1 PATH={Path(sys.executable).parent}:$PATH"
-    common = [*WORDS, *QUEUED, f"output={output}", f"cluster.slurm.setup=['{setup}']"]
+    common = [*RUN, *QUEUED, "cluster.slurm.throttle=2", f"output={output}", f"cluster.slurm.setup=['{setup}']"]
     study = Study([common, [*common, "lr=1e30"]])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SBATCH_EXPORT", "NONE")  # what setup and the script set reaches the ranks all the same
@@ -107,12 +97,11 @@ def stop_and_release(site: Site, task: str, study: Study) -> None:
     folder = study.folders[0]
     wait_until(lambda: site.job(task)["JobState"] == "RUNNING", "the start of a job", timeout_s=WAIT_S)
     job = site.job(task)["JobId"]  # not before it runs: until then it may be that of the whole array
-    wait_until(lambda: len(processes(job, RANK)) == 2, "two ranks", timeout_s=WAIT_S)
-    ranks = processes(job, RANK)
+    ranks = two_ranks_of(job)
     wait_until(lambda: num_rows(folder), "a step", timeout_s=WAIT_S)
     send(ranks, signal.SIGSTOP)  # so that the run does not end before the signal has come
     site.ask("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@S does before the time limit
-    wait_until_pending(ranks, signal.SIGUSR1, timeout_s=WAIT_S)  # their launchers pass it on
+    wait_until_pending(ranks, signal.SIGUSR1)  # their launchers pass it on
     send(ranks, signal.SIGCONT)
     wait_until(lambda: site.job(job)["Restarts"] == "1" and not site.watchers(job), "a requeue", timeout_s=WAIT_S)
     assert site.job(job)["JobState"] == "PENDING", study.logs()
@@ -134,7 +123,7 @@ def test_a_run_of_two_nodes_that_was_queued_again_ends_with_the_weights_of_an_un
     assert len(list(stopped.ranks_path.glob("note-*.json"))) == 2
     assert "resumed from step" in study.logs()
     assert stopped.attempts_path.exists()
-    assert digest_of(stopped) == digest_of(undisturbed(WORDS, tmp_path))
+    assert_as_undisturbed(stopped, RUN, tmp_path)
 
 
 def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> None:
@@ -156,7 +145,6 @@ def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "^sbatch refused: .*partition"),
         (["cluster.slurm.partition=gpu"], "^sbatch refused: .*invalid partition.*gpu"),
         (["cluster.slurm.partition=test", "cluster.slurm.constraint=gpu"], r"^sbatch refused: .*[Ff]eature"),
     ],

@@ -6,45 +6,33 @@ from pathlib import Path
 
 import pytest
 
+from experiments.config.paths import ROOT
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import saved_step
 from experiments.sweeps.job_script import Array, arrays_of, script
 from experiments.training.preflight import prepare_runs
-from tests.slurm.job_processes import RANK, processes, send
-from tests.slurm.simulated import digest_of, undisturbed
-from tests.slurm.site import Site, unavailable
+from tests.slurm.jobs import (
+    MARKS,
+    QUEUED,
+    STEPS_PER_EPOCH,
+    WAIT_S,
+    WORDS,
+    assert_as_undisturbed,
+    send,
+    two_ranks_of,
+)
+from tests.slurm.site import Site, running
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-REASON = unavailable()
-WORDS = [
-    *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=2048", "batch_size=8", "epochs=4"),
-    *("sparsifier=exdyna", "density=0.05"),
-]
-QUEUED = [
-    *("cluster=slurm", "cluster.nnodes=2"),
-    *("cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00", "cluster.timeout_s=900"),
-    "checkpoint.every_steps=10",
-]
-NUM_STEPS = 512
-WAIT_S = 900.0
-
-pytestmark = [
-    pytest.mark.slurm,
-    pytest.mark.xdist_group("slurm"),
-    pytest.mark.timeout(2400),
-    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-]
+pytestmark = MARKS
+RUN = [*WORDS, "epochs=4"]
+NUM_STEPS = 4 * STEPS_PER_EPOCH
 
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    with Site(num_nodes=4) as made, pytest.MonkeyPatch.context() as patch:
-        for name, value in made.environ.items():
-            patch.setenv(name, value)
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.chdir(ROOT)
+    with running(num_nodes=4) as made:
         yield made
 
 
@@ -64,7 +52,7 @@ def submitted(site: Site, array: Array, *options: str, path: str = "") -> str:
 
 
 def one_run(tmp_path: Path) -> tuple[Array, RunFolder]:
-    jobs = [[*WORDS, *QUEUED, f"output={tmp_path / 'runs'}"]]
+    jobs = [[*RUN, *QUEUED, "cluster.timeout_s=900", "checkpoint.every_steps=10", f"output={tmp_path / 'runs'}"]]
     configs = prepare_runs(jobs)
     (array,) = arrays_of("study", jobs, configs)
     return array, folder_of(configs[0])
@@ -76,8 +64,7 @@ def test_a_second_job_is_refused_while_the_first_goes_on(site: Site, tmp_path: P
     try:
         first = submitted(site, array)
         wait_until(lambda: saved_step(folder), "a checkpoint", timeout_s=WAIT_S)
-        wait_until(lambda: len(processes(first, RANK)) == 2, "two ranks and no child of them", timeout_s=WAIT_S)
-        ranks = processes(first, RANK)
+        ranks = two_ranks_of(first)
         send(ranks, signal.SIGSTOP)  # so that the run does not end meanwhile; its launchers go on
         owner = folder.owner()
         assert owner is not None
@@ -95,7 +82,7 @@ def test_a_second_job_is_refused_while_the_first_goes_on(site: Site, tmp_path: P
         raise AssertionError(f"{error}\n{logs(array, folder)}") from error
     finally:
         send(ranks, signal.SIGKILL)
-    assert digest_of(folder) == digest_of(undisturbed(WORDS, tmp_path))
+    assert_as_undisturbed(folder, RUN, tmp_path)
 
 
 def test_a_job_whose_folder_another_took_over_stops_and_writes_nothing_more(site: Site, tmp_path: Path) -> None:
@@ -105,8 +92,7 @@ def test_a_job_whose_folder_another_took_over_stops_and_writes_nothing_more(site
     try:
         first = submitted(site, array, path=machines)
         wait_until(lambda: saved_step(folder), "a checkpoint", timeout_s=WAIT_S)
-        wait_until(lambda: len(processes(first, RANK)) == 2, "two ranks and no child of them", timeout_s=WAIT_S)
-        ranks = processes(first, RANK)
+        ranks = two_ranks_of(first)
         send(ranks, signal.SIGSTOP)  # as on nodes that SLURM has lost and whose processes go on later
         owner = folder.owner()
         assert owner is not None
@@ -124,7 +110,7 @@ def test_a_job_whose_folder_another_took_over_stops_and_writes_nothing_more(site
     assert {path: path.read_bytes() for path in whole} == whole
     assert [row["step"] for row in read_records(folder.steps_path)] == list(range(NUM_STEPS))
     assert "resumed from step" in logs(array)
-    assert digest_of(folder) == digest_of(undisturbed(WORDS, tmp_path))
+    assert_as_undisturbed(folder, RUN, tmp_path)
 
 
 def logs(array: Array, folder: RunFolder | None = None) -> str:

@@ -14,21 +14,9 @@ from experiments import sweep, train
 from experiments.config.command_line import PIPE_CLOSED, run_command
 from experiments.config.paths import ROOT
 
-
-def print_list() -> int:
-    for number in range(10_000):
-        print(number)
-    return 0
-
-
-def print_table() -> int:
-    Console().print("a table")
-    return 0
-
-
 COMMANDS: dict[str, Callable[[], object]] = {
-    "list": lambda: run_command(print_list),
-    "table": lambda: run_command(print_table),
+    "list": lambda: run_command(lambda: print("\n".join(map(str, range(10_000)))) or 0),  # type: ignore[func-returns-value]
+    "table": lambda: run_command(lambda: Console().print("a table") or 0),  # type: ignore[func-returns-value]
     "sweep": sweep.main,
     "train": train.main,
     "prepare": lambda: prepare.main(["--list"]),
@@ -37,16 +25,14 @@ COMMANDS: dict[str, Callable[[], object]] = {
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_nobody_reads_any_more_ends_without_an_error(
-    name: str, at_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_nobody_reads_any_more_ends_without_an_error(name: str, at_once: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     errors = io.StringIO()
-    with monkeypatch.context() as patch, suppress(BrokenPipeError), os.fdopen(writer, "w") as output:
+    with pytest.MonkeyPatch.context() as patch, suppress(BrokenPipeError), os.fdopen(writer, "w") as output:
         output.reconfigure(write_through=at_once)
-        for stream, file in (("stdout", output), ("stderr", errors)):
-            patch.setattr(sys, stream, file)
+        patch.setattr(sys, "stdout", output)
+        patch.setattr(sys, "stderr", errors)
         patch.setattr(sys, "argv", [name, "--help"])
         with pytest.raises(SystemExit) as end:
             sys.exit(COMMANDS[name]())  # type: ignore[arg-type]
@@ -60,10 +46,8 @@ def test_every_command_runs_where_a_closed_pipe_is_met() -> None:
     assert [name for name, source in commands.items() if "run_command(" not in source] == []
 
 
-def test_a_list_that_does_not_fit_on_the_disk_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
+def test_a_list_that_does_not_fit_on_the_disk_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(OSError), open("/dev/full", "w") as full, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", full)
         assert prepare.main(["--list"]) == 1
     assert capsys.readouterr().err == "data.prepare: cannot write to standard output: No space left on device\n"

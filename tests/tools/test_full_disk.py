@@ -13,7 +13,7 @@ from experiments import sweep
 from experiments.runs.records import read_records
 from experiments.training.loop import Trainer
 from tests.dist.commands import only_run
-from tests.dist.rank_functions import Ended, called, train
+from tests.dist.rank_functions import called, train
 from tests.small_disks import BreakingDisk, MemoryDisk, mounted
 
 WORDS = [
@@ -35,22 +35,26 @@ def digest_of(output: Path) -> str:
     return str(json.loads((only_run(output) / "DONE").read_text())["weights_sha256"])
 
 
-def error_of(ended: Ended) -> str:
-    """Return the one line that a failed run prints."""
+def fails(output: Path, *words: str) -> str:
+    """Return the one line that a run prints, which fails."""
+    ended = train(*WORDS, *words, f"output={output}")
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: mlp-synthetic-micro-")
     return line
 
 
-def check_whole(output: Path, whole: str, ended: Ended) -> None:
+def goes_on(output: Path, whole: str, *words: str) -> bool:
+    """Give the same command again, which ends with the weights of the whole run; return whether it resumed."""
+    ended = train(*WORDS, *words, f"output={output}")
     assert ended.returncode == 0, ended.stderr
     assert digest_of(output) == whole
     assert [row["step"] for row in read_records(only_run(output) / "steps.jsonl")] == list(range(NUM_STEPS))
+    return "resumed from step " in ended.stderr
 
 
 @contextmanager
-def struck(step: int, strike: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def struck(step: int, strike: Callable[[], None]) -> Iterator[None]:
     """Call ``strike`` before a step of the trainings in this context."""
     take = Trainer.step
 
@@ -59,7 +63,7 @@ def struck(step: int, strike: Callable[[], None], monkeypatch: pytest.MonkeyPatc
             strike()
         return take(trainer, epoch, index)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", taken)
         yield
 
@@ -73,54 +77,45 @@ def struck(step: int, strike: Callable[[], None], monkeypatch: pytest.MonkeyPatc
         (47, 16384, ["save_weights=true", "checkpoint.every_steps=0"], "weights.pt"),
     ],
 )
-def test_a_disk_that_fills_up(
-    tmp_path: Path, whole: str, step: int, leaving: int, words: list[str], file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up(tmp_path: Path, whole: str, step: int, leaving: int, words: list[str], file: str) -> None:
     with mounted(MemoryDisk(tmp_path / "disk", "1m")) as disk:
-        output = disk.path / "runs"
-        command = [*WORDS, "checkpoint.every_steps=10", *words, f"output={output}"]
-        with struck(step, lambda: disk.fill(leaving=leaving), monkeypatch):
-            line = error_of(train(*command))
+        output, words = disk.path / "runs", ["checkpoint.every_steps=10", *words]
+        with struck(step, lambda: disk.fill(leaving=leaving)):
+            line = fails(output, *words)
         assert f"cannot write {only_run(output) / file}" in line
         assert "no space left on device (" in line
         disk.free()
-        again = train(*command)
-        check_whole(output, whole, again)
-        assert ("resumed from step " in again.stderr) == (10 < step < 47)
+        assert goes_on(output, whole, *words) == (10 < step < 47)
 
 
 def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
     with mounted(MemoryDisk(tmp_path / "disk", "64k")) as disk:
-        command = [*WORDS, f"output={disk.path / 'runs'}"]
         disk.fill()
-        ended = train(*command)
+        ended = train(*WORDS, f"output={disk.path / 'runs'}")
         assert ended.returncode == 2
         assert f"output={disk.path / 'runs'} cannot be used: no space left on device (0 bytes" in ended.stderr
         disk.free()
         disk.fill(leaving=8192)  # enough for the trial, not for the run
-        assert "no space left on device (" in error_of(train(*command))
+        assert "no space left on device (" in fails(disk.path / "runs")
 
 
-def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str) -> None:
     """As Linux makes it after an error of the file system, under files that are open."""
     with mounted(BreakingDisk(tmp_path / "disk")) as disk:
-        command = [*WORDS, "checkpoint.every_steps=10", f"output={disk.path / 'runs'}"]
-        with struck(15, disk.break_down, monkeypatch):
-            line = error_of(train(*command))
-        assert f"{only_run(disk.path / 'runs') / 'steps.jsonl'}: read-only file system" in line
-        refused = train(*command)
+        output = disk.path / "runs"
+        with struck(15, disk.break_down):
+            line = fails(output, "checkpoint.every_steps=10")
+        assert f"{only_run(output) / 'steps.jsonl'}: read-only file system" in line
+        refused = train(*WORDS, f"output={output}")
         assert refused.returncode == 2
         assert "cannot be used: read-only file system" in refused.stderr
         disk.repair()
-        check_whole(disk.path / "runs", whole, train(*command))
+        assert goes_on(output, whole, "checkpoint.every_steps=10")
 
 
-@pytest.mark.parametrize(
-    ("call", "number", "reported"),
-    [("write", errno.EDQUOT, "disk quota exceeded ("), ("fsync", errno.EIO, "input/output error; check that disk")],
-)
+@pytest.mark.parametrize(("call", "number"), [("write", errno.EDQUOT), ("fsync", errno.EIO)])
 def test_other_errors_of_a_disk(
-    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int, reported: str
+    tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     """``write`` fails for a row of records, ``fsync`` when a checkpoint is saved."""
     real = getattr(os, call)
@@ -130,12 +125,10 @@ def test_other_errors_of_a_disk(
             raise OSError(number, os.strerror(number))
         return int(real(descriptor, *arguments) or 0)
 
-    command = [*WORDS, "checkpoint.every_steps=10", f"output={tmp_path / 'runs'}"]
-    with monkeypatch.context() as patch, struck(15, lambda: patch.setattr(os, call, broken), monkeypatch):
-        line = error_of(train(*command))
-    assert "/steps.jsonl: " in line
-    assert reported in line
-    check_whole(tmp_path / "runs", whole, train(*command))
+    with monkeypatch.context() as patch, struck(15, lambda: patch.setattr(os, call, broken)):
+        line = fails(tmp_path / "runs", "checkpoint.every_steps=10")
+    assert f"/steps.jsonl: {os.strerror(number).lower()}" in line
+    assert goes_on(tmp_path / "runs", whole, "checkpoint.every_steps=10")
 
 
 def test_a_sweep_on_a_disk_that_fills_up_says_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:

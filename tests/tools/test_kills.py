@@ -18,22 +18,20 @@ from tests.tools.simulated_runs import configured
 
 WORDS = [
     *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=40", "batch_size=4", "epochs=1"),
-    *(
-        "sparsifier=exdyna",
-        "checkpoint.every_steps=2",
-        "checkpoint.keep=1",
-        "save_weights=true",
-        "cluster.num_threads=1",
-    ),
+    *("sparsifier=exdyna", "checkpoint.every_steps=2", "checkpoint.keep=1", "save_weights=true"),
+    "cluster.num_threads=1",
 ]
 NUM_STEPS = 5
-TIMES = ("_s", "words_per_s")
+LEFT = {
+    *("config.yaml", "command.txt", "manifest.json", "steps.jsonl", "epochs.jsonl", "weights.pt", "DONE"),
+    *(".lock", "attempts", "ranks"),
+}
 
 
 def result(folder: RunFolder) -> dict[str, Any]:
     """What a run computed and recorded, without its times."""
     rows = [*read_records(folder.steps_path), *read_records(folder.epochs_path)]
-    untimed = [{key: row[key] for key in row if not key.endswith(TIMES)} for row in rows]
+    untimed = [{key: row[key] for key in row if not key.endswith(("_s", "words_per_s"))} for row in rows]
     return {"rows": untimed, "weights": json.loads(folder.done_path.read_text())["weights_sha256"]}
 
 
@@ -55,9 +53,5 @@ def test_a_kill_at_any_write_costs_nothing(tmp_path: Path, monkeypatch: pytest.M
             execute(killed)
         assert result(folder) == whole, moment
         assert state_of(folder) == State.DONE, moment
-        left = {path.name for path in folder.path.iterdir()}
-        assert left <= {
-            *("config.yaml", "command.txt", "manifest.json", "steps.jsonl", "epochs.jsonl", "weights.pt", "DONE"),
-            *(".lock", "attempts", "ranks"),
-        }
+        assert {path.name for path in folder.path.iterdir()} <= LEFT
     assert moment > 50

@@ -5,7 +5,6 @@ import math
 import os
 import resource
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -52,22 +51,7 @@ def test_a_torn_row_is_skipped_and_a_writer_cuts_to_what_it_keeps(file: Path, to
             writer.append({"step": 2})
             writer.digest.check(file)
     assert file.read_bytes() == b'{"step": 0}\n{"step": 2}\n'
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        Path.unlink,
-        lambda path: path.write_bytes(b'{"step": 0}\n{"st'),
-        lambda path: path.write_bytes(b'{"step": 0}\n{"step": 3}\n'),
-    ],
-)
-def test_what_is_not_whole_is_not_kept(file: Path, damage: Callable[[Path], object]) -> None:
-    with closing(RecordWriter(file)) as writer:
-        writer.append({"step": 0})
-        writer.append({"step": 1})
-        kept = writer.digest
-    damage(file)
+    file.write_bytes(b'{"step": 3}\n')
     refused(lambda: RecordWriter(file, kept), str(file), error=Damaged)
 
 
@@ -85,7 +69,7 @@ def test_a_row_that_fits_in_part_is_taken_back(file: Path) -> None:
         writer.append({"step": 0})
         resource.setrlimit(resource.RLIMIT_FSIZE, (40, limits[1]))
         try:
-            refused(lambda: writer.append({"long": "x" * 100}), str(file), "no space left", error=CannotWrite)
+            refused(lambda: writer.append({"long": "x" * 100}), str(file), error=CannotWrite)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             signal.signal(signal.SIGXFSZ, before)
@@ -99,7 +83,7 @@ def test_an_atomic_write_replaces_or_leaves(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(path, {"loss": object()})
     (tmp_path / "taken").mkdir()
-    refused(lambda: write_atomic(tmp_path / "taken", "text"), "is a directory", tmp_path / "taken")
+    refused(lambda: write_atomic(tmp_path / "taken", "text"), "cannot write", tmp_path / "taken")
     assert names(tmp_path) == ["manifest.json", "taken"]
     assert json.loads(path.read_text()) == {"loss": None}
 
@@ -109,33 +93,32 @@ def names(path: Path) -> list[str]:
 
 
 def test_what_an_attempt_left_is_kept_apart(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    files = ("steps.jsonl", "epochs.jsonl", "failure.json", "manifest.json", "config.yaml", ".command.txt.4711.tmp")
-    for name in files:
+    run, checkpoint = RunFolder(tmp_path), tmp_path / "checkpoints/step-000000005"
+    for name in ("steps.jsonl", "epochs.jsonl", "failure.json", "manifest.json", "config.yaml", ".command.4711.tmp"):
         (tmp_path / name).write_text(name)
     with run.claim():
         run.steps_path.write_text("second")
-    (run.checkpoints_path / "step-000000005").mkdir(parents=True)
+    checkpoint.mkdir(parents=True)
     with run.claim():
-        pass
-    run.checkpoints_path.joinpath("step-000000005").rmdir()
+        assert run.steps_path.exists(), "it stays while the run can go on"
+    checkpoint.rmdir()
     with run.claim():
         pass
     assert names(tmp_path / "attempts/1") == ["epochs.jsonl", "failure.json", "manifest.json", "steps.jsonl"]
-    assert (tmp_path / "attempts/2/steps.jsonl").read_text() == "second", "it stayed while the run could go on"
+    assert (tmp_path / "attempts/2/steps.jsonl").read_text() == "second"
     assert names(tmp_path) == [".lock", "attempts", "checkpoints", "config.yaml"]
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     run = finished(RunFolder(tmp_path))
-    before = {name: (tmp_path / name).read_bytes() for name in names(tmp_path)}
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with run.claim():
         pass
-    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("name", ["file/runs/one", "x" * 300])
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    refused(lambda: RunFolder(tmp_path / name).claim().__enter__(), "choose a folder that can be written", tmp_path)
+    refused(lambda: RunFolder(tmp_path / name).claim().__enter__(), "cannot write", tmp_path)
     assert names(tmp_path) == ["file"]

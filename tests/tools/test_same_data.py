@@ -19,7 +19,7 @@ from tests.tools.simulated_runs import Run, configured
 
 SMALL = ["model=gpt_small", "model.settings.hidden=16", "model.settings.num_layers=1", "model.settings.num_heads=1"]
 SMALL += ["dataset.sequence_length=16", "batch_size=8", "epochs=1", "timed=false"]
-SIMULATED = ["cluster=simulated", "cluster.world_size=2"]
+SIMULATED = ["cluster=simulated", "cluster.world_size=2", "density=0.05"]
 
 
 @pytest.fixture
@@ -34,11 +34,17 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "one", tmp_path / "two"
 
 
-def one_line(ended: Ended) -> str:
+def assert_refused(ended: Ended, root: Path) -> None:
     assert ended.returncode == 2
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: ")
-    return line
+    assert str(root) in line
+
+
+def study_of(words: list[str], grid: dict[str, list[str]], folder: Path) -> str:
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump({"overrides": words, "grid": grid}))
+    return str(path)
 
 
 def test_two_texts_of_a_user_are_two_runs(roots: tuple[Path, Path], tmp_path: Path) -> None:
@@ -48,11 +54,8 @@ def test_two_texts_of_a_user_are_two_runs(roots: tuple[Path, Path], tmp_path: Pa
             ended = train(*words, f"dataset.root={root}")
             assert ended.returncode == 0, ended.stderr
             assert ended.stdout.startswith(f"{done}: ")
-    study = tmp_path / "own.yaml"
-    study.write_text(yaml.safe_dump({"overrides": words, "grid": {"dataset.root": [str(root) for root in roots]}}))
-    listed = called(sweep.main, str(study), "--list")
-    assert listed.returncode == 0, listed.stderr
-    assert sum(line.startswith("done ") for line in listed.stdout.splitlines()) == 2
+    listed = called(sweep.main, study_of(words, {"dataset.root": [str(root) for root in roots]}, tmp_path), "--list")
+    assert sum(line.startswith("done ") for line in listed.stdout.splitlines()) == 2, listed.stderr
     assert frames.load(tmp_path / "runs").runs["variant"].nunique() == 2
     (roots[0] / "wikitext-2" / "train.txt").write_text("another text\n" * 300)
     assert train(*words, f"dataset.root={roots[0]}").stdout.startswith("done: ")
@@ -61,25 +64,16 @@ def test_two_texts_of_a_user_are_two_runs(roots: tuple[Path, Path], tmp_path: Pa
 @pytest.mark.parametrize("manifest", ["manifest.json", "attempts/2/manifest.json"], ids=["begun", "broken off"])
 def test_a_published_set_of_other_content_is_refused(manifest: str, roots: tuple[Path, Path], tmp_path: Path) -> None:
     words = [*SMALL, "dataset=wikitext2", f"dataset.root={roots[0]}"]
-    config = configured(tmp_path / "runs", *words, world_size=2)
-    path = folder_of(config).path / manifest
+    path = folder_of(configured(tmp_path / "runs", *words, world_size=2)).path / manifest
     path.parent.mkdir(parents=True)
-    sums = data.sums("wikitext2", str(roots[0]))
-    path.write_text(json.dumps({"data_checksums": sums}))
-    words += [*SIMULATED, "density=0.05", f"output={tmp_path / 'runs'}"]
-    for refused in (
-        train(*words, f"dataset.root={roots[1]}"),
-        called(sweep.main, str(study_of(words, tmp_path)), f"dataset.root={roots[1]}", "--backend", "slurm"),
-    ):
-        assert str(roots[1]) in one_line(refused)
-    assert json.loads(path.read_text()) == {"data_checksums": sums}
+    before = json.dumps({"data_checksums": data.sums("wikitext2", str(roots[0]))})
+    path.write_text(before)
+    words += [*SIMULATED, f"output={tmp_path / 'runs'}"]
+    other = f"dataset.root={roots[1]}"
+    assert_refused(train(*words, other), roots[1])
+    assert_refused(called(sweep.main, study_of(words, {}, tmp_path), other, "--backend", "slurm"), roots[1])
+    assert path.read_text() == before
     assert train(*words).returncode == 0
-
-
-def study_of(words: list[str], folder: Path) -> Path:
-    path = folder / "study.yaml"
-    path.write_text(yaml.safe_dump({"overrides": words, "grid": {}}))
-    return path
 
 
 def test_a_run_starts_from_another_of_the_same_data(roots: tuple[Path, Path], tmp_path: Path) -> None:
@@ -88,8 +82,8 @@ def test_a_run_starts_from_another_of_the_same_data(roots: tuple[Path, Path], tm
     before = Run(config, stop=2).folder
     before.config_path.write_text(to_yaml(config))
     before.manifest_path.write_text(json.dumps({"data_checksums": data.sums("wikitext2", str(roots[0]))}))
-    words += [*SIMULATED, "density=0.05", f"output={tmp_path / 'runs'}", f"start_from={before.path}"]
-    assert str(roots[1]) in one_line(train(*words, f"dataset.root={roots[1]}"))
+    words += [*SIMULATED, f"output={tmp_path / 'runs'}", f"start_from={before.path}"]
+    assert_refused(train(*words, f"dataset.root={roots[1]}"), roots[1])
     assert train(*words, f"dataset.root={roots[0]}").returncode == 0
 
 
