@@ -26,25 +26,20 @@ class StoredRun:
         return {"lastStep": len(self.history) - 1, "keys": {}}
 
     def node(self) -> dict[str, Any]:
-        stamps = dict.fromkeys(("createdAt", "heartbeatAt"), "2026-01-01T00:00:00")
-        nothing = dict.fromkeys(("sweepName", "jobType", "commit", "description", "notes"))
         return {
-            "id": self.name,
+            **dict.fromkeys(("id", "name", "displayName"), self.name),
+            **dict.fromkeys(("sweepName", "jobType", "commit", "description", "notes")),
+            **dict.fromkeys(("createdAt", "heartbeatAt"), "2026-01-01T00:00:00"),
+            **dict.fromkeys(("systemMetrics", "summaryMetrics"), "{}"),
             "projectId": "1",
-            "name": self.name,
-            "displayName": self.name,
+            "tags": [],
+            "readOnly": False,
+            "user": VIEWER,
             "state": self.state,
             "config": self.attributes["config"],
             "group": self.attributes["groupName"],
-            "tags": [],
-            "systemMetrics": "{}",
-            "summaryMetrics": "{}",
-            "readOnly": False,
-            "user": VIEWER,
             "historyLineCount": len(self.history),
             "historyKeys": self.keys,
-            **nothing,
-            **stamps,
         }
 
 

@@ -51,10 +51,8 @@ def digest_of(path: Path, size: int | None = None) -> Digest:
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of ``path`` when the context ends without an error.
 
-    A reader, or a crash, sees the old file or the whole new one. The new file is on the disk before it gets its name.
-
-    Raises:
-        CannotWrite: nothing is left of the attempt.
+    A reader, or a crash, sees the old file or the whole new one, which is on the disk before it gets its name; nothing
+    is left of an attempt that fails. Raises: CannotWrite.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

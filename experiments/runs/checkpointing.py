@@ -26,13 +26,9 @@ class Checkpointer:
     A rank that received a signal, or rank 0 when it is time to save, writes a note for the next step into the store. No
     rank takes that step before all ranks have begun this one, so all ranks read the same note. Within a round of local
     steps ranks do not wait for each other: there the note is for the step after the next exchange. This costs one read
-    of the store per step, and no collective.
+    of the store per step, and no collective. There is no store where this process holds all ranks.
 
-    Args:
-        store: the key-value store that the ranks share; None if this process holds all ranks.
-
-    Raises:
-        UserError: a node does not see the run's folder.
+    Raises: UserError: a node does not see the run's folder.
     """
 
     def __init__(self, config: TrainConfig, workers: Workers, folder: RunFolder, store: dist.Store | None) -> None:
@@ -59,14 +55,9 @@ class Checkpointer:
         return "save" if noted == "continue" and by_steps else noted
 
     def save(self, position: Position, shared: dict[str, Any], records: Mapping[str, Digest]) -> None:
-        """Save every rank's state.
+        """Save every rank's state, and what is equal on all ranks of rank 0, with what rank 0 has of each record.
 
-        Args:
-            shared: the state that is equal on all ranks; rank 0's is saved.
-            records: what rank 0 has on the disk of each record; empty on other ranks.
-
-        Raises:
-            UserError: on all ranks, if one rank could not write, or another process has taken over the folder.
+        Raises: UserError: on all ranks, if one could not write, or another process has taken over the folder.
         """
         step, workers = position.step, self._workers
         if step == self._saved_step:  # a run that stops where it began
@@ -95,10 +86,7 @@ class Checkpointer:
         """Return the newest whole checkpoint, from which the run resumes, and a line for each that is not used.
 
         It is None for a start from step 0: without any checkpoint or, where none can be used, with ``resume=scratch``.
-        All others that are newer are removed: the run will write them again.
-
-        Raises:
-            UserError: there are some, and none can be used.
+        All others that are newer are removed: the run will write them again. Raises: UserError: none can be used.
         """
         candidates, problems = self._as_owner(lambda: checkpoints.usable(self._folder))
         for checkpoint in candidates:

@@ -23,19 +23,12 @@ _DRAFT = ".draft-"  # prefix of folders that are not yet, or no longer, checkpoi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that was published.
-
-    Attributes:
-        path: its folder.
-        step: steps done when it was saved, which is the number of the next step.
-        ranks: what each rank has written.
-        records: what was recorded until then, by the name of the file.
-    """
+    """A checkpoint that was published: its folder, and what that says of itself."""
 
     path: Path
-    step: int
-    ranks: Sequence[Digest]
-    records: Mapping[str, Digest]
+    step: int  # steps done when it was saved, which is the number of the next step
+    ranks: Sequence[Digest]  # what each rank has written
+    records: Mapping[str, Digest]  # what was recorded until then, by the name of the file
 
     @property
     def world_size(self) -> int:
@@ -67,8 +60,7 @@ def publish(
 ) -> Checkpoint:
     """Make the draft a checkpoint and remove all but the newest ``keep``, when all ranks have written.
 
-    Raises:
-        UserError: It cannot be written, or a rank's file is not on this disk.
+    Raises: UserError: it cannot be written, or a rank's file is not on this disk.
     """
     for rank in range(len(ranks)):
         if not rank_path(draft, rank).exists():
@@ -133,11 +125,7 @@ def describe(path: Path) -> Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint of any run: the newest of a run's folder, or the one whose folder ``path`` is.
-
-    Raises:
-        UserError: There is none.
-    """
+    """Return the newest checkpoint of a run's folder, or the one whose folder ``path`` is. Raises: UserError: none."""
     problem = ""
     for each in [path] if (path / CHECKPOINT_FILE).exists() else published(RunFolder(path)):
         try:

@@ -47,10 +47,8 @@ def remedy(error: OSError, otherwise: str = "choose a folder that can be written
 def try_to_write(folder: Path) -> None:
     """Write a small file in a folder, which is made if it is missing; what was made is removed again.
 
-    Only this shows whether a disk can be written: permissions do not count for root, and a full disk has them.
-
-    Raises:
-        OSError: it cannot be made or written.
+    Only this shows whether a disk can be written: permissions do not count for root, and a full disk has them. Raises:
+    OSError.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:

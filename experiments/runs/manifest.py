@@ -32,13 +32,7 @@ _USER_OF_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 def collect_manifest(
     *, seed: int, command: list[str], world_size: int, data_checksums: Mapping[str, str], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the manifest of a run that starts now, as plain values; what is not known is None.
-
-    Args:
-        command: The command line that started the run.
-        data_checksums: Checksum of each data file, by name.
-        extra: Further entries.
-    """
+    """Return the manifest of a run that starts now, with further entries, as plain values; the unknown is None."""
     packages = _packages()
     variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
     return {

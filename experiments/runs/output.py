@@ -10,11 +10,7 @@ from experiments.runs.run_folder import folder_of
 
 
 def check_outputs(configs: Iterable[TrainConfig], *, by_writing: bool = True) -> None:
-    """Write a file in the output folder of each run, and remove it again; or see only whether it is a folder.
-
-    Raises:
-        UserError: it cannot be used.
-    """
+    """Try the output folder of each run by writing; or see only whether it is a folder. Raises: UserError."""
     for output in dict.fromkeys(Path(config.output) for config in configs):
         nearest = next(path for path in (output, *output.parents, *output.absolute().parents) if path.exists())
         if not nearest.is_dir():
@@ -29,8 +25,7 @@ def check_outputs(configs: Iterable[TrainConfig], *, by_writing: bool = True) ->
 def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[list[str]], list[TrainConfig]]:
     """Return each run once: for a method that sends everything, all densities of the grid are the same run.
 
-    Raises:
-        UserError: two runs of another method would share a folder.
+    Raises: UserError: two runs of another method would share a folder.
     """
     first: dict[Path, int] = {}
     for number, config in enumerate(configs):

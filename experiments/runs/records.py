@@ -26,15 +26,9 @@ class RecordWriter:
     """Append rows to a file of JSON lines, each with a single write.
 
     The file is a new one, which takes the place of that before: a process that has lost the run's folder, and goes on,
-    writes to the old one.
+    writes to the old one. Of that before its beginning stays, ``kept``, and all else is dropped.
 
-    Args:
-        path: The file, in a folder that exists.
-        kept: Its beginning, which stays; all else is dropped.
-
-    Raises:
-        Damaged: The file does not begin so.
-        CannotWrite: The file cannot be written.
+    Raises: Damaged: the file does not begin so; CannotWrite.
     """
 
     def __init__(self, path: Path, kept: Digest = Digest()) -> None:  # noqa: B008 - a tuple

@@ -39,17 +39,12 @@ class FolderLost(UserError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The process that owns a run folder.
+    """The process that owns a run folder."""
 
-    Attributes:
-        token: different for each time that a folder is taken.
-        host, pid, job, since: for the user; ``job`` is that of SLURM, empty outside of it.
-    """
-
-    token: str
+    token: str  # different for each time that a folder is taken
     host: str
     pid: int
-    job: str
+    job: str  # of SLURM, empty outside of it
     since: str
 
     def __str__(self) -> str:
@@ -116,12 +111,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Own the folder while the context lasts; make it if it is missing.
-
-        Raises:
-            FolderInUse: another process owns it.
-            CannotWrite: the folder cannot be made or written.
-        """
+        """Own the folder while the context lasts; make it if it is missing. Raises: FolderInUse, CannotWrite."""
         self.make()
         # No soft lock: its file would remain after its owner was killed.
         lock = FileLock(self._lock_path, timeout=_WAIT_S, poll_interval=_WAIT_S / 5, fallback_to_soft=False)
@@ -178,8 +168,7 @@ class RunFolder:
     def check_owned(self) -> None:
         """Call this before a file is written that another owner would use. It does nothing where nobody claimed.
 
-        Raises:
-            FolderLost: this process owned the folder, and another one has taken it over or removed it.
+        Raises: FolderLost: this process owned the folder, and another one has taken it over or removed it.
         """
         token, owner = _tokens.get(self.path.resolve()), self.owner()
         if token is not None and (owner is None or owner.token != token):

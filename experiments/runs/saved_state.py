@@ -35,47 +35,30 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of a run: before step ``index`` of ``epoch``.
+    """The position of a run: before step ``index`` of ``epoch``."""
 
-    Attributes:
-        step: steps done since the start.
-        epoch, index: the epoch of the next step, and its number in the epoch.
-        loss_sum: sum of rank 0's losses in this epoch.
-        time_s: seconds that the steps took.
-    """
-
-    step: int = 0
+    step: int = 0  # steps done since the start
     epoch: int = 0
     index: int = 0
-    loss_sum: float = 0.0
-    time_s: float = 0.0
+    loss_sum: float = 0.0  # of rank 0's losses in this epoch
+    time_s: float = 0.0  # that the steps took
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The state of a run that a checkpoint holds.
-
-    Attributes:
-        position: of the run when it was saved.
-        shared: model and optimizer, which are equal on all ranks.
-        ranks: the state of each rank of this process, in order.
-        random: state of this process's random generators, None if they are seeded again.
-        records: what was recorded until then, by the name of the file.
-    """
+    """The state of a run that a checkpoint holds, for the ranks of this process."""
 
     position: Position
-    shared: dict[str, Any]
-    ranks: list[dict[str, Any]]
-    random: dict[str, Tensor] | None
-    records: Mapping[str, Digest] = field(default_factory=dict)
+    shared: dict[str, Any]  # model and optimizer, which are equal on all ranks
+    ranks: list[dict[str, Any]]  # the state of each rank of this process, in order
+    random: dict[str, Tensor] | None  # state of this process's random generators, None if they are seeded again
+    records: Mapping[str, Digest] = field(default_factory=dict)  # what was recorded until then, by the file's name
 
 
 def write_rank(draft: Path, rank: int, state: Mapping[str, Any]) -> Digest:
     """Write the state of a rank into the draft of a checkpoint; of views their whole storage is written, once.
 
-    Raises:
-        CannotWrite: nothing is left of the file.
-        TypeError: A value has a type that torch.load refuses with weights_only.
+    Raises: CannotWrite; TypeError: a value has a type that torch.load refuses with weights_only.
     """
     path = rank_path(draft, rank)
     with atomic_file(path) as file:
@@ -98,11 +81,7 @@ def read_rank(checkpoint: Checkpoint, rank: int) -> dict[str, Any]:
 
 
 def read_state(checkpoint: Checkpoint, workers: Workers) -> Saved:
-    """Return what a checkpoint holds for the ranks of this process; a rank that it lacks gets the state of rank 0.
-
-    Raises:
-        Damaged: A part is missing or damaged.
-    """
+    """Return what a checkpoint holds for these ranks; one that it lacks gets the state of rank 0. Raises: Damaged."""
     sources = [rank if rank < checkpoint.world_size else 0 for rank in workers.ranks]
     parts = {rank: read_rank(checkpoint, rank) for rank in sorted({0, *sources})}
     try:
@@ -119,10 +98,7 @@ def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:
 
     With another number of workers, each worker starts with the mean of all residuals. The model is updated by the mean
     over workers, so the total that is still to be sent stays the same. Thresholds, boundaries and the carried states of
-    texts are initialized again, and the run resumes at the same fraction of the epoch.
-
-    Raises:
-        UserError: there is no complete checkpoint, or it has another number of workers and resize is not average.
+    texts are initialized again, and the run resumes at the same fraction of the epoch. Raises: UserError.
     """
     if config.start_from is None:
         return None

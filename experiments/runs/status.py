@@ -91,16 +91,9 @@ def failure_log(folder: RunFolder) -> Path | None:
 
 
 def write_done(folder: RunFolder, summary: Mapping[str, Any], records: Mapping[str, Digest]) -> None:
-    """Mark a run as done: DONE says what the other files hold, so that what is missing later is found.
+    """Mark a run as done: DONE has a summary of its end, and says what the other files hold.
 
-    Args:
-        summary: what to keep of its end.
-        records: what was recorded, by the name of the file.
-
-    Raises:
-        Damaged: a file was removed or changed while the run went on.
-        CannotWrite: DONE cannot be written.
-        FolderLost: this process no longer owns the folder.
+    Raises: Damaged: a file was removed or changed while the run went on; CannotWrite; FolderLost.
     """
     folder.check_owned()
     for name, digest in records.items():

@@ -60,19 +60,12 @@ fi
 
 @dataclass(frozen=True, kw_only=True)
 class Array:
-    """Runs that request the same resources.
+    """Runs that request the same resources."""
 
-    Attributes:
-        study: the name of the study, of letters, digits, ``.``, ``_`` and ``-``.
-        config: the configuration of one run; cluster and output are the same for all.
-        runs: the folder's name of each run.
-        words: the overrides of each run, none with a line break.
-    """
-
-    study: str
-    config: TrainConfig
-    runs: tuple[str, ...]
-    words: tuple[tuple[str, ...], ...]
+    study: str  # its name, of letters, digits, ``.``, ``_`` and ``-``
+    config: TrainConfig  # of one run; cluster and output are the same for all
+    runs: tuple[str, ...]  # the folder's name of each run
+    words: tuple[tuple[str, ...], ...]  # the overrides of each run, none with a line break
 
     @property
     def rows(self) -> str:
@@ -96,11 +89,7 @@ def arrays_folder(output: Path) -> Path:
 def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> list[Array]:
     """Return the arrays that a study needs: runs with different resources cannot share one.
 
-    Args:
-        jobs: the overrides of each run.
-
-    Raises:
-        UserError: a run needs more GPUs than its job requests, or a path or a setting holds a line break.
+    Raises: UserError: a run needs more GPUs than its job requests, or a path or a setting holds a line break.
     """
     study = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"  # it becomes the name of job and folder
     shapes: dict[str, list[tuple[TrainConfig, tuple[str, ...]]]] = {}
@@ -127,15 +116,11 @@ def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> l
 
 
 def script(array: Array, rows: list[int], *, python: str | None = None, working: Path | None = None) -> str:
-    """Return the job script that runs some lines of an array.
+    """Return the job script that runs some lines of an array, whose numbers are from 1 and ascending.
 
     Args:
-        rows: the numbers of these lines, from 1, ascending.
         python: the interpreter; by default this one, or ``python`` on the PATH if there are setup lines.
         working: the working directory, by default this process's.
-
-    Raises:
-        UserError: the working directory's path holds a line break.
     """
     cluster, slurm = array.config.cluster, array.config.cluster.slurm
     working = working or Path.cwd()

@@ -45,9 +45,6 @@ class LocalSweep:
     A stop signal is passed on to all runs, which save, and no run is started after it. A second Ctrl-C kills them. A
     run that another process has in use is skipped. No run is started after a failure with ``on_error`` stop, or on
     a disk that takes no more.
-
-    Args:
-        runs: the folder and the configuration of each run.
     """
 
     def __init__(self, runs: Mapping[RunFolder, TrainConfig], *, at_once: int, on_error: str = "continue") -> None:
@@ -137,11 +134,8 @@ def _carry_out(
 ) -> None:
     """Carry out a run in this process, its output in its log; send why it failed in one line, None after a success.
 
-    Nothing is sent where a signal stops the run: the exit code says so.
-
-    Args:
-        variables: the environment of the sweep; this process was forked from one that may have another.
-        num_threads: of torch in this process; None keeps OMP_NUM_THREADS.
+    Nothing is sent where a signal stops the run: the exit code says so. The variables are those of the sweep's
+    environment: this process was forked from one that may have another.
     """
     os.setsid()  # a terminal's Ctrl-C reaches the sweep alone, which passes it on
     with handled(raise_stop):

@@ -26,9 +26,6 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
     Args:
         run: the run's folder, or its name under ``output``; it is only read.
         overrides: KEY=VALUE of settings that do not change the result, such as the root of the data or the output.
-
-    Raises:
-        UserError: no such run, a configuration that this version cannot read, or an override that changes the result.
     """
     from experiments.sweeps.local_sweep import LocalSweep  # imports torch, as the next: mistakes are reported before
     from experiments.training.preflight import check_runs
@@ -60,11 +57,7 @@ def find_run(run: str, output: Path) -> RunFolder:
 
 
 def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
-    """Return the configuration of a run with ``overrides``, checked.
-
-    Raises:
-        UserError: this version cannot read the configuration, or an override would change the result.
-    """
+    """Return the configuration of a run, checked. Raises: UserError, also where an override would change results."""
     for override in overrides:
         if "=" not in override or not is_neutral(override.partition("=")[0]):
             allowed = ", ".join(sorted(NEUTRAL))

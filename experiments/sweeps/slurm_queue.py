@@ -19,14 +19,8 @@ _ANSWER_S = 60
 def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *, dry_run: bool) -> str:
     """Submit the runs of a study that are neither finished nor in the queue; return lines for the user.
 
-    Args:
-        name: of the study.
-        jobs: the overrides of each run.
-        configs: the checked configuration of each run.
-        dry_run: only return the scripts and the runs; nothing is written or submitted.
-
-    Raises:
-        UserError: sbatch is missing or refuses; the message names the arrays submitted before.
+    With ``dry_run`` these are the scripts and the runs, and nothing is written or submitted. Raises: UserError: sbatch
+    is missing or refuses; the message names the arrays submitted before.
     """
     lines: list[str] = []
     for array in arrays_of(name, jobs, configs):
@@ -61,11 +55,7 @@ def _submit(array: Array, *, dry_run: bool) -> str:
 
 
 def in_queue(output: Path) -> set[str]:
-    """Return the folder names of the runs of an output folder that are in SLURM's queue, in any state.
-
-    Raises:
-        UserError: squeue is missing or does not answer.
-    """
+    """Return the folder names of an output folder's runs that are in SLURM's queue. Raises: UserError: no squeue."""
     found: set[str] = set()
     for line in _run("squeue", "--noheader", "--array", "--format=%K %j").splitlines():
         number, _, job = line.strip().partition(" ")

@@ -37,24 +37,17 @@ def parts_of(name: str) -> list[str]:
 
 
 def jobs_of(name: str, overrides: list[str]) -> Jobs:
-    """Return the words of each run of a study; a run that several of its parts have comes several times.
+    """Return the words of each run of a study, with ``overrides`` after its own; a run of several parts comes again.
 
     Args:
         name: NAME or NAME/PART of conf/sweep, or path of a yaml file.
-        overrides: words for every run, added after the study's own.
-
-    Raises:
-        UserError: no such study, or its file has the wrong form.
+        overrides: words for every run.
     """
     return [[*job, *overrides] for grid in _grids(name) for job in grid]
 
 
 def runs_of(name: str, overrides: list[str]) -> tuple[Jobs, list[TrainConfig]]:
-    """Return the words and the configuration of each run of a study, each run once.
-
-    Raises:
-        UserError: no such study, a wrong setting, or two runs of one grid that would share a folder.
-    """
+    """Return the words and the configuration of each run of a study, each run once. Raises: UserError."""
     runs: dict[str, tuple[list[str], TrainConfig]] = {}
     for grid in _grids(name):
         jobs = [[*job, *overrides] for job in grid]
@@ -64,11 +57,7 @@ def runs_of(name: str, overrides: list[str]) -> tuple[Jobs, list[TrainConfig]]:
 
 
 def planned_runs(name: str, device: str = "cpu") -> dict[str, Flat]:
-    """Return the runs of a study by their names, with their flat configurations, each once, in its order.
-
-    Args:
-        device: of all runs; those of published pages were on CPUs.
-    """
+    """Return the runs of a study on a device by their names, with their flat configurations, each once, in order."""
     _, configs = runs_of(name, [f"cluster.device={device}"])
     return {run_name(config): flat(dataclasses.asdict(config)) for config in configs}
 

@@ -20,14 +20,9 @@ Show = Callable[[str, Mapping[str, Any]], None]  # is given the name of a record
 
 @contextmanager
 def followed(config: TrainConfig, folder: RunFolder, *, done: int, total: int) -> Iterator[Show]:
-    """Follow a run while the context lasts; its configuration, manifest and kept rows are in its folder.
+    """Follow a run of ``total`` steps, ``done`` before; yields what is to be given each row that rank 0 records.
 
-    Args:
-        done: steps that were taken before.
-        total: steps of the run.
-
-    Yields:
-        What is to be given each row that rank 0 records.
+    The run's configuration, manifest and kept rows are in its folder.
     """
     label = f"{config.model.name} on {config.dataset.name}, {method_of(config)}, seed {config.seed}"
     with live_mirror(folder, config.tracking) as mirrored, bar(label, done, total) as drawn:

@@ -56,11 +56,7 @@ class _Mirror:
 
 
 def read(source: list[str], selection: Selection | None = None) -> Frames:
-    """Read finished runs from the source that ``--source`` names by its kind and its place.
-
-    Raises:
-        UserError: no such kind, no finished run, wandb not installed, no key, what cannot be read, or as ``tidy``.
-    """
+    """Read finished runs from the source that ``--source`` names by its kind and its place. Raises: UserError."""
     kind, *where = source
     check_choice("--source", _SOURCES, kind)
     example, find = _SOURCES[kind]

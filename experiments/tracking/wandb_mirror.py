@@ -26,10 +26,8 @@ _STOPPED_S = 5.0  # how long a stopped run waits for it: the mirror starts over 
 class Mirror:
     """One run at W&B, begun with the rows that its folder has.
 
-    A resumed run starts over: rows after the checkpoint are gone from its folder, and so from its mirror.
-
-    Raises:
-        Exception: whatever wandb raises, by each method.
+    A resumed run starts over: rows after the checkpoint are gone from its folder, and so from its mirror. Each method
+    raises whatever wandb raises.
     """
 
     def __init__(self, folder: RunFolder, tracking: TrackingConfig) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from experiments.config.compose import compose_runs
@@ -16,10 +17,11 @@ from experiments.runs.status import State, saved_step, state_of
 from experiments.sweep import main
 from experiments.sweeps.study import jobs_of
 from tests.dist.commands import ROOT, run
-from tests.dist.rank_functions import Ended, called
+from tests.dist.rank_functions import called
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
 pytestmark = pytest.mark.dist
+STOP = ["--on-error", "stop"]
 STUDY = """
 overrides:
   - model=mlp
@@ -35,13 +37,10 @@ grid:
 
 def study(folder: Path, runs: str) -> list[str]:
     """Write a study; return the words that run it two at a time."""
+    folder.mkdir(exist_ok=True)
     path = folder / "study.yaml"
     path.write_text(STUDY.replace("RUNS", runs))
     return [str(path), f"output={folder / 'runs'}", "--jobs", "2"]
-
-
-def sweep(*words: str) -> Ended:
-    return called(main, *words)
 
 
 def folders(output: Path) -> dict[State, list[RunFolder]]:
@@ -54,7 +53,7 @@ def folders(output: Path) -> dict[State, list[RunFolder]]:
 
 def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp_path: Path) -> None:
     words = study(tmp_path, "[[seed=0, epochs=1], [seed=1, lr=1e30], [seed=2, epochs=1], [seed=3, epochs=1]]")
-    first = sweep(*words)
+    first = called(main, *words)
     assert first.returncode == 1
     found = folders(tmp_path / "runs")
     (failed,) = found[State.FAILED]
@@ -64,10 +63,15 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     assert str(failed.path / "run.log") in row
     assert "3 of 4 runs done, 1 failed" in first.stderr
     before = {folder.path: folder.done_path.stat().st_mtime_ns for folder in found[State.DONE]}
-    again = sweep(*words)
+    again = called(main, *words)
     assert again.returncode == 1
-    assert {path: (path / "DONE").stat().st_mtime_ns for path in before} == before
     assert "is not finite at step" in again.stderr
+    assert {path: (path / "DONE").stat().st_mtime_ns for path in before} == before
+    stopped = called(
+        main, *study(tmp_path / "stopped", "[[seed=0, lr=1e30], [seed=1, epochs=1]]"), "--jobs", "1", *STOP
+    )
+    assert stopped.returncode == 1
+    assert "0 of 2 runs done, 1 failed, 1 left" in stopped.stderr
 
 
 def test_two_sweeps_of_one_study_share_its_runs(tmp_path: Path) -> None:
@@ -79,14 +83,7 @@ def test_two_sweeps_of_one_study_share_its_runs(tmp_path: Path) -> None:
     assert not any("failed: " in each for each in said)
     done = [line for each in said for line in each.splitlines() if line.startswith("done: ")]
     assert len(done) == len(set(done)) == 6
-    assert sweep(*words).returncode == 0
-
-
-def test_after_a_failure_no_run_is_started_where_the_user_says_stop(tmp_path: Path) -> None:
-    words = study(tmp_path, "[[seed=0, lr=1e30], [seed=1, epochs=1]]")
-    stopped = sweep(*words, "--jobs", "1", "--on-error", "stop")
-    assert stopped.returncode == 1
-    assert "0 of 2 runs done, 1 failed, 1 left" in stopped.stderr
+    assert called(main, *words).returncode == 0
 
 
 def test_a_run_that_is_killed_harms_no_other(tmp_path: Path) -> None:
@@ -101,25 +98,11 @@ def test_a_run_that_is_killed_harms_no_other(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=kill_first)
     thread.start()
-    ended = sweep(*words)
+    ended = called(main, *words)
     thread.join()
     assert ended.returncode == 1
     assert f"failed: {first.path.name}: killed by SIGKILL" in ended.stderr
     assert "2 of 3 runs done, 1 failed" in ended.stderr
-
-
-def children_of(pid: int) -> set[int]:
-    """Return the processes that a process started, and those that they started."""
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {pid}
-    for _ in range(5):
-        found |= {child for child, parent in parents.items() if parent in found}
-    return found - {pid}
 
 
 def test_a_job_of_a_launcher_that_ends_without_a_result_is_one_line(tmp_path: Path) -> None:
@@ -150,7 +133,7 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(
         wait_until(
             lambda: len([path for path in tmp_path.glob("runs/*/steps.jsonl") if path.stat().st_size]) == 2, "runs"
         )
-        children = children_of(process.pid)
+        children = {child.pid for child in psutil.Process(process.pid).children(recursive=True)}
         process.send_signal(number)
         assert process.wait(timeout=LIMIT_S) == code
     finally:
@@ -164,7 +147,7 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(
     assert all(saved.values())
     if number == signal.SIGKILL:
         return
-    again = sweep(*words, "--jobs", "1")
+    again = called(main, *words, "--jobs", "1")
     assert again.returncode == 0, again.stderr
     assert "3 of 3 runs done, 0 failed" in again.stderr
     for name, step in saved.items():
