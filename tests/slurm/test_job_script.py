@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -72,24 +71,6 @@ def test_runs_that_ask_for_other_nodes_are_other_arrays() -> None:
     first, second = arrays([*two, "seed=0"], [*one, "seed=0"], [*two, "seed=1"])
     assert [len(first.runs), len(second.runs)] == [2, 1]
     assert first.folder != second.folder
-
-
-def test_bash_reads_the_words_of_a_row_as_they_were_given(tmp_path: Path) -> None:
-    words = ["lr_milestones=[1, 2]", f"output='{tmp_path}/it is here/$HOME'", "seed=3"]
-    (array,) = arrays([*words, "cluster=simulated"])
-    tmp_path.joinpath("runs.txt").write_text(array.rows)
-    made = script(array, [1])
-    reading = made[made.index("row=") : made.index("export")].replace(
-        shlex.quote(str(array.folder / "runs.txt")), shlex.quote(str(tmp_path / "runs.txt"))
-    )
-    shown = subprocess.run(
-        ["bash", "-c", f'{reading}\nprintf "%s\\n" "$run" "${{words[@]}}"'],
-        env={**os.environ, "SLURM_ARRAY_TASK_ID": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert shown.stdout.splitlines() == [array.runs[0], *TINY, *words, "cluster=simulated"]
 
 
 @pytest.mark.parametrize(("saves", "again"), [("step-000000007", True), ("", False)])

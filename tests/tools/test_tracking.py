@@ -245,7 +245,6 @@ def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> N
     ("words", "key", "given"),
     [
         ("tracking.mode=online", "tracking=wandb", "tracking.mode"),
-        ("tracking=wandb tracking.mode=ofline", "did you mean 'off", "ofline"),
         ("tracking=wandb tracking.project=null", "tracking.project", "missing"),
         ("tracking=wandb tracking.finish_s=-1", "tracking.finish_s", -1),
         ("tracking=wandb tracking.mode=online", "or use tracking.mode=offline", "WANDB_API_KEY"),
