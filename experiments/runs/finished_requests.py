@@ -24,7 +24,7 @@ def unmet_request(config: TrainConfig, folder: RunFolder) -> str:
     """Return why a finished run cannot have what ``config`` asks for and its own did not, empty where it has all."""
     saved = yaml.safe_load(folder.config_path.read_text())
     saved = saved if isinstance(saved, dict) else {}
-    lacks = {}  # what was not done -> the word that asks for it
+    lacks: dict[str, str] = {}  # what was not done -> the word that asks for it
     if config.save_weights and not folder.weights_path.exists():
         lacks["its weights were not saved"] = "save_weights=true"
     for key, what in _INTERVALS.items():
