@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -139,9 +138,9 @@ def test_a_rank_with_another_model_stops_all_of_them(tmp_path: Path, widths: lis
     del files["select"]
     for digest, words in ranks(2).run(share_plan, words_with(files, "sparsifier=dense"), widths):
         assert digest is None
-        assert words == f"{by}the plan is for another model: the plan lacks its 'extra.weight'; " + (
-            "profile this model and plan again"
-        )
+        assert words is not None
+        assert words.startswith(by)
+        assert "'extra.weight'" in words
 
 
 def test_another_grouping_than_planned_is_told() -> None:
@@ -159,47 +158,36 @@ def refusal(words: list[str]) -> str:
     return str(caught.value)
 
 
-def test_what_does_not_fit_is_refused_before_a_worker_starts(tmp_path: Path) -> None:
-    files = measured(tmp_path)
-    only_link = {"link": files["link"]}
-    assert "schedule.trace is missing" in refusal(words_with(only_link, "sparsifier=dense"))
-    assert "schedule.trace means nothing here" in refusal(words_with(files, "sparsifier=dense", schedule="layerwise"))
-    assert "can be planned and simulated, but DDP cannot carry it out" in refusal([*WORDS, "schedule=dear"])
-    assert "schedule=single needs real workers" in refusal([*WORDS, "schedule=single", "cluster=simulated"])
-    assert "was measured with 2 workers, the run has 3" in refusal(words_with(files, "cluster.nproc_per_node=3"))
-    another = refusal(words_with(files, "model=mlp", "model.settings={hidden: 4}"))
-    assert "the plan is for another model: it has no " in another
-    assert "holds micro, not topk" in refusal(words_with(files, "sparsifier=topk", schedule="sparse_exact"))
-    assert "means nothing for dense" in refusal([*WORDS, "sparsifier=dense", "scope=tensor"])
-    assert "scope must be one of bucket, tensor, model, got 'layer'" in refusal([*WORDS, "scope=layer"])
-
-
 @pytest.mark.parametrize(
-    ("broken", "words"),
+    ("words", "keys"),
     [
-        ("{", "is not JSON"),
-        ('{"format": "micro-link-1"}', "format must be 'micro-trace-1', got 'micro-link-1'"),
-        (None, "cannot read"),
+        (("schedule=exact", "schedule.link=LINK", "sparsifier=dense"), ("schedule.trace",)),
+        (("schedule=layerwise", "FILES", "sparsifier=dense"), ("schedule.trace",)),
+        (("schedule=dear",), ("schedule=dear",)),
+        (("schedule=single", "cluster=simulated"), ("schedule=single",)),
+        (("schedule=exact", "FILES", "cluster.nproc_per_node=3"), ("2 workers", "3")),
+        (("schedule=exact", "FILES", "model=mlp", "model.settings={hidden: 4}"), ("another model",)),
+        (("schedule=sparse_exact", "FILES", "sparsifier=topk"), ("micro", "topk")),
+        (("sparsifier=dense", "scope=tensor"), ("dense",)),
+        (("scope=layer",), ("scope", "'layer'")),
     ],
+    ids=str,
 )
-def test_a_torn_or_foreign_file_is_refused_by_its_name(tmp_path: Path, broken: str | None, words: str) -> None:
+def test_what_does_not_fit_is_refused_before_a_worker_starts(
+    tmp_path: Path, words: tuple[str, ...], keys: tuple[str, ...]
+) -> None:
+    files = measured(tmp_path)
+    given = [f"schedule.{key}={path}" for key, path in files.items()] if "FILES" in words else []
+    given += [word.replace("LINK", str(files["link"])) for word in words if word != "FILES"]
+    said = refusal([*WORDS, *given])
+    assert all(key in said for key in keys), said
+
+
+@pytest.mark.parametrize(("broken", "reason"), [("{", "JSON"), ('{"format": "micro-link-1"}', "micro-trace-1")])
+def test_a_torn_or_foreign_file_is_refused_by_its_name(tmp_path: Path, broken: str, reason: str) -> None:
     files = measured(tmp_path)
     del files["select"]
-    if broken is None:
-        files["trace"].unlink()
-    else:
-        files["trace"].write_text(broken)
+    files["trace"].write_text(broken)
     said = refusal(words_with(files, "sparsifier=dense"))
-    assert words in said
+    assert reason in said
     assert str(files["trace"]) in said
-
-
-def edited(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def test_a_link_of_other_operations_is_refused(tmp_path: Path) -> None:
-    files = measured(tmp_path)
-    curve = json.loads(files["link"].read_text())["collectives"]["all_reduce"]
-    edited(files["link"], collectives={"all_reduce": curve})
-    assert "the link table holds all_reduce, not" in refusal(words_with(files, schedule="sparse_exact"))

@@ -1,4 +1,4 @@
-"""Clipping among real ranks whose gradients differ in size: each by its own norm, or all by one."""
+"""Clipping among real ranks whose gradients differ in size, by one norm of all."""
 
 import pytest
 import torch
@@ -19,30 +19,22 @@ def of_different_sizes(model: torch.nn.Module, step: int) -> list[Tensor]:
     return [loss * 10.0 ** dist.get_rank() for loss in one_loss(model, step)]
 
 
-def clipped(clip_norm: str) -> tuple[Tensor, Tensor, float]:
+def clipped() -> tuple[Tensor, Tensor, float]:
     """Return all ranks' gradients (world_size, numel), the update (numel,), and the bytes of the clipping."""
     losses: Losses = of_different_sizes  # type: ignore[assignment]
     mine = torch.cat([gradient.flatten() for gradient in local_gradients(build(Net), losses, 0).values()])
     rows = mine.new_empty(dist.get_world_size(), mine.numel())
     dist.all_gather_into_tensor(rows.view(-1), mine)
     model = DistributedDataParallel(build(Net), bucket_cap_mb=TINY_MB)
-    with micro.attach(model, DENSE, clip=LIMIT, clip_norm=clip_norm) as attachment:
+    with micro.attach(model, DENSE, clip=LIMIT, clip_norm="global") as attachment:
         update = ddp_gradients(model, losses, 0)
         counts_bytes = sum(stats.counts_bytes for stats in attachment.stats)
     return rows, torch.cat([gradient.flatten() for gradient in update.values()]), counts_bytes
 
 
-def test_each_rank_clips_by_its_own_norm() -> None:
-    for rows, update, counts_bytes in ranks(2).run(clipped, "rank"):
-        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        assert float(norms.min()) > LIMIT
-        torch.testing.assert_close(update, (rows * LIMIT / norms).mean(0))
-        assert counts_bytes == 0
-
-
 def test_all_ranks_clip_by_the_root_mean_square_of_their_norms() -> None:
     """The mean keeps its direction, and its norm is at most the limit: not the limit, as where it were known."""
-    for rows, update, counts_bytes in ranks(2).run(clipped, "global"):
+    for rows, update, counts_bytes in ranks(2).run(clipped):
         norm = rows.square().sum(1).mean().sqrt()
         torch.testing.assert_close(update, rows.mean(0) * LIMIT / norm)
         assert float(update.norm()) <= LIMIT

@@ -53,7 +53,7 @@ def train(ddp: DistributedDataParallel, losses: Losses, *, by_active: bool = Fal
     return applied
 
 
-def hooked_beside_plain(settings: dict[str, Any], *, by_active: bool) -> list[bool]:
+def beside_plain(settings: dict[str, Any], by_active: bool) -> list[bool]:
     """Return, per step, whether the dense reducer gave what DDP gives without a hook."""
     hooked, plain = (DistributedDataParallel(build(Net), **SMALL, **settings) for _ in range(2))
     micro.attach(hooked, DENSE)
@@ -112,12 +112,7 @@ def test_uneven_inputs_train_as_in_plain_ddp(settings: dict[str, Any], by_active
     assert second == [True] * 5
 
 
-def beside_plain(settings: dict[str, Any], by_active: bool) -> list[bool]:
-    return hooked_beside_plain(settings, by_active=by_active)
-
-
-@pytest.mark.parametrize(("losses", "settings"), [(one_loss, {}), (some_unused, UNUSED)], ids=["used", "unused"])
-@pytest.mark.parametrize("reducer", [TOPK, MICRO], ids=["topk", "micro"])
+@pytest.mark.parametrize(("reducer", "losses", "settings"), [(MICRO, one_loss, {}), (TOPK, some_unused, UNUSED)])
 def test_a_joined_rank_gives_its_residual_and_nothing_is_lost(
     reducer: micro.Reducer, losses: Losses, settings: dict[str, Any]
 ) -> None:

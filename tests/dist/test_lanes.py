@@ -25,12 +25,6 @@ from tests.dist.ddp_steps import (
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
-SETTINGS: dict[str, Any] = {
-    "plain": {},
-    "model": {"scope": "model"},
-    "clip": {"clip": 1.0},
-    "own group": {"process_group": True},
-}
 
 
 def both_lanes(reducer: micro.Reducer, losses: Losses, settings: dict[str, Any]) -> tuple[list[bool], int]:
@@ -58,15 +52,14 @@ def both_lanes(reducer: micro.Reducer, losses: Losses, settings: dict[str, Any])
     return same, len(new)
 
 
-@pytest.mark.parametrize("losses", [one_loss, some_unused])
-@pytest.mark.parametrize("reducer", [TOPK, MICRO, DENSE], ids=["topk", "micro", "dense"])
-def test_both_lanes_give_the_same_bits(reducer: micro.Reducer, losses: Losses) -> None:
-    for same, num_threads in ranks(2).run(both_lanes, reducer, losses, {}):
+@pytest.mark.parametrize(
+    ("reducer", "losses", "settings"),
+    [
+        *((reducer, losses, {}) for reducer in (TOPK, MICRO, DENSE) for losses in (one_loss, some_unused)),
+        *((MICRO, one_loss, settings) for settings in ({"scope": "model"}, {"clip": 1.0}, {"process_group": True})),
+    ],
+)
+def test_both_lanes_give_the_same_bits(reducer: micro.Reducer, losses: Losses, settings: dict[str, Any]) -> None:
+    for same, num_threads in ranks(2).run(both_lanes, reducer, losses, settings):
         assert all(same)
         assert num_threads == 0
-
-
-@pytest.mark.parametrize("settings", [setting for setting in SETTINGS if setting != "plain"])
-def test_both_lanes_give_the_same_bits_whatever_else_is_set(settings: str) -> None:
-    for same, _ in ranks(2).run(both_lanes, MICRO, one_loss, SETTINGS[settings]):
-        assert all(same)

@@ -87,42 +87,25 @@ for name in ("topk", "missing", "other_name", "no_part", "micro"):
         print(micro.build(micro.Selector, name))
     except ValueError as error:
         print(error)
-try:
-    micro.known(micro.Selector)
-except ValueError as error:
-    print(error)
 """
 
 
 def test_a_part_that_cannot_be_used_is_refused_with_its_package(tmp_path: Path) -> None:
     install(tmp_path)
     describe(tmp_path, "bad-parts", "1.0", BAD)
-    topk, missing, other_name, no_part, works, known = python("-c", REFUSE, path=tmp_path).splitlines()
-    assert topk == (
-        "selector 'topk' of package bad-parts has the name of a selector of micro: rename it there, or uninstall "
-        "the package"
-    )
-    assert missing == (
-        "selector 'missing' of package bad-parts does not load (ModuleNotFoundError: No module named "
-        "'no_such_module'): repair or uninstall the package"
-    )
-    assert other_name == (
-        "selector 'other_name' of package bad-parts must have its entry point's name, got 'smallest': use one name"
-    )
-    assert no_part == (
-        "selector 'no_part' of package bad-parts must be a dataclass derived from Selector, got json:JSONDecoder"
-    )
+    *refused, works = python("-c", REFUSE, path=tmp_path).splitlines()
     assert works.startswith("Micro(")
-    assert known in (topk, missing, other_name, no_part)
+    reasons = ("a selector of micro", "ModuleNotFoundError", "'smallest'", "json:JSONDecoder")
+    for line, name, why in zip(refused, ("topk", "missing", "other_name", "no_part"), reasons, strict=True):
+        assert f"selector '{name}' of package bad-parts" in line
+        assert why in line
 
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
     install(tmp_path)
     describe(tmp_path, "other-smallest", "1.0", "[micro.selectors]\nsmallest = other:Smallest")
     printed = python("-c", REFUSE.replace('"topk"', '"smallest"'), path=tmp_path).splitlines()[0]
-    assert "both bring 'smallest' of micro.selectors: uninstall one of them" in printed
-    assert "micro-smallest" in printed
-    assert "other-smallest" in printed
+    assert all(name in printed for name in ("'smallest'", "micro-smallest", "other-smallest"))
 
 
 def test_importing_micro_loads_neither_numba_nor_the_planner_and_the_first_kernel_loads_numba() -> None:

@@ -44,13 +44,6 @@ def states_with_one_bucket() -> BucketStates:
     return states
 
 
-def states_with_two_buckets() -> BucketStates:
-    states = BucketStates(micro.SparseReducer(micro.TopK(), density=0.1), {name: torch.zeros(SHAPE) for name in NAMES})
-    for names in (NAMES[:3], NAMES[3:]):
-        states.of(layout_of(*names), torch.float32, CPU)
-    return states
-
-
 def kept(states: BucketStates) -> dict[str, Tensor]:
     pieces = [(name, piece) for bucket in states.save() for name, piece in bucket["memory"]["residual"].items()]
     assert len({name for name, _ in pieces}) == len(pieces), "a parameter is kept twice"
@@ -81,9 +74,10 @@ def test_what_no_new_bucket_claimed_is_still_kept(num_claimed: int) -> None:
 
 def test_a_state_that_does_not_fit_leaves_all_as_it_was() -> None:
     states = states_with_one_bucket()
-    saved = [dict(bucket) for bucket in states_with_two_buckets().save()]
+    states.of(layout_of(*NAMES[:3]), torch.float32, CPU)
+    saved = [dict(bucket) for bucket in states.save()]
     saved[-1]["method"] = "another"
-    with pytest.raises(ValueError, match="state is of another"):
+    with pytest.raises(ValueError, match="another"):
         states.load(saved)
     assert states.step == 7
     torch.testing.assert_close(kept(states), expected(), rtol=0, atol=0)

@@ -107,12 +107,6 @@ def trains_a_generator(model: Any, _: Any, optimizer: Any) -> None:
         model(generator(torch.randn(4, 3))).mean().backward()
 
 
-def uses_autograd_grad(model: Any, _: Any, optimizer: Any) -> None:
-    for step in range(3):
-        steps(model, optimizer, step)
-        torch.autograd.grad(loss(model.module, step), list(model.parameters()))
-
-
 def freezes_in_turns(model: Any, _: Any, optimizer: Any) -> None:
     weight = next(model.parameters())
     for step in range(4):
@@ -131,7 +125,6 @@ def freezes_in_turns(model: Any, _: Any, optimizer: Any) -> None:
         (accumulates, 0),
         (steps_by_hand, 0),
         (trains_a_generator, 1),
-        (uses_autograd_grad, 0),
         (freezes_in_turns, 0),
     ],
 )

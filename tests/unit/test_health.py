@@ -46,14 +46,9 @@ def test_a_nan_of_one_of_two_models_is_never_lost(later: tuple[float, float], cl
             backward(step, later)
         backward(step + 1, (1.0, 1.0))
 
-
-def test_a_nan_that_was_raised_once_is_not_raised_again(closed: ExitStack) -> None:
-    first, second = wrapped(1), wrapped(2)
-    for model in (first, second):
-        closed.enter_context(micro.attach(model, micro.SparseReducer(micro.Micro(), 0.2)))
     with pytest.raises(micro.NonFiniteGradient):
-        ((first(batch(0)) + second(batch(0))) * NAN).mean().backward()
-    (first(batch(1)) + second(batch(1))).mean().backward()
+        ((first(batch(6)) + second(batch(6))) * NAN).mean().backward()
+    (first(batch(7)) + second(batch(7))).mean().backward()  # what was raised once is not raised again
 
 
 class Heads(nn.Module):
@@ -85,10 +80,10 @@ SCOPES = [("bucket", None), ("tensor", None), ("model", None), ("bucket", 1e6)]
 
 @pytest.mark.parametrize("policy", ["skip", "stop"])
 @pytest.mark.parametrize(("scope", "clip"), SCOPES)
-@pytest.mark.parametrize("used", [(0, 1, 2), (0, 2)])
 def test_a_nan_in_one_bucket_leaves_all_residuals_as_if_nothing_was_sent(
-    scope: str, clip: float | None, policy: str, used: tuple[int, ...], closed: ExitStack
+    scope: str, clip: float | None, policy: str, closed: ExitStack
 ) -> None:
+    used = (0, 2)
     model = DistributedDataParallel(Heads(), bucket_cap_mb=1e-4, find_unused_parameters=True)
     reducer = micro.SparseReducer(micro.TopK(), density=0.2, nonfinite=policy)  # type: ignore[arg-type]
     attachment = closed.enter_context(micro.attach(model, reducer, scope=scope, clip=clip))

@@ -132,14 +132,15 @@ def test_clip_is_in_units_of_unscaled_gradients() -> None:
             torch.testing.assert_close(step_of(plain, none, step), step_of(scaled, scaler, step))
 
 
-REFUSED = [
-    (2.0, reducer(), "scaler must be a torch.amp.GradScaler, got float"),
-    (scaler_at(2.0), reducer(micro.MomentumCorrection(clip=1.0)), "clip of feedback momentum is in units of gradients"),
-    (scaler_at(2.0), micro.SparseReducer(micro.Threshold(), 0.1), "selector threshold has its threshold in units"),
-]
-
-
-@pytest.mark.parametrize(("scaler", "method", "words"), REFUSED, ids=["no scaler", "clip", "threshold"])
-def test_what_a_scaler_does_not_go_with_is_refused(scaler: object, method: micro.Reducer, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize(
+    ("scaler", "method", "key"),
+    [
+        (2.0, reducer(), "GradScaler"),
+        (scaler_at(2.0), reducer(micro.MomentumCorrection(clip=1.0)), "momentum"),
+        (scaler_at(2.0), micro.SparseReducer(micro.Threshold(), 0.1), "threshold"),
+    ],
+    ids=["no scaler", "clip", "threshold"],
+)
+def test_what_a_scaler_does_not_go_with_is_refused(scaler: object, method: micro.Reducer, key: str) -> None:
+    with pytest.raises(ValueError, match=key):
         micro.attach(wrapped(), method, scaler=scaler)  # type: ignore[arg-type]

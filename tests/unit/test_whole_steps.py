@@ -13,7 +13,6 @@ from micro.drivers.reductions import restore_, set_aside_
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
 from micro.requests import carried_out
-from micro.sparse import AllValues, SparseValues
 
 NUMEL, CPU = 1000, torch.device("cpu")
 LAYOUT = micro.Layout.flat(NUMEL)
@@ -96,23 +95,3 @@ def test_what_was_set_aside_comes_back_though_the_vector_has_other_memory(outer:
     restore_(state, set_aside)
     assert state.residual[:-4].all()
     assert state.residual[-4:].tolist() == [3.0] * 4
-
-
-def test_a_residual_of_an_earlier_step_is_sent_with_the_gradient() -> None:
-    reducer = micro.SparseReducer(micro.TopK(), 1.0)
-    with closing(micro.Simulation(reducer, LAYOUT, 3)) as simulation:
-        for rank, residual in enumerate(simulation.residuals()):
-            residual += rank
-        update = simulation.step(drawn(0)).update
-    torch.testing.assert_close(update, drawn(0).mean(0) + 1)
-
-
-def test_values_at_every_index_do_what_their_indices_would() -> None:
-    values, vector = drawn(0, 1)[0], drawn(1, 1)[0]
-    few = SparseValues(torch.arange(NUMEL, dtype=torch.int32), values)
-    for change in (SparseValues.take_from_, SparseValues.clear_in_):
-        one, other = vector.clone(), vector.clone()
-        change(few, one)
-        getattr(AllValues(values), change.__name__)(other)
-        assert torch.equal(one, other)
-    assert torch.equal(AllValues(values).indices, few.indices)
