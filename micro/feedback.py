@@ -88,15 +88,11 @@ class Feedback(Part, ABC):
     def keep_(self, memory: Memory, unsent: SparseValues) -> None:
         """Keep ``unsent`` too, after settle_: what the mean update lost when it was rounded to the gradient's dtype.
 
-        Every rank keeps the same, so that the sum over ranks is world_size times what the update lacks.
+        Every rank keeps the same, so that the sum over ranks is world_size times what the update lacks. Where nothing
+        is kept of an element, it is lost.
         """
-        keep_in_residual_(memory, unsent)
-
-
-def keep_in_residual_(memory: Memory, unsent: SparseValues) -> None:
-    """Add ``unsent`` to the residual, where there is one."""
-    if memory["residual"].numel():
-        unsent.add_to_(memory["residual"])
+        if memory["residual"].numel():
+            unsent.add_to_(memory["residual"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +129,7 @@ class ErrorFeedback(Feedback):
 
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
         """Return zeros, in single precision at least."""
-        return {"residual": torch.zeros(numel, dtype=torch.promote_types(dtype, torch.float32), device=device)}
+        return _zeros({"residual": numel}, dtype, device)
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Add the gradient to the residual, after its decay, in place and return it: one pass, no second vector."""
@@ -164,12 +160,12 @@ class NoFeedback(Feedback):
 
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
         """Return an empty tensor: nothing is kept."""
-        return {"residual": torch.zeros(0, dtype=torch.promote_types(dtype, torch.float32), device=device)}
+        return _zeros({"residual": 0}, dtype, device)
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Return the gradient itself, in single precision at least."""
         acc = grad.to(memory["residual"].dtype)
-        return acc, None if _is_known_ordinary(acc, acc.dtype) else _drop_too_large_(acc)
+        return acc, _drop_too_large_(acc)
 
     def clear_(self, grad: Tensor) -> None:
         """Forget the accumulator, which may be the gradient."""
@@ -215,17 +211,19 @@ class MomentumCorrection(Feedback):
 
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
         """Return zeros, in single precision at least: what was not sent, and the momentum."""
-        wide = torch.promote_types(dtype, torch.float32)
-        return {name: torch.zeros(numel, dtype=wide, device=device) for name in ("residual", "momentum")}
+        return _zeros({"residual": numel, "momentum": numel}, dtype, device)
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Add the gradient to the momentum, and that to the residual, in place; return the residual."""
         residual, momentum = memory["residual"], memory["momentum"]
         wide = grad.to(residual.dtype)  # what is too large is so for the residual: float16 ends before that
-        ordinary = _is_known_ordinary(wide, residual.dtype)
+        ordinary = _is_ordinary(wide)
         first_bad = None if ordinary else _drop_too_large_(wide)
         if self.clip is not None:
-            _clip_(wide, self.clip / math.sqrt(world_size))
+            largest = self.clip / math.sqrt(world_size)
+            size = float(torch.linalg.vector_norm(wide, dtype=torch.float64))  # host sync: most have nothing to scale
+            if size > largest:
+                wide.mul_(largest / size)
         if self.nesterov:
             residual.add_(wide)
             momentum.add_(wide).mul_(self.momentum)
@@ -276,20 +274,18 @@ class EF21(Feedback):
 
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
         """Return zeros, in single precision at least: this rank's estimate, the mean of all, and what is smoothed."""
-        wide = torch.promote_types(dtype, torch.float32)
         smoothed = numel if self.smoothing else 0
         sizes = {"residual": 0, "estimate": numel, "mean_estimate": numel, "smoothed": smoothed}
-        return {name: torch.zeros(size, dtype=wide, device=device) for name, size in sizes.items()}
+        return _zeros(sizes, dtype, device)
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
         """Return how far the gradient is from its estimate, in the gradient's memory where that is wide enough."""
-        acc, first_bad = grad.to(memory["estimate"].dtype), None
-        if not _is_known_ordinary(acc, acc.dtype):
-            first_bad = _drop_too_large_(acc)
+        acc = grad.to(memory["estimate"].dtype)
+        first_bad = _drop_too_large_(acc)
         if self.smoothing:
             acc.copy_(memory["smoothed"].mul_(self.smoothing).add_(acc, alpha=1 - self.smoothing))
         acc -= memory["estimate"]
-        return acc, _first_of(first_bad, None if _is_known_ordinary(acc, acc.dtype) else _drop_too_large_(acc))
+        return acc, _first_of(first_bad, _drop_too_large_(acc))
 
     def changed(self, memory: Memory, update: Sequence[SparseValues], scale: float, grad: Tensor) -> Tensor:
         """Return what the mean estimate will be with what all ranks sent, in the memory of ``grad`` where it fits."""
@@ -310,13 +306,20 @@ class EF21(Feedback):
         """Keep nothing: the mean estimate has what the update lost when it was rounded, and is applied again."""
 
 
-def _is_known_ordinary(grad: Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether ``grad`` needs no search for what is too large; on an accelerator the host does not wait to know."""
-    return grad.device.type == "cpu" and is_ordinary(grad, dtype)
+def _zeros(sizes: dict[str, int], dtype: torch.dtype, device: torch.device) -> Memory:
+    wide = torch.promote_types(dtype, torch.float32)
+    return {name: torch.zeros(size, dtype=wide, device=device) for name, size in sizes.items()}
+
+
+def _is_ordinary(vector: Tensor) -> bool:
+    """Tell whether nothing in ``vector`` is too large; on an accelerator the host does not wait to know."""
+    return vector.device.type == "cpu" and is_ordinary(vector, vector.dtype)
 
 
 def _drop_too_large_(vector: Tensor) -> FirstBad:
     """Set what is not finite, or counts as infinite, to zero; return the index of the first."""
+    if _is_ordinary(vector):
+        return None
     is_bad = too_large(vector)
     vector.masked_fill_(is_bad, 0.0)
     if vector.device.type != "cpu":
@@ -331,10 +334,3 @@ def _first_of(*indices: FirstBad) -> FirstBad:
     if late:
         return torch.cat(late).amin(0, keepdim=True)
     return min((index for index in indices if isinstance(index, int)), default=None)
-
-
-def _clip_(grad: Tensor, largest: float) -> None:
-    """Scale finite ``grad`` (numel,) down to a norm of at most ``largest``."""
-    norm = float(torch.linalg.vector_norm(grad, dtype=torch.float64))  # host sync: most steps have nothing to scale
-    if norm > largest:
-        grad.mul_(largest / norm)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.feedback import Memory, keep_in_residual_
+from micro.feedback import Memory
 from micro.flat import Layout, regroup
 from micro.group_comm import GroupComm
 from micro.nonfinite import NonFiniteGradient, Policy
@@ -235,7 +235,8 @@ class Reducer(Part, ABC):
 
         Where the reducer keeps nothing of an element, it is lost.
         """
-        keep_in_residual_(state.memory, unsent)
+        if state.residual.numel():
+            unsent.add_to_(state.residual)
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors, what is kept for each parameter by its name.

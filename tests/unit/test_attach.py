@@ -25,8 +25,10 @@ from micro import flat
 from micro.comm import Comm
 from micro.ddp.buckets import Bucket, layouts_of, parts_of
 from micro.ddp.checks import check_parameters, chosen_lane
+from micro.drivers.lane import thread_lane
 from micro.private_comm import NAMES_ARE_COUNTED, PrivateComm, _copied
 from tests.products import grid
+from tests.recorded_streams import recorded_streams
 from tests.refusals import refused
 from tests.small_models import flat_gradient
 
@@ -290,6 +292,25 @@ def test_the_lane_is_the_callers_where_backward_has_collectives_of_its_own_on_a_
     assert chosen_lane("auto", wrapped(), micro.DenseReducer()) == "caller"
     assert chosen_lane("auto", wrapped(), TOPK) == "thread"
     assert chosen_lane("auto", wrapped(find_unused_parameters=True), micro.DenseReducer()) == "thread"
+
+
+def test_models_on_one_accelerator_share_a_lane_until_the_last_is_closed() -> None:
+    """Two models in one backward then launch their collectives in one order, the same on all ranks."""
+    with recorded_streams():
+        first, second = thread_lane(torch.device("cuda", 0)), thread_lane(torch.device("cuda", 0))
+        assert first is second
+        first.close()
+        reached = threading.Event()
+        second.put(reached.set)
+        assert reached.wait(20)
+        second.close()
+        third = thread_lane(torch.device("cuda", 0))
+        assert third is not first
+        third.close()
+    one, other = thread_lane(CPU), thread_lane(CPU)
+    assert one is not other
+    one.close()
+    other.close()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
