@@ -50,31 +50,17 @@ class DenseReducer(Reducer):
 
     def mean(self, state: BucketState, grad: Tensor, comm: Comm, *, is_last: bool) -> Reduction[Outcome]:
         """Do what `reduction` does; ``is_last`` says that the bucket's reduction ends with it."""
-        start = Start.of(comm, grad.device)
-        _divide_half_(grad, comm)
+        start, is_half = Start.of(comm, grad.device), grad.dtype in (torch.float16, torch.bfloat16)
+        if is_half:
+            grad.mul_(1 / comm.world_size)
         yield AllReduce(mine=grad, last=is_last)
-        bad = _divide_(grad, comm)
+        if not is_half:
+            if comm.world_size.bit_count() == 1:  # a power of two: the same bits, in half the time
+                grad.mul_(1 / comm.world_size)
+            else:
+                grad.div_(comm.world_size)
+        bad = first_nonfinite(grad)
         stats = stats_of(start, comm, grad.device, step=state.step, numel=grad.numel())
         state.step += 1
         findings = () if bad is None else (Finding(state.layout, None, bad),)
         return Outcome(stats=stats, grad=grad, findings=findings)
-
-
-def _divide_(total: Tensor, comm: Comm) -> int | None:
-    """Make a sum over ranks the mean, unless its parts were divided; return the index of its first NaN or Inf."""
-    if not _is_half(total):
-        if comm.world_size.bit_count() == 1:  # a power of two: the same bits, in half the time
-            total.mul_(1 / comm.world_size)
-        else:
-            total.div_(comm.world_size)
-    return first_nonfinite(total)
-
-
-def _is_half(vector: Tensor) -> bool:
-    return vector.dtype in (torch.float16, torch.bfloat16)
-
-
-def _divide_half_(grad: Tensor, comm: Comm) -> None:
-    """Divide a half-precision gradient by the number of ranks, as DDP does ahead of its all-reduce."""
-    if _is_half(grad):
-        grad.mul_(1 / comm.world_size)

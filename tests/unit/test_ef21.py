@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.lockstep import SimulatedRanks
 
 LAYOUT = micro.Layout(("a", "b"), ((20,), (5, 6)))
 N = 3
@@ -63,15 +62,6 @@ def test_a_step_that_is_left_out_moves_no_estimate() -> None:
     assert not ranks.step(bad).update.any()
     assert all(torch.equal(one, other) for one, other in zip(before, estimates(ranks), strict=True))
     assert ranks.step(drawn(2)).update.any()
-
-
-def test_an_overflow_in_another_bucket_takes_the_estimates_back() -> None:
-    method = reducer()
-    states = [method.start(LAYOUT, torch.float64, torch.device("cpu")) for _ in range(2)]
-    ok, bad = drawn(0)[0], torch.full((LAYOUT.numel,), float("inf"), dtype=torch.float64)
-    SimulatedRanks(1).run(lambda rank: method.reduce_buckets_(states, [ok, bad], rank))
-    assert not any(state.vector(name).any() for state in states for name in ("estimate", "mean_estimate"))
-    assert not ok.any()
 
 
 def test_a_warm_up_at_density_one_sends_all_changes() -> None:

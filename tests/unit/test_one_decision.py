@@ -10,7 +10,6 @@ from torch import Tensor
 
 import micro
 from micro.comm import Comm
-from micro.kernels.reference import first_nonfinite
 from micro.lockstep import SimulatedRanks
 from micro.nonfinite import Finding, report
 from micro.reducers.outcome import checked
@@ -71,15 +70,6 @@ def test_one_bad_bucket_takes_all_of_them_back(method: micro.Reducer, policy: st
         assert all(stats.skipped and stats.global_count == 0 for own in answers for stats in own)  # type: ignore[union-attr]
     assert all(not stats.skipped and stats.step == 3 for own in good for stats in own)  # type: ignore[union-attr]
     assert all(torch.equal(after[rank][bucket], after[0][bucket]) for rank in range(3) for bucket in range(3))
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_first_bad_index_is_found(value: float, dtype: torch.dtype) -> None:
-    vector = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)  # of which the sum overflows, no element does
-    assert first_nonfinite(vector) is None
-    vector[700], vector[900] = value, -value
-    assert first_nonfinite(vector) == 700
 
 
 def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
