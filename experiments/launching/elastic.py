@@ -25,8 +25,17 @@ from experiments.config.errors import UserError
 from experiments.config.ranges import host_and_port
 from experiments.config.schema import ClusterConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
-from experiments.launching.error_files import failure_of_process, read_failure, write_failure
-from experiments.launching.failures import Failure, Kind, RankFailure, is_timeout, root_cause, short_line
+from experiments.launching.failures import (
+    Failure,
+    Kind,
+    RankFailure,
+    failure_of_process,
+    is_timeout,
+    read_failure,
+    root_cause,
+    short_line,
+    write_failure,
+)
 from experiments.launching.process_lifetime import LAUNCHER_PID, TERMINAL
 from experiments.launching.stalls import furthest_behind, read_notes
 from experiments.runs.atomic_files import cannot_write, disk_errors
@@ -41,12 +50,11 @@ _GRACE_S = 30  # for the ranks to end at a signal, at least: the agent's own tim
 def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: Mapping[str, str] | None = None) -> int:
     """Run ``python -m module FOLDER`` on every local rank; wait until all have finished, or were stopped.
 
-    The output of the ranks is where the agent puts it, below ``ranks/`` of the run folder. Each of several nodes calls
-    this function once, for a run of the same name.
+    The output of the ranks is below ``ranks/`` of the run folder. Each of several nodes calls this function once, for a
+    run of the same name.
 
     Args:
-        env: Environment variables of the ranks. If OMP_NUM_THREADS is neither there nor in this process's environment,
-            each rank gets an equal share of the cores.
+        env: environment variables of the ranks. Without OMP_NUM_THREADS each gets an equal share of the cores.
 
     Returns:
         0, or the stop signal that ended the ranks, which have had the time to save.
@@ -154,10 +162,8 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in variables:
-            os.environ.pop(name)
-            if name in before:
-                os.environ[name] = before[name]
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _cause(folder: RunFolder, error: ChildFailedError, stderr: Mapping[int, str], started: float) -> Failure:
@@ -167,7 +173,7 @@ def _cause(folder: RunFolder, error: ChildFailedError, stderr: Mapping[int, str]
     if cause.kind == Kind.LOST_PEER:
         behind, written = furthest_behind(read_notes(folder)), read_failure(folder)
         if cause.exit_code == -signal.SIGABRT and behind and is_timeout(cause.message):  # NCCL ends ranks that wait
-            words = f"did not reach the collective of the others, it was in {behind.place()}"
+            words = f"did not reach the collective of the others, it was in {behind}"
             message = short_line(f"{words}; rank {cause.rank} waited: {cause.message}")
             cause = replace(cause, rank=behind.rank, kind=Kind.STALLED, message=message, exit_code=None)
         elif written and written.time >= started:  # by a rank of another node
@@ -192,10 +198,6 @@ def _with_disk(failure: Failure, folder: RunFolder) -> Failure:
 
 class _AgentLog(logging.FileHandler):
     """A log that leaves out what its disk does not take: an error of the log would hide the cause of a failure."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Leave out that the agent knows no signal of the name ``none``, which has it handle none."""
-        return "Failed to register signal handler" not in str(record.msg)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
         """Print nothing."""

@@ -1,17 +1,27 @@
-"""The failures of ranks, and which of several failures caused the others."""
+"""How ranks fail: what each reports, and which of several failures caused the others.
 
+A rank writes its error into the file that torch's agent gave it, and into ``failure.json`` of the run folder.
+"""
+
+import os
 import re
 import signal
 import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import micro
 from experiments.config.errors import UserError, one_line, one_line_with_type
+from experiments.runs.atomic_files import CannotWrite, load_json, write_json
+from experiments.runs.run_folder import FolderInUse, FolderLost, RunFolder
+from experiments.runs.stop_signals import stop_signals
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket timeout", re.I)
 _TIMED_OUT = re.compile(r"tim(ed|e)[- ]?out", re.I)
@@ -37,13 +47,12 @@ class Failure:
     """How one rank failed.
 
     Attributes:
-        rank: Global rank.
-        kind: What kind of failure it is.
-        message: One line, for the user.
-        time: Seconds since the epoch.
-        exit_code: Of the process; negative for a signal, None where it is not known.
-        log: Path of the rank's standard error; empty where it has none of its own.
-        traceback: Of the error, None if the rank reported none.
+        rank: of the run.
+        message: one line, for the user.
+        time: seconds since the epoch.
+        exit_code: of the process; negative for a signal, None where it is not known.
+        log: path of the rank's standard error; empty where it has none of its own.
+        traceback: of the error, None if the rank reported none.
     """
 
     rank: int
@@ -56,12 +65,7 @@ class Failure:
 
 
 class StalledRank(RuntimeError):
-    """Others have waited for a rank in vain.
-
-    Attributes:
-        rank: Of the run.
-        what: Where it stands, in one line.
-    """
+    """Others have waited in vain for ``rank``; ``what`` says in one line where it stands."""
 
     def __init__(self, rank: int, what: str) -> None:
         super().__init__(f"rank {rank} {what}")
@@ -69,11 +73,7 @@ class StalledRank(RuntimeError):
 
 
 class RankFailure(RuntimeError):
-    """A rank failed and made the run fail; the message is one line.
-
-    Attributes:
-        failure: Of the rank that caused the others to fail.
-    """
+    """A rank failed and made the run fail; the message is one line."""
 
     def __init__(self, failure: Failure) -> None:
         log = f" (log: {failure.log})" if failure.log else ""
@@ -81,21 +81,32 @@ class RankFailure(RuntimeError):
         self.failure = failure
 
 
-def failure_of(error: Exception, rank: int) -> Failure:
-    """Return the failure of a rank that an exception ends; one that names another rank is that rank's."""
-    kind = Kind.LOST_PEER if is_lost_peer(error) else Kind.ERROR
-    message = one_line(error) if isinstance(error, UserError) else short_line(one_line_with_type(error))
-    if isinstance(error, StalledRank):
-        rank, kind, message = error.rank, Kind.STALLED, short_line(error.what)
-    text = "".join(traceback.format_exception(error))
-    return Failure(rank=rank, kind=kind, message=message, time=time.time(), traceback=text)
+@contextmanager
+def recorded_errors(folder: RunFolder, rank: int) -> Iterator[None]:
+    """Write an error of this rank for its launcher and into the run folder, then raise it.
+
+    The first error of a run makes all other ranks fail in their next collective: such an error is for the launcher
+    alone. So is that of a folder which is another process's.
+    """
+    try:
+        yield
+    except Exception as error:
+        failure = _failure_of(error, rank)
+        with stop_signals.recorded():  # the agent ends a rank by SIGTERM as soon as another has failed
+            _report(failure)
+            if failure.kind != Kind.LOST_PEER and not isinstance(error, FolderInUse | FolderLost):
+                write_failure(folder, failure)
+        raise
 
 
-def failure_of_exit(rank: int, exit_code: int, ended: float, log: str) -> Failure:
-    """Return the failure of a process that reported no error, by its exit code and its standard error."""
+def failure_of_process(rank: int, process: ProcessFailure, log: str) -> Failure:
+    """Return how a rank failed, by its report, or by its exit code and ``log``, its standard error."""
+    code = process.exitcode
+    if given := process.error_file_data.get("failure"):
+        return Failure(**{**given, "kind": Kind(given["kind"]), "exit_code": code, "log": log})
     text = Path(log).read_text(errors="replace") if Path(log).is_file() else ""
-    kind, message = _of_signal(-exit_code, text) if exit_code < 0 else (Kind.EXIT, _of_code(exit_code, text))
-    return Failure(rank=rank, kind=kind, message=short_line(message), time=ended, exit_code=exit_code, log=log)
+    kind, message = _of_signal(-code, text) if code < 0 else (Kind.EXIT, _of_code(code, text))
+    return Failure(rank=rank, kind=kind, message=short_line(message), time=process.timestamp, exit_code=code, log=log)
 
 
 def root_cause(failures: list[Failure]) -> Failure:
@@ -133,6 +144,38 @@ def short_line(text: str) -> str:
     """Return text as one line of bounded length."""
     line = one_line(text)
     return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 3] + "..."
+
+
+def write_failure(folder: RunFolder, failure: Failure) -> None:
+    """Write why a run failed into its folder; a full disk takes nothing, and may be the reason."""
+    with suppress(CannotWrite, OSError):
+        write_json(folder.failure_path, {**asdict(failure), "kind": failure.kind.name.lower()})
+
+
+def read_failure(folder: RunFolder) -> Failure | None:
+    """Return why a run failed, as a rank or another node has written it; None where nobody has."""
+    row = load_json(folder.failure_path)
+    with suppress(KeyError, TypeError, AttributeError):
+        return Failure(**{**row, "kind": Kind[row["kind"].upper()]})
+    return None
+
+
+def _failure_of(error: Exception, rank: int) -> Failure:
+    """Return the failure of a rank that an exception ends; one that names another rank is that rank's."""
+    kind = Kind.LOST_PEER if is_lost_peer(error) else Kind.ERROR
+    message = one_line(error) if isinstance(error, UserError) else short_line(one_line_with_type(error))
+    if isinstance(error, StalledRank):
+        rank, kind, message = error.rank, Kind.STALLED, short_line(error.what)
+    text = "".join(traceback.format_exception(error))
+    return Failure(rank=rank, kind=kind, message=message, time=time.time(), traceback=text)
+
+
+def _report(failure: Failure) -> None:
+    """Write the first error of this rank as torch's agent reads it, whole or not at all."""
+    path = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    if path.name and not path.exists():
+        with suppress(CannotWrite, OSError):  # the error itself matters more than its report
+            write_json(path, {"message": failure.message, "timestamp": int(failure.time), "failure": asdict(failure)})
 
 
 def _of_signal(number: int, text: str) -> tuple[Kind, str]:

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch.distributed as dist
 
@@ -31,7 +31,6 @@ class Note:
     """What a rank does.
 
     Attributes:
-        rank: of the run.
         host, pid: where it is.
         step: that it takes, or took last; -1 before the first.
         phase: what it began, such as "step" or "the evaluation".
@@ -39,15 +38,15 @@ class Note:
         waited: whether it has waited in a collective for longer than the limit.
     """
 
-    rank: int
-    host: str
-    pid: int
+    rank: int = 0
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
     step: int = -1
     phase: str = "the start"
-    since: float = 0.0
+    since: float = field(default_factory=time.time)
     waited: bool = False
 
-    def place(self) -> str:
+    def __str__(self) -> str:
         """Return where the rank is, in words."""
         return f"step {self.step}" if self.phase == "step" else f"{self.phase}, after step {self.step}"
 
@@ -57,8 +56,7 @@ class Notes:
 
     def __init__(self) -> None:
         self._kept: tuple[RunFolder, dist.Store] | None = None
-        self._note = Note(rank=0, host=socket.gethostname(), pid=os.getpid())
-        self._limit_s = self._armed_at = 0.0
+        self._note, self._limit_s, self._armed_at = Note(), 0.0, 0.0
 
     @contextmanager
     def kept(self, folder: RunFolder, store: dist.Store, limit_s: float) -> Iterator[None]:
@@ -72,31 +70,37 @@ class Notes:
         """
         with suppress(OSError):  # another node's folder
             folder.ranks_path.mkdir(exist_ok=True)
-        self._kept, self._limit_s = (folder, store), limit_s
-        self._note = Note(rank=dist.get_rank(), host=socket.gethostname(), pid=os.getpid())
+        self._kept, self._limit_s, self._note = (folder, store), limit_s, Note(rank=dist.get_rank())
         self.begin("the start")
         try:
             yield
         except Exception as error:
-            if not (is_lost_peer(error) and is_timeout(str(error))):
-                raise
-            behind = self._behind(folder, store)
+            behind = self._behind(folder, store) if is_lost_peer(error) and is_timeout(str(error)) else None
             if behind is None:
                 raise
-            _end(behind)
-            stood = f"stood for {time.time() - behind.since:.0f} s in {behind.place()}"
+            if behind.host == socket.gethostname() and behind.pid != os.getpid():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(behind.pid, signal.SIGKILL)  # it would not end by itself
+            stood = f"stood for {time.time() - behind.since:.0f} s in {behind} (pid {behind.pid} on {behind.host})"
             waited = f"the others waited for it in step {self._note.step} until cluster.timeout_s={limit_s:g}"
-            raise StalledRank(behind.rank, f"{stood} (pid {behind.pid} on {behind.host}); {waited}") from error
+            raise StalledRank(behind.rank, f"{stood}; {waited}") from error
         finally:
-            self._disarm()
-            self._kept = None
+            self._armed_at, self._kept = 0.0, None
+            faulthandler.cancel_dump_traceback_later()
 
     def begin(self, phase: str, step: int | None = None) -> None:
         """Note what this rank begins now; a phase without a step may take as long as it takes."""
-        if self._kept:
-            step_now = self._note.step if step is None else step
-            self._write(*self._kept, replace(self._note, phase=phase, step=step_now, since=time.time()))
-            self._arm() if step is not None else self._disarm()
+        if not self._kept:
+            return
+        step_now = self._note.step if step is None else step
+        self._write(*self._kept, replace(self._note, phase=phase, step=step_now, since=time.time()))
+        if step is None:
+            self._armed_at = 0.0
+            faulthandler.cancel_dump_traceback_later()
+        elif time.monotonic() - self._armed_at > self._limit_s / 10:  # not at each step: it starts a thread
+            self._armed_at = time.monotonic()
+            with suppress(OSError, ValueError, AttributeError):  # standard error is no file: in tests
+                faulthandler.dump_traceback_later(2 * self._limit_s, exit=True, file=sys.stderr)
 
     def _write(self, folder: RunFolder, store: dist.Store, note: Note) -> None:
         self._note, text = note, json.dumps(asdict(note))
@@ -108,35 +112,18 @@ class Notes:
         """Note that this rank has waited in vain; return the note of the rank furthest behind, where one is."""
         calls, keys = StoreCalls(), [f"note/{rank}" for rank in range(dist.get_world_size())]
         calls.call(lambda: self._write(folder, store, replace(self._note, waited=True)), None)
-        end, found = time.monotonic() + _OTHERS_S, list[Note]()
-        while time.monotonic() < end:
+        end = time.monotonic() + _OTHERS_S
+        while True:
             texts: list[bytes] = calls.call(lambda: [store.get(key) for key in keys if store.check([key])], [])
             found = _parsed(texts) if texts else read_notes(folder)
-            if sum(not note.waited for note in found) <= 1:
-                break
+            if sum(not note.waited for note in found) <= 1 or time.monotonic() > end:
+                return furthest_behind(found)
             time.sleep(0.2)
-        return furthest_behind(found)
-
-    def _arm(self) -> None:
-        """Have this process end, with its stacks in its log, where no step begins within twice the limit."""
-        now = time.monotonic()
-        if now - self._armed_at > self._limit_s / 10:  # it starts a thread
-            self._armed_at = now
-            with suppress(OSError, ValueError, AttributeError):  # standard error is no file: in tests
-                faulthandler.dump_traceback_later(2 * self._limit_s, exit=True, file=sys.stderr)
-
-    def _disarm(self) -> None:
-        self._armed_at = 0.0
-        faulthandler.cancel_dump_traceback_later()
 
 
 def read_notes(folder: RunFolder) -> list[Note]:
     """Return the last note of each rank that has left one in a run folder."""
-    texts = []
-    for path in folder.ranks_path.glob("note-*.json"):
-        with suppress(OSError):
-            texts.append(path.read_bytes())
-    return _parsed(texts)
+    return _parsed(path.read_bytes() for path in folder.ranks_path.glob("note-*.json"))
 
 
 def furthest_behind(notes: Iterable[Note]) -> Note | None:
@@ -152,13 +139,6 @@ def _parsed(texts: Iterable[bytes]) -> list[Note]:
         with suppress(ValueError, TypeError):
             found.append(Note(**json.loads(text)))
     return found
-
-
-def _end(note: Note) -> None:
-    """End a rank of this host that stands: it would not end by itself."""
-    if note.host == socket.gethostname() and note.pid != os.getpid():
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(note.pid, signal.SIGKILL)
 
 
 notes = Notes()

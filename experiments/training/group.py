@@ -10,39 +10,33 @@ import torch.distributed as dist
 from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
 
+Group = tuple[torch.device, dist.Store | None]  # this rank's device, and the store that the ranks share
 _CPU = torch.device("cpu")
-_store: dist.Store | None = None  # of the process group
 
 
 class CannotStart(UserError):
     """A run whose ranks cannot start together; nothing is written yet."""
 
 
-def start_group(config: TrainConfig) -> tuple[torch.device, dist.Store | None]:
-    """Join the process group if this process has not; return its device, and the store that the ranks share.
-
-    A simulated run has neither group nor store.
+def start_group(config: TrainConfig) -> Group:
+    """Join the process group; return this rank's device, and the store. A simulated run has neither group nor store.
 
     Raises:
         UserError: the ranks could not meet.
         CannotStart: as ``device_of_rank``, before the group is made.
     """
-    global _store
     cluster, limit = config.cluster, timedelta(seconds=config.cluster.timeout_s)
-    if cluster.simulated:
+    store, rank, world_size = (None, 0, 1) if cluster.simulated else _meet(limit)
+    if store:
+        device = device_of_rank(cluster.device, store, option="cluster.device=cuda")
+    else:
         device = _CPU if cluster.device == "cpu" else torch.device("cuda", _own_index())
-        _use(device)
-        return device, None
-    rank = world_size = 0
-    if is_new := not dist.is_initialized():
-        _store, rank, world_size = _meet(limit)
-    assert _store is not None
-    device = device_of_rank(cluster.device, _store, option="cluster.device=cuda")
-    _use(device)
-    if is_new:
-        backend, store = "nccl" if device.type == "cuda" else "gloo", dist.PrefixStore("group", _store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
-    return device, _store
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if store:
+        backend, of_group = "nccl" if device.type == "cuda" else "gloo", dist.PrefixStore("group", store)
+        dist.init_process_group(backend, store=of_group, rank=rank, world_size=world_size, timeout=limit)
+    return device, store
 
 
 def leave_group() -> None:
@@ -64,13 +58,17 @@ def device_of_rank(device: str, store: dist.Store, *, option: str) -> torch.devi
     Raises:
         CannotStart: ``device`` is cuda, and a rank sees no GPU, or two have the same; on all ranks alike.
     """
-    gpus = _gpus_of_ranks(store, is_used=device != "cpu")  # auto is cpu already on a rank that sees no GPU
-    if device == "cpu":
-        return _CPU
+    rank, ranks = os.environ["RANK"], range(int(os.environ["WORLD_SIZE"]))
+    has_one = device != "cpu" and torch.cuda.device_count()  # auto is cpu already on a rank that sees none
+    store.set(f"gpu {rank}", str(torch.cuda.get_device_properties(_own_index()).uuid) if has_one else "")
+    gpus = [gpu.decode() for gpu in store.multi_get([f"gpu {other}" for other in ranks])]
+    store.set(f"knows {rank}", "")
+    if rank == "0":  # it may serve the store, and end at once where no GPU can be had
+        store.wait([f"knows {other}" for other in ranks])
     gpu, num_ranks = Counter(gpus).most_common(1)[0]
-    if "" not in gpus and num_ranks == 1:
+    if device != "cpu" and "" not in gpus and num_ranks == 1:
         return torch.device("cuda", _own_index())
-    if device == "auto":
+    if device != "cuda":
         return _CPU
     problem = f"rank {gpus.index('')} sees none" if "" in gpus else f"{num_ranks} ranks have the same, {gpu}"
     raise CannotStart(
@@ -107,25 +105,5 @@ def _meet(limit: timedelta) -> tuple[dist.Store, int, int]:
     return dist.PrefixStore(f"attempt {attempt}", store), rank, world_size
 
 
-def _gpus_of_ranks(store: dist.Store, *, is_used: bool) -> list[str]:
-    """Return an id of each rank's GPU, empty where a rank sees none or uses none.
-
-    A rank that uses none, since it sees none, does not wait for the others.
-    """
-    rank, ranks = os.environ["RANK"], range(int(os.environ["WORLD_SIZE"]))
-    has_one = is_used and torch.cuda.device_count()
-    store.set(f"gpu {rank}", str(torch.cuda.get_device_properties(_own_index()).uuid) if has_one else "")
-    found = store.multi_get([f"gpu {other}" for other in ranks]) if is_used else []
-    store.set(f"knows {rank}", "")
-    if is_used and rank == "0":  # it may serve the store, and end at once where no GPU can be had
-        store.wait([f"knows {other}" for other in ranks])
-    return [gpu.decode() for gpu in found]
-
-
 def _own_index() -> int:
     return int(os.environ.get("LOCAL_RANK", 0)) % max(1, torch.cuda.device_count())
-
-
-def _use(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)

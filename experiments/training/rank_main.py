@@ -21,7 +21,7 @@ import torch.distributed as dist
 from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig, from_yaml, to_yaml
 from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, name_of
-from experiments.launching.error_files import recorded_errors
+from experiments.launching.failures import recorded_errors
 from experiments.launching.process_lifetime import LAUNCHER_PID, die_with_parent, leave
 from experiments.launching.stalls import notes
 from experiments.runs.atomic_files import disk_errors, load_json, write_atomic, write_json
@@ -33,7 +33,7 @@ from experiments.runs.status import status_of, write_done
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.progress import followed
-from experiments.training.group import leave_group, start_group
+from experiments.training.group import Group, leave_group, start_group
 from experiments.training.loop import Trainer
 from experiments.training.tasks import Task, load_task
 from experiments.training.workers import Workers
@@ -42,11 +42,12 @@ from micro.objects import gather_objects
 RUN = "MICRO_RUN"  # what our launcher gives its ranks: the configuration, and what the user typed
 
 
-def take_part(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
+def take_part(config: TrainConfig, folder: RunFolder, command: list[str], group: Group | None = None) -> bool:
     """Carry out a run as one of its ranks, or as all of a simulated one; rank 0 owns the folder meanwhile.
 
     Args:
         command: what the user typed, for the manifest.
+        group: of the ranks, where this one has joined it already.
 
     Returns:
         False if the run was finished before.
@@ -55,7 +56,7 @@ def take_part(config: TrainConfig, folder: RunFolder, command: list[str]) -> boo
         UserError: the folder cannot be used; on all ranks alike.
         SystemExit: a signal stopped the run, which is saved; ``exit_code`` has the codes.
     """
-    _, store = start_group(config)
+    _, store = group = group or start_group(config)
     rank = dist.get_rank() if store else 0
     with disk_errors(folder.path), ExitStack() as owned:
         found = _begin(config, folder, command, owned) if rank == 0 else None
@@ -68,7 +69,7 @@ def take_part(config: TrainConfig, folder: RunFolder, command: list[str]) -> boo
         owned.enter_context(recorded_errors(folder, rank))
         if store:
             owned.enter_context(notes.kept(folder, dist.PrefixStore("notes", store), config.cluster.timeout_s))
-        is_done = run_rank(config, folder, command)
+        is_done = run_rank(config, folder, command, group)
         if rank == 0:
             print_resume(config, folder)
         if not is_done:
@@ -117,14 +118,14 @@ def print_resume(config: TrainConfig, folder: RunFolder) -> None:
     manifest = load_json(folder.manifest_path)
     if manifest.get("host") != socket.gethostname():
         return
-    for line in manifest.get("unused_checkpoints", ()):
-        print(f"checkpoint not used: {line}", file=sys.stderr)
+    lines = [f"checkpoint not used: {line}" for line in manifest.get("unused_checkpoints", ())]
     if manifest.get("began_at_step"):
         why = " (resume=scratch is for damaged runs, this one is whole)" if config.resume == "scratch" else ""
-        print(f"resumed from step {manifest['began_at_step']}: {folder.path}{why}", file=sys.stderr)
+        lines.append(f"resumed from step {manifest['began_at_step']}: {folder.path}{why}")
     for group in manifest.get("groups", ())[1:]:
-        ranks = f"{group['num_ranks']} of {config.world_size} ranks"
-        print(f"went on with {ranks} from step {group['step']}", file=sys.stderr)
+        lines.append(f"went on with {group['num_ranks']} of {config.world_size} ranks from step {group['step']}")
+    for line in lines:
+        print(line, file=sys.stderr)
 
 
 def stopped(folder: RunFolder, number: int) -> SystemExit:
@@ -139,13 +140,13 @@ def stopped(folder: RunFolder, number: int) -> SystemExit:
     return SystemExit(exit_code(number or signal.SIGUSR1))
 
 
-def run_rank(config: TrainConfig, folder: RunFolder, command: list[str]) -> bool:
+def run_rank(config: TrainConfig, folder: RunFolder, command: list[str], group: Group | None = None) -> bool:
     """Run one rank, or all ranks of a simulated run: load the data, train, and mark the run as done.
 
     Returns:
         False if a signal stopped the run, which is saved and can be resumed.
     """
-    device, store = start_group(config)
+    device, store = group or start_group(config)
     there = config
     if store and dist.get_world_size() != config.world_size:  # some are lost: the data is dealt among those there
         there = replace(config, cluster=replace(config.cluster, world_size=dist.get_world_size()))
@@ -202,37 +203,26 @@ def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Worker
 
 
 def _manifest(
-    config: TrainConfig,
-    workers: Workers,
-    trainer: Trainer,
-    folder: RunFolder,
-    command: list[str],
-    hosts: Counter[str],
+    config: TrainConfig, workers: Workers, trainer: Trainer, folder: RunFolder, command: list[str], hosts: Counter[str]
 ) -> dict[str, Any]:
-    began = trainer.position
-    steps_left = (config.epochs - began.epoch) * workers.num_steps - began.index
+    began, task = trainer.position, workers.task
     return collect_manifest(
         seed=config.seed,
         command=command,
         world_size=config.world_size,
-        data_checksums=workers.task.checksums,
+        data_checksums=task.content.checksums,
         extra={
-            "data_unused": list(workers.task.unused),
-            "device": str(workers.task.device),
+            "data_unused": list(getattr(task.content, "unused", ())),  # files that lie beside the data
+            "device": str(task.device),
             "processes": dict(hosts),
-            "num_parameters": sum(p.numel() for p in workers.task.model.parameters()),
-            "steps": began.step + steps_left,
+            "num_parameters": sum(p.numel() for p in task.model.parameters()),
+            "steps": began.step + (config.epochs - began.epoch) * workers.num_steps - began.index,
             "began_at_step": began.step,
             "earlier_git": code_of_attempts(folder) if began.step else [],
             "unused_checkpoints": list(trainer.unused_checkpoints),
             **({"groups": trainer.groups} if trainer.groups else {}),
         },
     )
-
-
-def variables_of(config: TrainConfig, command: list[str]) -> dict[str, str]:
-    """Return the environment variables that give a rank of our launcher its run."""
-    return {RUN: json.dumps({"config": to_yaml(config), "command": command})}
 
 
 def main(path: str) -> None:

@@ -3,15 +3,14 @@
 train, -m, submitit, torchrun and srun come by ``carry_out``, the runs of a sweep by ``execute``.
 """
 
+import json
 import socket
 import sys
 import traceback
-from typing import Any
 
-import data
 from experiments.config.command_line import MISTAKE
 from experiments.config.errors import RunFailed, UserError
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import TrainConfig, to_yaml
 from experiments.config.stopping import handled, raise_stop
 from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import RankFailure
@@ -27,8 +26,7 @@ from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.stop_signals import stop_signals
 from experiments.training.group import CannotStart, leave_group, note_of_idle_gpus, start_group
 from experiments.training.preflight import check_runs, check_start
-from experiments.training.rank_main import is_finished, print_resume, stopped, take_part, variables_of
-from experiments.training.tasks import steps_per_epoch
+from experiments.training.rank_main import RUN, is_finished, print_resume, stopped, take_part
 from micro import NonFiniteGradient
 from micro.objects import gather_objects
 
@@ -44,6 +42,7 @@ def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | Non
         RunFailed: it began and failed.
         SystemExit: a signal stopped the run, which is saved once it takes steps; stopping.exit_code has the codes.
     """
+    is_first = ranks is None or ranks.rank == 0
     if ranks is None:
         check_runs([config])
     else:  # the rest is checked on each host when the ranks have met
@@ -51,7 +50,7 @@ def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | Non
     with handled(raise_stop):
         if stop_signals.number:  # received after the last step of a run before this one
             raise_stop(stop_signals.number, None)
-        if ranks is None or ranks.rank == 0:
+        if is_first:
             check_outputs([config])
         try:
             ran = join(config, ranks) if ranks else execute(config)
@@ -65,7 +64,7 @@ def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | Non
                 raise
             raise RunFailed(f"{folder_of(config).path.name}: {error}") from error
     folder = folder_of(config)  # ranks have found out on which device they are
-    if ranks is None or ranks.rank == 0:
+    if is_first:
         print(f"{'done' if ran else 'already done'}: {folder.path}")
         if not ran and (line := other_code([folder])):
             print(f"note: {line}", file=sys.stderr)
@@ -77,7 +76,7 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
     """Run ``config`` with workers of its own, or in this process when they are simulated.
 
     Args:
-        folder: The run folder, if not the one that the configuration names.
+        folder: of the run, if not the one that the configuration names.
 
     Returns:
         False if the run was finished before, so that there was nothing to do.
@@ -99,8 +98,14 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
         _print_note(config)
         if config.cluster.simulated:
             return take_part(config, folder, sys.argv)
-        before = _manifest_time(folder)
-        number = _start_workers(config, folder)
+        folder.make()
+        before, run = _manifest_time(folder), json.dumps({"config": to_yaml(config), "command": sys.argv})
+        try:
+            number = start_ranks(folder, "experiments.training.rank_main", config.cluster, env={RUN: run})
+        except RankFailure:
+            if folder.is_locked():  # another process was first
+                raise folder.in_use() from None
+            raise
         if _manifest_time(folder) != before:  # else the run was stopped before its first step
             print_resume(config, folder)
         if number and not folder.is_done():
@@ -109,10 +114,7 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
 
 
 def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
-    """Run one of the ranks that torchrun or srun started; rank 0 owns the folder.
-
-    Returns:
-        False if the run was finished before.
+    """Run one of the ranks that torchrun or srun started; rank 0 owns the folder. Return False if it was finished.
 
     Raises:
         CannotStart: the run cannot start on a host; on rank 0, the others exit.
@@ -121,52 +123,23 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     """
     ranks.export()
     die_with_parent()
-    device, _ = start_group(config)
-    config.cluster.device = device.type  # auto is what the ranks have found
-    _check_each_host(config, ranks)
-    if ranks.rank == 0:
-        _print_note(config)
-    return take_part(config, folder_of(config), sys.argv)
-
-
-def num_steps(config: TrainConfig) -> int:
-    """Return how many steps a run takes."""
-    info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
-    return config.epochs * steps_per_epoch(config, info)
-
-
-def _start_workers(config: TrainConfig, folder: RunFolder) -> int:
-    """Carry out a run with ranks of this launcher; return the signal that stopped it, 0 if none did."""
-    folder.make()
-    try:
-        module, variables = "experiments.training.rank_main", variables_of(config, sys.argv)
-        return start_ranks(folder, module, config.cluster, env=variables)
-    except RankFailure:
-        if folder.is_locked():  # another process was first
-            raise folder.in_use() from None
-        raise
-
-
-def _check_each_host(config: TrainConfig, ranks: RankEnvironment) -> None:
-    """Check the run on each host, by its first rank; where it cannot start on one, rank 0 says so and all end.
-
-    Raises:
-        CannotStart: on rank 0.
-        SystemExit: on the others.
-    """
+    group = start_group(config)
+    config.cluster.device = group[0].type  # auto is what the ranks have found
     problem = None
     try:
-        if ranks.local_rank == 0:
+        if ranks.local_rank == 0:  # for its host
             check_runs([config])
     except UserError as error:
-        problem = str(error)
-    found: list[Any] = gather_objects((socket.gethostname(), problem))
-    for host, why in found:
-        if why:
+        problem = f"{error} (on host {socket.gethostname()})"
+    for found in gather_objects(problem):
+        if found:
             leave_group()
             if ranks.rank:
                 raise SystemExit(MISTAKE)
-            raise CannotStart(f"{why} (on host {host})")
+            raise CannotStart(str(found))
+    if ranks.rank == 0:
+        _print_note(config)
+    return take_part(config, folder_of(config), sys.argv, group)
 
 
 def _print_note(config: TrainConfig) -> None:

@@ -19,6 +19,7 @@ from experiments.config.schema import TrainConfig
 
 Batch = tuple[Tensor, ...]
 Carry = tuple[Tensor, ...] | None
+Place = dict[str, Any]  # of a rank: its number, how many there are, and its device
 
 COUNTED = ("gpt",)  # models that say how many operations a word takes
 _EVAL_IMAGES, _EVAL_USERS = 500, 256  # of a batch of the test set
@@ -50,7 +51,7 @@ def check_task(config: TrainConfig, info: data.DatasetInfo) -> None:
             f"model {name} learns from {task.reads}, dataset {config.dataset.name} holds {info.kind}: "
             "change one of them"
         )
-    if config.channels_last and task is not ImageTask:
+    if config.channels_last and task is not _Images:
         raise UserError(f"channels_last is for images, model {name} learns from {task.reads}: leave it out")
     if config.peak_tflops is not None and name not in COUNTED:
         raise UserError(f"peak_tflops is for {', '.join(COUNTED)}, got it for {name}: leave it out")
@@ -81,16 +82,6 @@ class Task(ABC):
         self.config, self.model, self.content, self.device = config, model, content, device
 
     @property
-    def checksums(self) -> dict[str, str]:
-        """Checksums of the data files."""
-        return self.content.checksums
-
-    @property
-    def unused(self) -> tuple[str, ...]:
-        """Files that lie beside the data and are not part of it."""
-        return getattr(self.content, "unused", ())
-
-    @property
     def words_per_batch(self) -> int:
         """Words that a rank's batch trains on; 0 where it has none."""
         return 0
@@ -110,7 +101,7 @@ class Task(ABC):
         """Return (m,) float64 sums over a rank's share of the test set, the last of them the number of samples."""
         self.model.eval()
         with self._precision():
-            sums = self.test_sums(rank, world_size)
+            sums = self.test_sums({"rank": rank, "world_size": world_size, "device": self.device})
         self.model.train()
         return sums
 
@@ -134,7 +125,7 @@ class Task(ABC):
         """Return the mean loss of a batch and the next carry; see loss."""
 
     @abstractmethod
-    def test_sums(self, rank: int, world_size: int) -> Tensor:
+    def test_sums(self, place: Place) -> Tensor:
         """Return the sums of ``evaluate``, which calls this in evaluation mode and without gradients."""
 
     @staticmethod
@@ -142,22 +133,21 @@ class Task(ABC):
     def measures(sums: Tensor) -> dict[str, float]:
         """Return the quality measures, from the sums over all ranks."""
 
-    @staticmethod
+    @classmethod
     @abstractmethod
-    def check(config: TrainConfig, info: data.DatasetInfo) -> None:
+    def check(cls, config: TrainConfig, info: data.DatasetInfo) -> None:
         """Raise UserError where the data set's settings do not fit this kind of task."""
 
     @staticmethod
-    @abstractmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return how many batches each rank has in an epoch."""
+        """Return how many full batches each rank has in an epoch."""
+        return num_train // (config.world_size * config.batch_size)
 
     def _share(self, rank: int) -> dict[str, Any]:
         """Return what says which part of the training data is a rank's, for batches of any kind."""
-        return {**self._place(rank, self.config.world_size), "batch_size": self.config.batch_size}
-
-    def _place(self, rank: int, world_size: int) -> dict[str, Any]:
-        return {"rank": rank, "world_size": world_size, "device": self.device}
+        config = self.config
+        place = {"rank": rank, "world_size": config.world_size, "device": self.device}
+        return {**place, "batch_size": config.batch_size}
 
     def _zeros(self, num: int) -> Tensor:
         """Return (num,) float64 zeros to add up in."""
@@ -168,13 +158,12 @@ class Task(ABC):
         return torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext()
 
 
-class ImageTask(Task):
+class _Images(Task):
     """Predict the class of an image; measured by the accuracy."""
 
     reads, needs = "images", ("augment",)
 
-    def batches(self, rank: int) -> data.ShardedBatches:
-        """Return a rank's shuffled and augmented images."""
+    def batches(self, rank: int) -> data.Batches:
         return data.ShardedBatches(
             self._on_device(self.content.train_inputs),
             self._on_device(self.content.train_targets),
@@ -187,43 +176,28 @@ class ImageTask(Task):
         )
 
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
-        """Return the cross entropy of a batch."""
         inputs, targets = batch
         return F.cross_entropy(model(self._in_memory_format(inputs)), targets), None
 
-    def test_sums(self, rank: int, world_size: int) -> Tensor:
-        """Return (3,) sums: loss, correct predictions, images."""
+    def test_sums(self, place: Place) -> Tensor:
         sums = self._zeros(3)
-        batches = data.EvalBatches(
-            self._on_device(self.content.test_inputs),
-            self._on_device(self.content.test_targets),
-            **self._place(rank, world_size),
-            batch_size=_EVAL_IMAGES,
-            mean=self.content.mean,
-            std=self.content.std,
-        )
-        for inputs, targets in batches:
-            outputs = self.model(self._in_memory_format(inputs)).float()
-            sums[0] += F.cross_entropy(outputs, targets, reduction="sum")
-            sums[1] += (outputs.argmax(1) == targets).sum()
-            sums[2] += len(targets)
+        inputs, targets = self._on_device(self.content.test_inputs), self._on_device(self.content.test_targets)
+        scale = {"mean": self.content.mean, "std": self.content.std}
+        for images, classes in data.EvalBatches(inputs, targets, **place, batch_size=_EVAL_IMAGES, **scale):
+            outputs = self.model(self._in_memory_format(images)).float()
+            sums[0] += F.cross_entropy(outputs, classes, reduction="sum")
+            sums[1] += (outputs.argmax(1) == classes).sum()
+            sums[2] += len(classes)
         return sums
 
     @staticmethod
     def measures(sums: Tensor) -> dict[str, float]:
-        """Return the mean loss and the accuracy."""
         loss, correct, num = sums.tolist()
         return {"test_loss": loss / num, "accuracy": correct / num}
 
-    @staticmethod
-    def check(config: TrainConfig, info: data.DatasetInfo) -> None:
-        """Raise UserError for an augmentation that does not exist."""
+    @classmethod
+    def check(cls, config: TrainConfig, info: data.DatasetInfo) -> None:
         check_choice("dataset.augment", AUGMENTATIONS, config.dataset.augment)
-
-    @staticmethod
-    def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return the number of full batches of each rank in an epoch."""
-        return num_train // (config.world_size * config.batch_size)
 
     def _on_device(self, values: Tensor) -> Tensor:  # a larger set moves there batch by batch
         return values.to(self.device) if values.nbytes <= _RESIDENT_BYTES else values
@@ -232,7 +206,7 @@ class ImageTask(Task):
         return inputs.contiguous(memory_format=torch.channels_last) if self.config.channels_last else inputs
 
 
-class RankingTask(Task):
+class _Ranking(Task):
     """Separate items that a user took from others; measured by the rank of the held-out item among negatives.
 
     Source: He, Liao, Zhang, Nie, Hu & Chua, Neural Collaborative Filtering, WWW 2017, arXiv 1708.05031: hit rate and
@@ -242,32 +216,27 @@ class RankingTask(Task):
     reads, needs = "interactions", ("negatives",)
 
     def batches(self, rank: int) -> data.Batches:
-        """Return a rank's share of the positive pairs, each with its sampled negatives."""
         negatives = _needed(self.config, "negatives")
         return data.InteractionBatches(self.content, **self._share(rank), negatives=negatives, seed=self.config.seed)
 
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
-        """Return the binary cross entropy of a batch."""
         users, items, labels = batch
         return F.binary_cross_entropy_with_logits(model(users, items).float(), labels), None
 
-    def test_sums(self, rank: int, world_size: int) -> Tensor:
-        """Return (3,) sums: hits, discounted gains, users."""
+    def test_sums(self, place: Place) -> Tensor:
         sums = self._zeros(3)
-        for user, items in data.EvalUsers(self.content, **self._place(rank, world_size), batch_size_users=_EVAL_USERS):
+        for user, items in data.EvalUsers(self.content, **place, batch_size_users=_EVAL_USERS):
             scores = self.model(user.flatten(), items.flatten()).float()
             sums += data.ranking_sums(scores.view_as(items))
         return sums
 
     @staticmethod
     def measures(sums: Tensor) -> dict[str, float]:
-        """Return the hit rate and the NDCG at 10."""
         hits, gains, num = sums.tolist()
         return {"hit_rate": hits / num, "ndcg": gains / num}
 
-    @staticmethod
-    def check(config: TrainConfig, info: data.DatasetInfo) -> None:
-        """Raise UserError for a batch that holds a positive without all its negatives."""
+    @classmethod
+    def check(cls, config: TrainConfig, info: data.DatasetInfo) -> None:
         size = _needed(config, "negatives") + 1
         if config.batch_size % size:
             near = max(size, config.batch_size // size * size)
@@ -278,35 +247,31 @@ class RankingTask(Task):
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return the number of full batches of each rank in an epoch."""
         return num_train // (config.world_size * (config.batch_size // (_needed(config, "negatives") + 1)))
 
 
-class LanguageTask(Task):
+class _Language(Task):
     """Predict each word from those before it; measured by the perplexity, exp of the mean loss over all words."""
 
     reads, needs = "text", ("sequence_length",)
     least_columns = 2 * NUM_COLUMNS  # words that the columns of a test text have at least
 
     def batches(self, rank: int) -> data.Batches:
-        """Return a rank's columns of the text, window by window."""
         return data.TextBatches(self.content.train, **self._share(rank), sequence_length=self._length)
 
     @property
     def words_per_batch(self) -> int:
-        """Words that a rank's batch trains on."""
         return self.config.batch_size * self._length
 
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
-        """Return the cross entropy of the next words; gradients do not flow back into the previous window."""
         words, targets = batch
         logits, state = model(words, carry)
+        # gradients do not flow back into the previous window
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), tuple(part.detach() for part in state)
 
-    def test_sums(self, rank: int, world_size: int) -> Tensor:
+    def test_sums(self, place: Place) -> Tensor:
         """Return (3,) sums: negative log-likelihood, the bytes of the words where each has some, words."""
         sums, carry = self._zeros(3), None
-        place = self._place(rank, world_size)
         for words, targets in data.EvalColumns(self.content.test, **place, sequence_length=self._length):
             logits, carry = self.model(words, carry)
             sums[0] += F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
@@ -321,14 +286,12 @@ class LanguageTask(Task):
 
     @staticmethod
     def measures(sums: Tensor) -> dict[str, float]:
-        """Return the mean loss of a word, the perplexity, and the bits for each byte where words are bytes."""
         loss, *num_bytes, num = sums.tolist()
         found = {"test_loss": loss / num, "perplexity": math.exp(min(loss / num, 700.0))}  # e^710 is beyond a float
         return found | ({"bits_per_byte": loss / num_bytes[0] / math.log(2)} if any(num_bytes) else {})
 
     @classmethod
     def check(cls, config: TrainConfig, info: data.DatasetInfo) -> None:
-        """Raise UserError for a missing length, or a test text that is shorter than a sequence or its columns."""
         fewest = max(cls.least_columns, _needed(config, "sequence_length"))
         if info.num_test < fewest:
             raise UserError(
@@ -338,11 +301,10 @@ class LanguageTask(Task):
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return the number of full windows of a column."""
         return (num_train // (config.world_size * config.batch_size) - 1) // _needed(config, "sequence_length")
 
 
-class MaskedTask(LanguageTask):
+class _Masked(_Language):
     """Predict masked words from all others; measured by the perplexity over the masked words.
 
     Source: Devlin, Chang, Lee & Toutanova, BERT, NAACL 2019, arXiv 1810.04805. Differences: a masked word becomes the
@@ -352,19 +314,16 @@ class MaskedTask(LanguageTask):
     least_columns = 0
 
     def batches(self, rank: int) -> data.Batches:
-        """Return a rank's segments, newly shuffled and masked in each epoch."""
-        share = {**self._share(rank), **self._masking}
-        return data.MaskedBatches(self.content.train.long(), **share, seed=self.config.seed)
+        share = {**self._share(rank), **self._masking, "seed": self.config.seed}
+        return data.MaskedBatches(self.content.train.long(), **share)
 
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
-        """Return the cross entropy of the masked words."""
         words, targets = batch
         return F.cross_entropy(model(words).flatten(0, 1), targets.flatten(), ignore_index=data.IGNORED_TARGET), None
 
-    def test_sums(self, rank: int, world_size: int) -> Tensor:
+    def test_sums(self, place: Place) -> Tensor:
         """Return (2,) sums: negative log-likelihood, masked words."""
         sums = self._zeros(2)
-        place = self._place(rank, world_size)
         for words, targets in data.EvalMasked(self.content.test.long(), **place, **self._masking):
             logits = self.model(words).float().flatten(0, 1)
             sums[0] += F.cross_entropy(logits, targets.flatten(), ignore_index=data.IGNORED_TARGET, reduction="sum")
@@ -373,7 +332,6 @@ class MaskedTask(LanguageTask):
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        """Return the number of full batches of segments of each rank in an epoch."""
         return num_train // _needed(config, "sequence_length") // (config.world_size * config.batch_size)
 
     @property
@@ -382,14 +340,16 @@ class MaskedTask(LanguageTask):
         return {"num_words": words, "mask_word": data.UNKNOWN, "sequence_length": self._length}
 
 
+_KINDS: dict[str, type[Task]] = {
+    "images": _Images,
+    "text": _Language,
+    "masked_text": _Masked,
+    "interactions": _Ranking,
+}
+
+
 def _kind_of(config: TrainConfig) -> type[Task]:
-    kinds: dict[str, type[Task]] = {
-        "images": ImageTask,
-        "text": LanguageTask,
-        "masked_text": MaskedTask,
-        "interactions": RankingTask,
-    }
-    return kinds[models.kind_of(config.model.name)]
+    return _KINDS[models.kind_of(config.model.name)]
 
 
 def _needed(config: TrainConfig, key: str) -> int:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launching.error_files import read_failure, recorded_errors
-from experiments.launching.failures import Kind, is_lost_peer
+from experiments.launching.failures import Kind, is_lost_peer, read_failure, recorded_errors
 from experiments.launching.rank_environment import (
     RankEnvironment,
     check_shape,

@@ -16,7 +16,7 @@ import data
 from data import text, token_files
 from data.character_vocabulary import MAX_LENGTH
 from data.source import Text
-from experiments.training.tasks import LanguageTask
+from experiments.training.tasks import _Language
 
 TRAIN = "the cat saw the dog \n the dog ran\n\n a <unk> ran\n"
 VALID = "the dog saw a Bird"
@@ -288,6 +288,6 @@ def test_the_last_tenth_is_held_out_where_names_do_not_tell(tmp_path: Path, num_
 
 
 def test_bits_per_byte_count_the_bytes_of_the_tokens() -> None:
-    measures = LanguageTask.measures(torch.tensor([6 * math.log(2), 12.0, 3.0]))  # 6 bits, 12 bytes, 3 tokens
+    measures = _Language.measures(torch.tensor([6 * math.log(2), 12.0, 3.0]))  # 6 bits, 12 bytes, 3 tokens
     assert measures["bits_per_byte"] == pytest.approx(0.5)
     assert measures["perplexity"] == pytest.approx(4)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from experiments.launching.error_files import recorded_errors
+from experiments.launching.failures import recorded_errors
 from experiments.launching.process_lifetime import leave
 from experiments.launching.stalls import notes
 from experiments.runs.run_folder import RunFolder
