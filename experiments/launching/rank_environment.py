@@ -11,20 +11,13 @@ from experiments.config.schema import LAUNCH
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # in slurm.h: the batch script, the interactive shell and others from here
 _FIRST_PORT, _NUM_PORTS = 20_000, 20_000
 _TASK = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
+_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets
 _SHAPE = re.compile(r"\+{0,2}cluster\.(nproc_per_node|nnodes)=(\d{1,9})")
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """The rank of this process in a run, and where the ranks meet.
-
-    Attributes:
-        rank: In [0, world_size).
-        world_size: Number of ranks of the run.
-        local_rank: Number of this rank on its node.
-        master_addr: Host of rank 0.
-        master_port: Port on that host where the ranks meet.
-    """
+    """The rank of this process in a run and on its node, and the host and port of rank 0, where the ranks meet."""
 
     rank: int
     world_size: int
@@ -34,13 +27,8 @@ class RankEnvironment:
 
     def export(self) -> None:
         """Set the environment variables that torch.distributed's ``env://`` reads."""
-        os.environ.update(
-            RANK=str(self.rank),
-            WORLD_SIZE=str(self.world_size),
-            LOCAL_RANK=str(self.local_rank),
-            MASTER_ADDR=self.master_addr,
-            MASTER_PORT=str(self.master_port),
-        )
+        values = (self.rank, self.world_size, self.local_rank, self.master_addr, self.master_port)
+        os.environ.update(zip(_RANK, map(str, values), strict=True))
 
 
 def read_rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnvironment | None:
@@ -50,16 +38,13 @@ def read_rank_environment(environ: Mapping[str, str] = os.environ) -> RankEnviro
     of a job with MICRO_LAUNCH set to ``node``.
 
     Raises:
-        UserError: A variable of torchrun or SLURM is missing while others are set, is not a number, or is out of range.
+        UserError: a variable of torchrun or SLURM is missing while others are set, is not a number, or is out of range.
     """
     if is_srun := _is_srun_task(environ):
         environ = {**_of_task(environ), **environ}  # those of a torchrun inside the task come first
-    if not is_srun and not any(environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
+    if not is_srun and not any(environ.get(name) for name in _RANK[:3]):
         return None
-    missing = [
-        name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if not environ.get(name)
-    ]
-    if missing:
+    if missing := [name for name in _RANK if not environ.get(name)]:
         raise UserError(
             f"{', '.join(missing)} not set, but other variables of torchrun are: start with torchrun, or unset RANK, "
             "WORLD_SIZE and LOCAL_RANK"
@@ -91,10 +76,10 @@ def check_shape(words: Iterable[str], ranks: RankEnvironment, environ: Mapping[s
     fits = here in (None, there) and ranks.world_size % ((here or 1) * (nodes or 1)) == 0
     if not fits or (here and nodes and here * nodes != ranks.world_size):
         asked = " ".join(f"cluster.{key}={value}" for key, value in given.items())
+        on_node = f", {there} of them on this node" if there != here else ""
         raise UserError(
-            f"{asked} was given, but torchrun or srun started {ranks.world_size} ranks"
-            + (f", {there} of them on this node" if there != here else "")
-            + ": leave it out or make them equal"
+            f"{asked} was given, but torchrun or srun started {ranks.world_size} ranks{on_node}: leave it out or make "
+            "them equal"
         )
 
 
@@ -117,18 +102,14 @@ def _of_task(environ: Mapping[str, str]) -> dict[str, str]:
     whose node names do not resolve sets MASTER_ADDR itself.
     """
     key = 16 * _number(environ, "SLURM_JOB_ID") + _number(environ, "SLURM_STEP_ID")
-    return {
-        "RANK": environ["SLURM_PROCID"],
-        "WORLD_SIZE": str(_num_tasks(environ)),
-        "LOCAL_RANK": environ["SLURM_LOCALID"],
-        "MASTER_ADDR": first_host(environ["SLURM_STEP_NODELIST"]),
-        "MASTER_PORT": str(_FIRST_PORT + key % _NUM_PORTS),
-    }
+    host, port = first_host(environ["SLURM_STEP_NODELIST"]), str(_FIRST_PORT + key % _NUM_PORTS)
+    rank, local_rank = environ["SLURM_PROCID"], environ["SLURM_LOCALID"]
+    return dict(zip(_RANK, (rank, str(_num_tasks(environ)), local_rank, host, port), strict=True))
 
 
 def _num_tasks(environ: Mapping[str, str]) -> int:
-    names = [name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environ]
-    return _number(environ, names[0]) if names else 1
+    name = next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environ), None)
+    return _number(environ, name) if name else 1
 
 
 def _number(environ: Mapping[str, str], name: str, *, lowest: int = 0, highest: int = 10**18) -> int:

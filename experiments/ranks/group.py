@@ -61,20 +61,15 @@ class _Rank:
         try:
             returned, value = pickle.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionError):
-            raise RankFailure(self.number, self._how_it_ended(), self.log) from None
+            code = self.process.wait(EXIT_S)
+            last = next(reversed(self.log.read_text(errors="replace").split("\n")[:-1]), "")
+            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            how = f"{how}, last line of its log: {last}" if last else how
+            raise RankFailure(self.number, how, self.log) from None
         if not returned:
             text = value["traceback"]
             raise RankFailure(self.number, value["message"], self.log, traceback=text, raised_at=value["time"])
         return value
-
-    def _how_it_ended(self) -> str:
-        try:
-            code = self.process.wait(EXIT_S)
-        except subprocess.TimeoutExpired:
-            return "it closed its connection and did not end"
-        last = next(reversed(self.log.read_text(errors="replace").split("\n")[:-1]), "")
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"{how}, last line of its log: {last}" if last else how
 
 
 class RankGroup:
@@ -84,8 +79,7 @@ class RankGroup:
         backend: gloo, or nccl if each rank has its own GPU.
         prefixes: for each rank the words before its command, such as those that enter a network namespace; each rank is
             then on its own host.
-        env: environment variables of the ranks. If OMP_NUM_THREADS is neither in it nor in this process's environment,
-            each rank gets an equal share of the cores.
+        env: environment variables of the ranks. Without OMP_NUM_THREADS each gets an equal share of the cores.
         collective_s: time limit of a collective in seconds.
         code: the folder of another revision of this repository, whose code the ranks run.
     """

@@ -13,14 +13,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import Self
 
 from experiments.config.errors import UserError
 
@@ -91,7 +88,6 @@ class Hosts:
         names, addresses: of the hosts, in order. Every host can look up the names.
 
     Args:
-        num_hosts: how many.
         rate: of each link in both directions, such as 100mbit; unlimited when None.
 
     Raises:
@@ -112,10 +108,11 @@ class Hosts:
 
     def __enter__(self) -> Self:
         _check_machine()
-        _remove_leftovers()
+        for name in {place.name for folder in (_NAMESPACES, _HOST_FILES) for place in folder.glob("micro-*")}:
+            if (owner := _OWNED.match(name)) and _start_of(int(owner["pid"])) != owner["started"]:
+                _remove_space(name)  # of a process that has ended
         with ExitStack() as undo:
             undo.callback(self._remove)
-            undo.enter_context(_exit_at_termination())
             self._build()
             if self._rate:
                 self.shape(self._rate)
@@ -127,13 +124,13 @@ class Hosts:
 
     def shape(self, rate: str | None) -> None:
         """Set the rate of every link, in both directions; None removes the limit. Raises: UserError: it is no rate."""
-        limit = _limit(rate) if rate else None
+        limit = f"tbf rate {rate} burst {_burst_kb(rate)}kb latency {_LATENCY}" if rate else ""
         for number, space in enumerate(self._spaces):
             for where, link in ((space, "eth0"), (self._bridge, f"port{number}")):
                 if limit:
-                    _tool("tc", "-n", where, "qdisc", "replace", "dev", link, "root", *limit)
+                    _run(f"tc -n {where} qdisc replace dev {link} root {limit}")
                 elif self._rate:
-                    _tool("tc", "-n", where, "qdisc", "delete", "dev", link, "root")
+                    _run(f"tc -n {where} qdisc delete dev {link} root")
         self._rate = rate
 
     def prefixes(self) -> list[list[str]]:
@@ -152,76 +149,51 @@ class Hosts:
         time.sleep(_SETTLE_S)
         found = []
         for space in self._spaces:
-            (link,) = json.loads(_tool("ip", "-n", space, "-s", "-j", "link", "show", "eth0"))
+            (link,) = json.loads(_run(f"ip -n {space} -s -j link show eth0"))
             found.append(Counter(link["stats64"]["tx"]["bytes"], link["stats64"]["tx"]["packets"]))
         return found
 
     def _build(self) -> None:
-        _tool("ip", "netns", "add", self._bridge)
-        _tool(*_ip(self._bridge), "link", "add", "br0", "type", "bridge", "stp_state", "0", "forward_delay", "0")
-        _tool(*_ip(self._bridge), "link", "set", "br0", "up")
+        bridge = self._bridge
+        _run(f"ip netns add {bridge}")
+        _run(f"ip -n {bridge} link add br0 type bridge stp_state 0 forward_delay 0")
+        _run(f"ip -n {bridge} link set br0 up")
         table = "".join(f"{ip} {name}\n" for ip, name in zip(self.addresses, self.names, strict=True))
         for number, (space, address) in enumerate(zip(self._spaces, self.addresses, strict=True)):
-            self._build_host(f"port{number}", space, address)
-            folder = _HOST_FILES / space
-            folder.mkdir(parents=True)
-            (folder / "hosts").write_text(f"127.0.0.1 localhost\n{table}")
-
-    def _build_host(self, port: str, space: str, address: str) -> None:
-        _tool("ip", "netns", "add", space)
-        _tool(*_ip(self._bridge), "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", space)
-        _tool(*_ip(self._bridge), "link", "set", port, "master", "br0", "up")
-        _tool(*_ip(space), "link", "set", "lo", "up")
-        _tool(*_ip(space), "address", "add", f"{address}/24", "dev", "eth0")
-        _tool(*_ip(space), "link", "set", "eth0", "up")
-        # The route names the congestion control, because a namespace inherits the machine's: under bbr, which paces
-        # itself, the same transfer takes a different time each time.
-        route = ("10.77.0.0/24", "dev", "eth0", "proto", "kernel", "scope", "link", "src", address, "congctl", "cubic")
-        _tool(*_ip(space), "route", "change", *route)
+            _run(f"ip netns add {space}")
+            _run(f"ip -n {bridge} link add port{number} type veth peer name eth0 netns {space}")
+            _run(f"ip -n {bridge} link set port{number} master br0 up")
+            _run(f"ip -n {space} link set lo up")
+            _run(f"ip -n {space} address add {address}/24 dev eth0")
+            _run(f"ip -n {space} link set eth0 up")
+            # The route names the congestion control, because a namespace inherits the machine's: under bbr, which paces
+            # itself, the same transfer takes a different time each time.
+            route = f"10.77.0.0/24 dev eth0 proto kernel scope link src {address} congctl cubic"
+            _run(f"ip -n {space} route change {route}")
+            (_HOST_FILES / space).mkdir(parents=True)
+            (_HOST_FILES / space / "hosts").write_text(f"127.0.0.1 localhost\n{table}")
 
     def _remove(self) -> None:
         for space in (*self._spaces, self._bridge):
             _remove_space(space)
 
 
-@contextmanager
-def _exit_at_termination() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP, where nothing handles them, raise SystemExit, so that hosts are removed."""
-    before: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-        before = {number: signal.signal(number, _exit) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _exit(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
-
-
 def _check_machine() -> None:
-    if sys.platform != "linux":
-        raise UserError("hosts on one machine are Linux's network namespaces: this is not Linux")
-    if os.geteuid() != 0:
-        raise UserError("hosts on one machine are network namespaces, which only root can make: run as root")
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
-    if missing:
-        raise UserError(f"hosts on one machine need the command {missing[0]}: install iproute2 and util-linux")
-
-
-def _limit(rate: str) -> tuple[str, ...]:
-    return ("tbf", "rate", rate, "burst", f"{_burst_kb(rate)}kb", "latency", _LATENCY)
+    if sys.platform != "linux" or os.geteuid() != 0 or missing:
+        found = f"without {missing[0]}" if missing else f"{sys.platform}, user {os.getuid()}"
+        raise UserError(
+            f"hosts on one machine are Linux's network namespaces: run as root, with iproute2 and util-linux, "
+            f"got {found}"
+        )
 
 
 def _burst_kb(rate: str) -> int:
     return max(_LEAST_BURST_KB, math.ceil(bits_per_s(rate) / 8 * _BURST_S / 1024))
 
 
-def _ip(space: str) -> tuple[str, ...]:
-    return ("ip", "-n", space)
+def _run(line: str) -> str:
+    return _tool(*line.split())
 
 
 def _tool(*words: str) -> str:
@@ -230,15 +202,6 @@ def _tool(*words: str) -> str:
     if done.returncode:
         raise UserError(f"this machine can have no hosts: '{' '.join(words)}' failed: {' '.join(done.stderr.split())}")
     return done.stdout
-
-
-def _remove_leftovers() -> None:
-    """Remove the hosts of processes that have ended."""
-    places = [*_NAMESPACES.glob("micro-*"), *_HOST_FILES.glob("micro-*")]
-    for name in {place.name for place in places}:
-        owner = _OWNED.match(name)
-        if owner and _start_of(int(owner["pid"])) != owner["started"]:
-            _remove_space(name)
 
 
 def _remove_space(name: str) -> None:

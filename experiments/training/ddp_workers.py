@@ -12,9 +12,8 @@ import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.training.bucketing import agreed_plan, bucket_caps, check_buckets
-from experiments.training.gradient_workers import GradientWorkers
 from experiments.training.tasks import Task
-from experiments.training.workers import Reduced, kept_buffers, learnt_buffers, moved_to
+from experiments.training.workers import GradientWorkers, Reduced, kept_buffers, learnt_buffers, moved_to
 
 
 class DdpWorkers(GradientWorkers):

@@ -12,9 +12,8 @@ from torch import Tensor
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
-from experiments.training.gradient_workers import GradientWorkers
 from experiments.training.tasks import Batch, Task
-from experiments.training.workers import Reduced, kept_buffers, moved_to
+from experiments.training.workers import GradientWorkers, Reduced, kept_buffers, moved_to
 from micro import kernels
 from micro.clipping import clip_
 from micro.comm import Comm
