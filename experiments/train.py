@@ -20,8 +20,8 @@ from omegaconf import DictConfig
 
 from experiments.config.command_line import run_command
 from experiments.config.compose import NAME, typed
+from experiments.config.descriptions import train_help
 from experiments.config.errors import RunFailed
-from experiments.config.help_text import train_help
 from experiments.config.hydra_command import job_of_hydra, run_by_hydra
 from experiments.config.paths import CONF
 from experiments.config.stopping import leave

@@ -1,6 +1,9 @@
 """From the words of a command line to checked configurations, by Hydra, before anything is built or started."""
 
 import dataclasses
+import itertools
+import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -9,19 +12,24 @@ from functools import lru_cache
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.checks import check_settings
+from experiments.config.conf_files import choices_of
 from experiments.config.descriptions import GROUPS
-from experiments.config.errors import UserError
-from experiments.config.hydra_errors import cannot_remove, one_line_each, unknown_key
-from experiments.config.overrides import parse
+from experiments.config.errors import UserError, not_among, one_line
+from experiments.config.hydra_errors import cannot_remove, one_line_each, unknown_key, unreadable
 from experiments.config.paths import CONF
+from experiments.config.ranges import MOST_RUNS, check_num_runs
 from experiments.config.schema import TrainConfig, flat
 
 NAME = "train"  # of the primary configuration, conf/train.yaml
 _KEYS = frozenset(field.name for field in dataclasses.fields(TrainConfig))
+_LONGEST_KEY = 200  # Hydra looks for a file of that name
+_HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # a path with ~, which Hydra's grammar reads only in quotes
 
 ConfigStore.instance().store(name="schema", node=TrainConfig)
 OmegaConf.register_new_resolver(
@@ -36,7 +44,6 @@ def compose_run(words: Sequence[str], *, joined_world_size: int | None = None) -
     """Return the configuration that ``words`` describe, with its settings checked.
 
     Args:
-        words: as Hydra reads them.
         joined_world_size: the number of ranks, if torchrun or srun started this process as one of them.
 
     Raises:
@@ -49,10 +56,10 @@ def compose_run(words: Sequence[str], *, joined_world_size: int | None = None) -
 def compose_runs(
     jobs: Iterable[Sequence[str]], *, name: str = NAME, joined_world_size: int | None = None
 ) -> list[TrainConfig]:
-    """Return the configurations of all jobs; see compose_run. Raises: UserError, for the first wrong one.
+    """Return the configurations of all jobs, of the primary configuration ``name``; see compose_run.
 
-    Args:
-        name: of the primary configuration.
+    Raises:
+        UserError: for the first wrong one.
     """
     with hydra_of_conf():
         return [typed(composed(job, name), joined_world_size=joined_world_size) for job in jobs]
@@ -67,14 +74,14 @@ def composed(words: Sequence[str], name: str = NAME) -> DictConfig:
     overrides = parse(words)
     if of_hydra := [override.input_line for override in overrides if override.is_hydra_override()]:
         raise UserError(f"'{of_hydra[0]}' sets Hydra, not a run: it is for experiments.train, leave it out")
-    choices = [override for override in overrides if override.key_or_group in GROUPS and not _is_value(override)]
     values = [override for override in overrides if _is_value(override)]
+    others = [override for override in overrides if not _is_value(override)]
     with one_line_each():
-        if not all(map(_is_plain, overrides)) or len(choices) + len(values) < len(overrides):
+        if not all(_is_plain(each) and (each in values or each.key_or_group in GROUPS) for each in overrides):
             return compose(name, [str(override.input_line) for override in overrides])
-        lines = tuple(str(override.input_line) for override in choices)
         search_path = GlobalHydra.instance().config_loader().get_search_path().get_path()
-        config = deepcopy(_composition(tuple(each.path for each in search_path), name, lines))
+        lines = tuple(str(override.input_line) for override in others)
+        config = deepcopy(_composition(tuple(place.path for place in search_path), name, lines))
         for override in values:
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
     return config
@@ -107,13 +114,29 @@ def hydra_of_conf() -> Iterator[None]:
         yield
 
 
+def parse(words: Iterable[str]) -> list[Override]:
+    """Return words as Hydra's grammar reads them. Raises: UserError: a word is not KEY=VALUE."""
+    return [_parsed(word) for word in words]
+
+
+def expand(words: Iterable[str]) -> list[list[str]]:
+    """Return one list of words for each run of -m: all combinations of the given values.
+
+    Raises:
+        UserError: a word is not KEY=VALUE, or its values cannot be listed.
+    """
+    axes = [_values(override) for override in parse(words)]
+    check_num_runs("-m", math.prod(map(len, axes)))
+    return [list(job) for job in itertools.product(*axes)]
+
+
 @lru_cache(maxsize=512)
 def _composition(places: tuple[str, ...], name: str, choices: tuple[str, ...]) -> DictConfig:
     return compose(name, list(choices))
 
 
 def _is_plain(override: Override) -> bool:
-    """Return whether a word is KEY=VALUE or GROUP=CHOICE, with nothing of Hydra's other forms."""
+    """Return whether a word is KEY=VALUE or GROUP=CHOICE; the place of +KEY among the others, for instance, matters."""
     return override.type == OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
 
 
@@ -136,3 +159,35 @@ def _check_keys(composed: DictConfig, kind: type, parent: str = "") -> None:
     lost = [name for name in known if name not in given]
     if lost and OmegaConf.get_type(composed) is kind:
         raise UserError(cannot_remove(f"{parent}.{lost[0]}".strip(".")))
+
+
+@lru_cache(maxsize=4096)
+def _parsed(word: str) -> Override:
+    try:
+        override = OverridesParser.create().parse_override(_HOME.sub(r"\1='\2'", word))
+    except (HydraException, ValueError, RecursionError):  # ValueError: a number of thousands of digits
+        raise UserError(unreadable(word)) from None
+    key = override.key_or_group
+    if not 0 < len(key) <= _LONGEST_KEY:
+        raise UserError(unreadable(word))
+    if key in GROUPS and not (override.is_delete() or override.is_sweep_override()):
+        given = override.value()
+        if not isinstance(given, str | list | dict):  # Hydra would not name the group
+            raise UserError(f"{not_among(key, choices_of(key), str(given))}; to leave it out, ~{key}")
+    return override
+
+
+def _values(override: Override) -> list[str]:
+    """Return the words that a word of -m stands for. Raises: UserError: none, too many, or they cannot be listed."""
+    given, key = str(override.input_line), override.get_key_element()
+    if not override.is_sweep_override():
+        return [given]
+    if GlobalHydra.instance().is_initialized():  # which finds the choices of glob(...)
+        override.config_loader = GlobalHydra.instance().config_loader()
+    try:
+        words = [f"{key}={each}" for each in itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1)]
+    except (HydraException, ValueError, TypeError, OverflowError) as error:
+        raise UserError(f"'{given}': {one_line(error)}; list the values, {key}=A,B") from None
+    if not words:
+        raise UserError(f"'{given}' names no value: list the values, {key}=A,B")
+    return words

@@ -3,28 +3,34 @@
 The help text and the pages of docs/ are made from it. Nothing here composes a configuration or imports torch.
 """
 
-import dataclasses
 import inspect
 import re
+import textwrap
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from experiments.config.paths import CONF
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import TrainConfig, defaults_of_schema
 
 GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
 _HIDDEN = ("defaults", "hydra")  # keys for Hydra, not settings of a run
 _HEADERS = ("# @package", "# label:", "# legend:", "# order:")  # comments for programs
 _LINE = re.compile(r"( *)(\w+):(?: +([^#\s].*?))?(?: +# ?(.*))?")  # indent, key, value, comment
-_ATTRIBUTE = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
+_ATTRIBUTE = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
+_WIDTH = 118
+_FLAGS = """\
+options:
+  -m, --multirun  run every combination of the values that words name, separated by commas
+  --cfg job       print the configuration, start nothing
+  -h, --help      print this
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +50,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One file of a group.
-
-    Attributes:
-        comment: the lines that open the file.
-        keys: in the order of the file; a mapping written on one line is one key.
-    """
+    """One file of a group: the comment that opens it, and its keys; a mapping written on one line is one key."""
 
     name: str
     comment: str
@@ -76,7 +77,7 @@ def choices(group: str) -> dict[str, Choice]:
 
 def about(group: str) -> str:
     """Return what a group is, from its dataclass; empty where it has none."""
-    kind = _kinds(TrainConfig).get(group)
+    kind = typing.get_type_hints(TrainConfig).get(group)
     return " ".join((inspect.getdoc(kind) or "").partition("\nAttributes:\n")[0].split()) if kind else ""
 
 
@@ -86,7 +87,8 @@ def described(group: str) -> list[Key]:
     The value is the default of a run. Settings of a single model, data set or schedule are in its file, and are not
     returned here.
     """
-    if group not in _kinds(TrainConfig):
+    kind = typing.get_type_hints(TrainConfig).get(group)
+    if kind is None:
         return []
     default = default_choices().get(group)
     files = sorted(choices(group).values(), key=lambda choice: choice.name != default)
@@ -94,7 +96,7 @@ def described(group: str) -> list[Key]:
     values = {key.name: key.value for key in files[0].keys} if default else {}
     return [
         Key(key.name, values.get(key.name, key.value), key.comment or comments.get(key.name, ""))
-        for key in _fields(_kinds(TrainConfig)[group])
+        for key in _fields(kind, defaults_of_schema(kind))
         if key.name.split(".")[0] not in ("name", "settings")
     ]
 
@@ -116,33 +118,35 @@ def read(path: Path) -> Choice:
     return Choice(path.stem, " ".join(line.removeprefix("#").strip() for line in opening), shown)
 
 
-def _kinds(kind: type) -> dict[str, type]:
-    """Return the fields of a dataclass that are dataclasses themselves."""
-    hints = typing.get_type_hints(kind).items()
-    return {name: cast(type, hint) for name, hint in hints if dataclasses.is_dataclass(hint)}
+def train_help(opening: str) -> str:
+    """Return the help of experiments.train, beginning with what the command is about."""
+    parts = [opening.strip(), "", _FLAGS]
+    parts.append("GROUP=CHOICE takes the settings of a file, conf/GROUP/CHOICE.yaml; KEY=VALUE sets one of them.")
+    for group in GROUPS:
+        says = about(group) or "Settings of a study, one file each: what its paper trains, with which method."
+        parts += ["", *_wrapped(f"{group}={default_choices().get(group) or 'NAME'}", says, indent=2)]
+        for choice in choices(group).values():
+            parts += _wrapped(f"    {choice.name}", choice.comment, indent=6)
+        parts += _shown(f"{group}.", described(group))
+    return "\n".join([*parts, "", "Keys of the run itself:", *_shown("", train_keys())])
 
 
-def _fields(kind: type, prefix: str = "") -> Iterator[Key]:
+def _shown(prefix: str, keys: typing.Iterable[Key]) -> list[str]:
+    return [line for key in keys for line in _wrapped(f"  {prefix}{key.name}={key.value}", key.comment, indent=6)]
+
+
+def _wrapped(head: str, text: str, *, indent: int) -> list[str]:
+    return textwrap.wrap(f"{head}  {text}" if text else head, _WIDTH, subsequent_indent=" " * indent)
+
+
+def _fields(kind: Any, defaults: dict[str, Any], prefix: str = "") -> Iterator[Key]:
     """Yield the fields of a dataclass with dotted names; a field that is a dataclass is replaced by its fields."""
-    comments = _attributes(inspect.getdoc(kind) or "")
-    defaults = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(kind)))
-    for field in dataclasses.fields(kind):
-        if field.name in _kinds(kind):
-            yield from _fields(_kinds(kind)[field.name], f"{prefix}{field.name}.")
-            continue
+    documented = _ATTRIBUTE.findall((inspect.getdoc(kind) or "").partition("\nAttributes:\n")[2])
+    comments = {name: " ".join(text.split()) for names, text in documented for name in names.split(", ")}
+    for field in fields(kind):
         value = defaults[field.name]
+        if is_dataclass(inner := typing.get_type_hints(kind)[field.name]):
+            yield from _fields(inner, value, f"{prefix}{field.name}.")
+            continue
         written = yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")
         yield Key(f"{prefix}{field.name}", "" if value == "???" else written, comments.get(field.name, ""))
-
-
-def _attributes(doc: str) -> dict[str, str]:
-    """Return the texts under ``Attributes:`` by name; several names may share a text."""
-    comments: dict[str, str] = {}
-    names: list[str] = []
-    for line in doc.partition("\nAttributes:\n")[2].splitlines():
-        if found := _ATTRIBUTE.fullmatch(line):
-            names = found[1].split(", ")
-            comments |= dict.fromkeys(names, found[2])
-        elif line.strip():
-            comments |= {name: f"{comments[name]} {line.strip()}" for name in names}
-    return comments

@@ -16,9 +16,9 @@ from hydra.core.utils import env_override
 from hydra.types import RunMode
 
 from experiments.config.command_line import FAILED, FULL_ERROR, print_error
+from experiments.config.compose import parse
 from experiments.config.errors import RunFailed, UserError, one_line
 from experiments.config.hydra_errors import explained, raised_by_hydra
-from experiments.config.overrides import parse
 
 
 class Refused(BaseException):

@@ -366,7 +366,7 @@ class TrainConfig:
     save_weights: bool
     output: str = limited(PATH)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    digests: dict[str, str] = field(default_factory=dict)  # of the files that settings name, filled in: digests.py
+    digests: dict[str, str] = field(default_factory=dict)  # of the files that settings name, filled in: identity.py
 
     @property
     def world_size(self) -> int:

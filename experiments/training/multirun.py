@@ -8,10 +8,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, flag_override
 
-from experiments.config.compose import compose_runs
+from experiments.config.compose import compose_runs, expand
 from experiments.config.errors import UserError
 from experiments.config.hydra_command import Refused
-from experiments.config.overrides import expand
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.output import check_outputs, distinct
 from experiments.runs.run_folder import RunFolder, folder_of

@@ -13,11 +13,10 @@ import pytest
 
 from experiments.config.schema import ClusterConfig
 from experiments.config.stopping import STOP_SIGNALS
-from experiments.launching.elastic import check_cluster, start_ranks
+from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import Failure, Kind, RankFailure, root_cause
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
-from tests.refusals import refused
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
 WORKERS = Path(__file__).parent / "workers"
@@ -137,19 +136,6 @@ def test_a_stop_signal_has_the_ranks_save_and_end(tmp_path: Path, number: signal
     striker.join()
     assert [int(path.read_text()) for path in tmp_path.glob("saved*")] == [number, number]
     stop_signals.number = 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "given"),
-    [
-        ({"rdzv_endpoint": "head"}, "head"),
-        ({"nnodes": 2}, "must name a port"),
-        ({"nnodes": 2, "rdzv_endpoint": "no host.invalid:1"}, "must be HOST:PORT"),
-        ({"nnodes": 2, "rdzv_endpoint": "no-host.invalid:1"}, "no-host.invalid:1: the host is not known"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_starts(settings: dict[str, Any], given: str) -> None:
-    refused(lambda: check_cluster(cluster(**settings)), "cluster.rdzv_endpoint", given)
 
 
 def failed(rank: int, kind: Kind, *, time: float = 10.0) -> Failure:

@@ -2,10 +2,7 @@
 
 import math
 import multiprocessing
-import os
-from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -21,13 +18,12 @@ from experiments.studies.method_comparison import measure
 from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.figures import draw_front
 from experiments.studies.method_comparison.numbers import front
-from experiments.studies.method_comparison.tasks import Results, Task, carry_out, processes
+from experiments.studies.method_comparison.tasks import Results
 from experiments.studies.method_comparison.trial import trial
-from experiments.studies.methods import build_methods, known_methods
+from experiments.studies.methods import build_methods
 from experiments.studies.recorded_gradients import Training, record, training_config
 from experiments.studies.topk_theory.measure import accumulators
 from tests.legible import every_figure_is_legible
-from tests.refusals import refused
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
 N, NUMEL, STEPS, DENSITY = 4, 500, 5, 0.1
@@ -38,10 +34,6 @@ TWO += ["--select-numel", "none"]
 def small(stream: str = "normal", **changes: float) -> Gradients:
     sizes = {"numel": NUMEL, "num_steps": STEPS, "world_size": N, "density": DENSITY} | changes
     return synthetic(stream, **sizes)  # type: ignore[arg-type]
-
-
-def test_every_yaml_is_built() -> None:
-    assert list(build_methods(known_methods(), 0.01)) == known_methods()
 
 
 @pytest.mark.parametrize("stream", list(SHAPES))
@@ -187,33 +179,6 @@ def test_several_processes_measure_what_one_does(tmp_path: Path, monkeypatch: py
     assert [row["stream"] for row in rows[0]] == list(settings.streams)
     assert rows[0] == rows[1]
     assert not multiprocessing.active_children()
-
-
-def test_a_process_that_dies_ends_the_comparison_with_what_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def one_and_no_more(tasks: list[Task], results: Results, pool: object) -> Iterator[str]:
-        yield from carry_out(tasks[:1], results, None)
-        with processes(2) as real:
-            yield from carry_out([Task("dies", "rows", partial(os._exit, 3))], results, real)
-
-    monkeypatch.setattr(measure, "carry_out", one_and_no_more)
-    assert compare.main([*TWO, "--out", str(tmp_path)]) == 1
-    assert "failed: a process was killed" in capsys.readouterr().out
-    assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk"}
-    assert (tmp_path / "trials.jsonl").exists()
-
-
-MISTAKES = {
-    "--world-sizes 2 4": ("KEY=VALUE", "4"),
-    "seed=1 --steps 2 batch_size=4": ("batch_size=4", "unrecognized"),
-    "--streams recorded --methods topk density=0.1": ("density=0.1", "recording"),
-}
-
-
-@pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_line(words: str, tmp_path: Path) -> None:
-    refused(f"compare {words} --out {tmp_path}", *MISTAKES[words])
 
 
 RECORDINGS = {

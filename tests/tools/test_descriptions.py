@@ -31,12 +31,6 @@ def test_a_comment_belongs_to_the_key_before_it(tmp_path: Path) -> None:
     ]
 
 
-def test_keys_of_a_group_are_those_of_its_dataclass() -> None:
-    names = [key.name for key in described("cluster")]
-    assert {"nproc_per_node", "max_restarts", "slurm.partition"} <= set(names)
-    assert "name" not in names
-
-
 def test_every_key_says_what_it_means() -> None:
     keys = {f"{group}.{key.name}": key.comment for group in GROUPS for key in described(group)}
     keys |= {key.name: key.comment for key in train_keys()}

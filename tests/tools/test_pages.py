@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.config.compose import compose_runs, hydra_of_conf
+from experiments.config.compose import compose_runs, expand, hydra_of_conf
 from experiments.config.descriptions import CONF, GROUPS, train_keys
-from experiments.config.overrides import expand
 from experiments.sweeps.study import jobs_of
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,8 @@ import pytest
 
 from experiments import train
 from experiments.config.command_line import run_command
-from experiments.config.stopping import STOP_SIGNALS, handled
+from experiments.config.stopping import STOP_SIGNALS
 from experiments.runs.atomic_files import load_json
-from experiments.runs.stop_signals import stop_signals
 from experiments.training.loop import Trainer
 from tests.dist.commands import ROOT, only_run
 from tests.dist.rank_functions import called
@@ -130,16 +129,3 @@ with stop_signals.recorded():
 def test_a_second_interrupt_leaves_at_once() -> None:
     ended = start("-c", SECOND)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (130, "2\n", 1)
-
-
-def test_a_nested_context_keeps_what_was_recorded_and_reports_the_first() -> None:
-    reported: list[int] = []
-    with handled(lambda number, frame: None), stop_signals.recorded():
-        with stop_signals.recorded(then=reported.append):
-            signal.raise_signal(signal.SIGTERM)
-            signal.raise_signal(signal.SIGUSR1)
-        with stop_signals.recorded(then=reported.append):
-            pass
-    assert reported == [signal.SIGTERM, signal.SIGUSR1]
-    assert stop_signals.number == signal.SIGUSR1
-    stop_signals.number = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.overrides import expand
+from experiments.config.compose import expand
 from experiments.config.schema import TrainConfig, to_yaml
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
