@@ -1,6 +1,6 @@
 """Turn the configured schedule into DDP's buckets: rank 0 makes the plan, and every rank checks it on its model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from experiments.config.builders import build_reducer, build_schedule
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, as_user_error
 from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
 from micro.comm import Comm
@@ -31,7 +31,7 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
     from experiments.training.schedule_problem import problem_of  # few runs have a planned schedule
 
     files = config.schedule
-    try:
+    with as_user_error():
         assert files.trace is not None
         assert files.link is not None
         trace, link = Trace.load(Path(files.trace)), LinkTable.load(Path(files.link))
@@ -45,9 +45,7 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
         problem = problem_of(trace, link, build_reducer(config), select=own_s)
         plan = schedule.plan(problem)
         plan.check_model(gradient_bytes(model))
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    return plan
+        return plan
 
 
 def agreed_plan(config: TrainConfig, model: nn.Module, comm: Comm) -> Plan | None:
@@ -56,25 +54,24 @@ def agreed_plan(config: TrainConfig, model: nn.Module, comm: Comm) -> Plan | Non
     Raises:
         UserError: on all ranks: there is no plan, or it does not fit the model of a rank.
     """
-    found: Plan | UserError | None = None
-    if comm.rank == 0:
-        try:
-            found = make_plan(config, model)
-        except UserError as mistake:
-            found = mistake
-    plan, problem = gather_objects(found)[0], None
+    plan = gather_objects(_or_mistake(partial(make_plan, config, model)) if comm.rank == 0 else None)[0]
     if isinstance(plan, UserError):
         raise plan
     assert plan is None or isinstance(plan, Plan)
-    try:
-        if plan:
-            plan.check_model(gradient_bytes(model))
-    except ValueError as error:
-        problem = str(error)
+    problem = _or_mistake(partial(plan.check_model, gradient_bytes(model))) if plan else None
     for rank, answer in enumerate(gather_objects(problem)):
         if answer:
             raise UserError(f"rank {rank}: {answer}")
     return plan
+
+
+def _or_mistake(work: Callable[[], Any]) -> Any:
+    """Return what ``work`` returns, or the UserError of its ValueError."""
+    try:
+        with as_user_error():
+            return work()
+    except UserError as mistake:
+        return mistake
 
 
 def bucket_caps(config: TrainConfig, model: nn.Module, plan: Plan | None) -> dict[str, Any]:

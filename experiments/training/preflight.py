@@ -27,9 +27,6 @@ from experiments.training.bucketing import make_plan
 from experiments.training.tasks import check_task, steps_per_epoch
 from micro.local.splitting import check_streaming, split
 
-_INNER = {"adam": 2, "adamw": 2, "sign": 0}  # vectors of an optimizer's state
-_GIGABYTE = 1e9
-
 
 def prepare_runs(jobs: Iterable[list[str]], *, joined_world_size: int | None = None) -> list[TrainConfig]:
     """Return the configurations of all jobs, checked. Raises: UserError, for the first wrong one."""
@@ -121,8 +118,6 @@ def _check_content(config: TrainConfig) -> None:
         raise UserError(
             f"rounds.every is {rounds.every}, the run has {config.epochs * num_steps} steps: lower it, or train longer"
         )
-    if config.cluster.simulated and config.cluster.device != "cuda":
-        _check_memory(config, sum(p.numel() for p in trained.values()))
 
 
 @cache  # once, however many runs read the same data
@@ -130,18 +125,6 @@ def _note(line: str) -> None:
     ranks = read_rank_environment()
     if ranks is None or ranks.rank == 0:
         print(f"note: {line}", file=sys.stderr)
-
-
-def _check_memory(config: TrainConfig, numel: int) -> None:
-    """Refuse simulated workers with weights of their own that this machine cannot hold."""
-    vectors = 2 + _INNER.get(config.optimizer.name, int(config.optimizer.momentum > 0))  # weights, and a residual
-    needed = config.world_size * vectors * numel * torch.float32.itemsize / _GIGABYTE
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIGABYTE
-    if needed > there:
-        raise UserError(
-            f"{config.world_size} simulated workers with weights of their own take about {needed:.1f} GB, this "
-            f"machine has {there:.1f} GB: lower cluster.world_size, or take a smaller model"
-        )
 
 
 def _check_devices(config: TrainConfig) -> None:
