@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -103,27 +104,25 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
 def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser("experiments.compare", description=__doc__)
-    add, words, numbers = parser.add_argument, comma_list(str), comma_list(whole_number())
-    add("--methods", type=words, default=[], metavar="A,B", help="names of conf/sparsifier; all by default")
-    help = f"of {', '.join([*SHAPES, RECORDED])}; all by default"
-    add("--streams", type=words, default=[], metavar="A,B", help=help)
-    sizes = "2,4,8,16,32,64"
-    add("--world-sizes", type=numbers, default=sizes, metavar="N,N", help="numbers of workers (%(default)s)")
-    add("--density", type=to_density, default=0.01, help="target of every method, in (0, 1] (%(default)s)")
-    help = "further ones, for error over compression on the last stream"
-    add("--densities", type=comma_list(to_density), default=[], metavar="P,P", help=help)
-    help = "find densities at which all send what this one does, on the last stream"
-    add("--equal-bytes", metavar="METHOD", help=help)
-    add("--numel", type=whole_number(), default=50_000, help="length d of drawn gradients (%(default)s)")
-    add("--steps", type=whole_number(), default=60, help="steps of each run (%(default)s)")
-    add("--seed", type=whole_number(0, LARGEST_SEED), default=0, help="of drawn gradients (%(default)s)")
-    lengths, default = comma_list_or_none(whole_number()), "100000,1000000,5000000,20000000"
-    help = "lengths at which selection is timed on one rank; the word none leaves it out (%(default)s)"
-    add("--select-numel", type=lengths, default=default, metavar="D,D", help=help)
-    help = "steps that each time is the median of (%(default)s)"
-    add("--repeats", type=whole_number(), default=REPEATS, help=help)
-    add("--max-gb", type=to_positive, default=1.0, help="memory that gradients may take (%(default)s)")
-    add("--out", type=to_path, default=Path("results/figures/compare"), help="folder (%(default)s)")
+    words, number, numbers = comma_list(str), whole_number(), comma_list(whole_number())
+    lengths, default = comma_list_or_none(number), "100000,1000000,5000000,20000000"
+    options: list[tuple[str, Any, Any, str | None, str]] = [
+        ("--methods", words, [], "A,B", "names of conf/sparsifier; all by default"),
+        ("--streams", words, [], "A,B", f"of {', '.join([*SHAPES, RECORDED])}; all by default"),
+        ("--world-sizes", numbers, "2,4,8,16,32,64", "N,N", "numbers of workers (%(default)s)"),
+        ("--density", to_density, 0.01, None, "target of every method, in (0, 1] (%(default)s)"),
+        ("--densities", comma_list(to_density), [], "P,P", "further ones, for error over compression, last stream"),
+        ("--equal-bytes", str, None, "METHOD", "find densities at which all send what this does, last stream"),
+        ("--numel", number, 50_000, None, "length d of drawn gradients (%(default)s)"),
+        ("--steps", number, 60, None, "steps of each run (%(default)s)"),
+        ("--seed", whole_number(0, LARGEST_SEED), 0, None, "of drawn gradients (%(default)s)"),
+        ("--select-numel", lengths, default, "D,D", "lengths of timed selections, or the word none (%(default)s)"),
+        ("--repeats", number, REPEATS, None, "steps that each time is the median of (%(default)s)"),
+        ("--max-gb", to_positive, 1.0, None, "memory that gradients may take (%(default)s)"),
+        ("--out", to_path, Path("results/figures/compare"), None, "folder (%(default)s)"),
+    ]
+    for name, kind, usual, metavar, help in options:
+        parser.add_argument(name, type=kind, default=usual, metavar=metavar, help=help)
     help = "the training to record, as for experiments.train; its default model and data when none is given"
     add_settings(parser, help=help)
     return parser

@@ -22,11 +22,7 @@ from experiments.config.hydra_errors import explained, raised_by_hydra
 
 
 class Refused(BaseException):
-    """Ends a command of Hydra's at once; of an Exception it would make more words, or in a callback a warning.
-
-    Attributes:
-        error: why.
-    """
+    """Ends a command of Hydra's at once; of an Exception it would make more words, or in a callback a warning."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)

@@ -112,10 +112,12 @@ def _chosen(stats: Sequence[micro.StepStats]) -> dict[str, Any]:
 
 def _round(rounds: Sequence[RoundStats]) -> dict[str, Any]:
     """Return what the last exchange reports that the step has ended; nulls where it has ended none."""
-    ended = rounds[-1] if rounds else None
-    names = {"round": "round", "fragment": "fragment", "moved_norm": "own_norm", "update_norm": "mean_norm"}
-    names |= {"cosine": "cosine", "drift": "drift"}
-    return {key: getattr(ended, name) if ended else None for key, name in names.items()}
+    keys = ("round", "fragment", "moved_norm", "update_norm", "cosine", "drift")
+    if not rounds:
+        return dict.fromkeys(keys)
+    last = rounds[-1]
+    values = (last.round, last.fragment, last.own_norm, last.mean_norm, last.cosine, last.drift)
+    return dict(zip(keys, values, strict=True))
 
 
 def speed_of_words(task: Task, num_steps: int, seconds: float) -> dict[str, float]:

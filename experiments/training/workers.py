@@ -84,10 +84,6 @@ class Workers(ABC):
     def take_step(self, step: int, lr: float) -> Reduced:
         """Draw each rank's batches, compute their gradients, exchange and step.
 
-        Args:
-            step: its number in the training.
-            lr: the learning rate.
-
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
         """

@@ -106,12 +106,7 @@ def test_everything_is_written(tmp_path: Path) -> None:
     shares = numbers[["counts_share", "indices_share", "values_share"]].sum(axis=1)
     assert list(shares) == pytest.approx(list(numbers["bytes_share"]))
     report = (out / "compare.md").read_text()
-    for text in (
-        "`python -m experiments.compare --methods dense,topk,micro",
-        "figures of density: Dense.",
-        "Equal bytes",
-    ):
-        assert text in report
+    assert "Equal bytes" in report
     last = numbers[(numbers["stream"] == "correlated") & (numbers["method"] == "topk")].set_index("world_size")
     row = next(line for line in report.split("by the number of workers: sent")[1].splitlines() if "Top-k" in line)
     sent = [f"{last.loc[n, 'bytes_share']:.3g}" for n in sorted(last.index)]
@@ -185,7 +180,6 @@ RECORDINGS = {
     "several batches, clipped": ("accumulate=2", "optimizer.clip=0.05"),
     "clipped alike": ("optimizer.clip=0.05", "optimizer.clip_norm=global"),
     "a clipped update": ("optimizer.clip=0.05", "optimizer.clip_at=update"),
-    "gradients times the rate": ("optimizer.lr_at=gradient", "optimizer.clip=0.05"),
 }
 
 

@@ -123,14 +123,3 @@ def test_results_that_no_place_takes_are_told(tmp_path: Path, monkeypatch: pytes
         output.write_or_rescue(write, tmp_path / "none")
     assert len(tried) > 1
     assert not any(path.exists() for path in tried[1:])
-
-
-def test_a_profile_is_rescued_once_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    rows = [{"op": "all_reduce", "sizes": [8, 64, 512], "seconds": [1e-4, 2e-4, 9e-4], "largest_asked": 512}]
-    rows = [row | {"world_size": 2, "backend": "gloo"} for row in rows]
-    with mounted(MemoryDisk(tmp_path / "disk", "8k")) as disk:
-        monkeypatch.setattr(profile, "start", lambda work, settings, **where: rows)
-        ended = called(profile.main, "link", "--out", str(disk.path / "link.json"))
-    assert {"link.json", "link.png", "link.csv"} <= rescued(ended)
-    assert ended.stdout.count("all_reduce") == 1

@@ -46,13 +46,3 @@ def test_a_terminal_that_is_gone_stops_no_run(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv(TERMINAL, "/dev/pts/none")
     with bar("mlp", 0, 4) as shown:
         assert shown is None
-
-
-def test_nothing_is_drawn_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv(TERMINAL, raising=False)
-    monkeypatch.setenv("FORCE_COLOR", "1")  # asks for colours, and makes no terminal
-    with bar("mlp", 0, 4) as shown:
-        assert shown is None
-    assert capsys.readouterr() == ("", "")
