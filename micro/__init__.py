@@ -9,23 +9,23 @@ yaml uses for it: ``micro.build(micro.Selector, "topk")``, ``micro.known(micro.E
 Reading order:
 
     flat, sparse       Layout: named parameters as one vector; Step, Selection, Exchanged: what parts pass to each other
-    comm, operations   the collectives: the only file that calls them, and where bytes are counted; their names
-    parts, installed   Part, build, known: parts by name; parts that other packages bring
+    requests           what a reduction asks of the other ranks, by ``yield``
+    comm, rounds       the ranks; several reductions under way share rounds of messages
+    messages           the only file that starts the collectives of steps (group_comm, private_comm: of which group)
+    lockstep, simulate n ranks in one process
+    parts              Part, build, known: parts by name, those of other packages too
     selectors/         which indices a rank sends; partition: which slice it searches
     exchanges/         how the ranks' indices and values meet; scope: a bucket, each parameter or the whole model
-    codecs/            the bytes of values; index_codecs: the bytes of indices; bits: packing both
-    feedback, density  what becomes of what was not sent; how much to send at each step
+    codecs/            the bytes of values and of indices
+    feedback, density/ what becomes of what was not sent; how much to send at each step
     reducers/          the pipeline that runs these parts (sparse), and methods that do without them
-    stats, summary, nonfinite   what a step reports; NaN and Inf; clipping, randomness, transforms: helpers
-    ddp/               the driver for DistributedDataParallel; private_comm: its group; peer_failures: who failed
-    fsdp/              the driver for FSDP2: sparse between the replicas of a sharded model
-    local/             the driver for local steps: H steps of each worker alone, then differences of weights are reduced
-    drivers/           what both share: states of buckets, the lane that reduces, scales of losses; wrappers of models
+    stats, summary, nonfinite   what a step reports; NaN and Inf
+    drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss
+    ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone; sign_sgd
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
-    sign_sgd           the optimizer that steps by signs
-    simulate           n ranks in one process
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
     planning/          costs, traces, bucket schedules, theory: not imported from here
+    zoo/               rules and baselines of papers, imported when they are named
 """
 
 from micro.checkpoints.rank_states import AllRanks, RankStates

@@ -1,5 +1,6 @@
 """Parts that check at every step what they return: for `micro.testing`, not for training."""
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -12,7 +13,6 @@ from micro.reducers.base import Reducer
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import WrappingReducer
 from micro.requests import Reduction
-from micro.selectors.base import Selector
 from micro.sparse import Exchanged, Selection, Step
 
 P = TypeVar("P", bound=Part)
@@ -24,50 +24,44 @@ def checked(reducer: Reducer) -> Reducer:
         return replace(reducer, reducer=checked(reducer.reducer))
     if not isinstance(reducer, SparseReducer):
         return reducer
-    selector, exchange = _with(reducer.selector, select=_select), _with(reducer.exchange, exchange=_exchange)
-    return replace(reducer, selector=selector, exchange=exchange)
+    selector = _checking(reducer.selector, "select", _check_selection)
+    return replace(reducer, selector=selector, exchange=_checking(reducer.exchange, "exchange", _check_exchanged))
 
 
-def _with(part: P, **methods: Any) -> P:
-    """Return the part with other methods, each of which is given the part's own as its first argument."""
+def _checking(part: P, method: str, check: Callable[..., None]) -> P:
+    """Return the part with a method whose result is checked, and which leaves the accumulator as it was."""
     own = type(part)
-    bound = {name: _calling(method, getattr(own, name)) for name, method in methods.items()}
-    subclass = type(own.__name__, (own,), {"__slots__": (), **bound})
+
+    def checking(self: P, state: Any, acc: Tensor, *given: Any) -> Reduction[Any]:
+        before = acc.clone()
+        result = yield from getattr(own, method)(self, state, acc, *given)
+        where = f"{own.kind} {self.full_name}"
+        assert torch.equal(acc, before), f"{where} changed the accumulator"
+        check(where, result, acc.numel(), *given)
+        return result
+
+    subclass = type(own.__name__, (own,), {"__slots__": (), method: checking})
     settings = {field.name: getattr(part, field.name) for field in fields(part) if field.init}  # type: ignore[arg-type]
-    checking: P = subclass(**settings)
-    return checking
+    made: P = subclass(**settings)
+    return made
 
 
-def _calling(method: Any, own: Any) -> Any:
-    return lambda self, *args, **named: method(own, self, *args, **named)
-
-
-def _select(own: Any, selector: Selector[Any], state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
-    before = acc.clone()
-    selection: Selection = yield from own(selector, state, acc, step, comm)
-    where = f"selector {selector.full_name}"
-    assert torch.equal(acc, before), f"{where} changed the accumulator"
-    _check_indices(selection.indices, acc.numel(), where)
+def _check_selection(where: str, selection: Selection, numel: int, _: Step, comm: Comm) -> None:
+    _check_indices(where, selection.indices, numel)
     if selection.counts is not None:
         assert len(selection.counts) == comm.world_size, f"{where} returned counts of {len(selection.counts)} ranks"
         assert selection.counts[comm.rank] == selection.indices.numel(), f"{where} returned a wrong count"
     if selection.all_indices is None:
         assert (selection.indices.diff() > 0).all(), f"{where} returned indices that do not ascend"
-    return selection
 
 
-def _exchange(own: Any, exchange: Any, state: Any, acc: Tensor, *given: Any, **named: Any) -> Reduction[Exchanged]:
-    before = acc.clone()
-    exchanged: Exchanged = yield from own(exchange, state, acc, *given, **named)
-    where = f"exchange {exchange.full_name}"
-    assert torch.equal(acc, before), f"{where} changed the accumulator"
+def _check_exchanged(where: str, exchanged: Exchanged, numel: int, *_: Any) -> None:
     for part in (*exchanged.update, exchanged.sent):
-        _check_indices(part.indices, acc.numel(), where)
+        _check_indices(where, part.indices, numel)
         assert part.indices.numel() == part.values.numel(), f"{where} returned values without an index"
-    return exchanged
 
 
-def _check_indices(indices: Tensor, numel: int, where: str) -> None:
+def _check_indices(where: str, indices: Tensor, numel: int) -> None:
     assert indices.dtype == torch.int32, f"{where} returned indices of {indices.dtype}, not of int32"
     assert indices.unique().numel() == indices.numel(), f"{where} returned an index twice"
     if indices.numel():

@@ -4,7 +4,7 @@ No rank has a thread of its own, none waits, and what follows from what all hold
 differ in what they request there is an error that names them.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -139,11 +139,6 @@ class _Rank(Running[T]):
         return members
 
 
-def _call(requests: Sequence[Request]) -> str:
-    """Return what is requested at one time, in words."""
-    return " and ".join(type(each).__name__ for each in requests)
-
-
 def _carry_out(ranks: Sequence[_Rank[T]], shares: bool, each: Each) -> list[T]:
     """Carry out all ranks' reductions to their ends; return what they return."""
     ready = ranks
@@ -186,11 +181,11 @@ def _complete(ranks: Sequence[_Rank[T]]) -> list[dict[int, _Rank[T]]]:
         for other in rank.members:
             if ranks[other].has_ended:
                 raise PeerError(
-                    f"rank {other} ended without coming to {_call(rank.requests)}, where rank {place} waits"
+                    f"rank {other} ended without coming to {_said(rank.requests)}, where rank {place} waits"
                 )
         other = next(member for member in rank.members if ranks[member].members != rank.members)
-        asks = f"rank {place} calls {_call(rank.requests)} with ranks {list(rank.members)}"
-        raise PeerError(f"{asks}, rank {other} {_call(ranks[other].requests)} with ranks {list(ranks[other].members)}")
+        asks = f"rank {place} calls {_said(rank.requests)} with ranks {list(rank.members)}"
+        raise PeerError(f"{asks}, rank {other} {_said(ranks[other].requests)} with ranks {list(ranks[other].members)}")
     return complete
 
 
@@ -202,7 +197,7 @@ class _Meeting:
 
     def answer(self) -> None:
         """Answer the requests, and count them."""
-        check_alike({place: rank.requests for place, rank in self._group.items()})
+        _check_alike(self._group)
         ranks = list(self._group.values())
         began = ranks[0].comm.now()
         answers = []
@@ -271,32 +266,35 @@ def _dealt(requests: Sequence[AllToAll]) -> Iterator[Tensor]:
         yield torch.cat(coming) if coming else request.mine.new_empty(0)
 
 
-def check_alike(group: dict[int, list[Any]]) -> None:
+def _check_alike(group: dict[int, _Rank[Any]]) -> None:
     """Raise PeerError where ranks, by number, request different things at one time."""
-    (first, mine), *others = group.items()
-    for place, theirs in others:
-        if _call(mine) != _call(theirs):
-            raise PeerError(f"rank {first} calls {_call(mine)}, rank {place} {_call(theirs)} at the same time")
-        for one, two in zip(mine, theirs, strict=True):
-            for (name, a), b in zip(_must_match(one).items(), _must_match(two).values(), strict=True):
-                if a != b:
-                    given = f"{name} {a}, rank {place} with {name} {b}"
-                    raise PeerError(f"rank {first} calls {type(one).__name__} with {given}")
-    for requests in zip(*group.values(), strict=True):
+    (first, rank), *others = group.items()
+    mine = list(map(_alike, rank.requests))
+    for place, other in others:
+        if list(map(_alike, other.requests)) != mine:
+            words = f"rank {first} calls {_said(rank.requests)}, rank {place} {_said(other.requests)}"
+            raise PeerError(f"{words} at the same time")
+    for requests in zip(*(each.requests for each in group.values()), strict=True):
         _check_sizes(list(group), requests)
 
 
-def _must_match(request: Request) -> dict[str, Hashable]:
-    """Return what must be equal on all ranks, by name."""
+def _said(requests: Sequence[Request]) -> str:
+    """Return in words what ranks have to request alike."""
+    return " and ".join(" ".join(map(str, _alike(request))) for request in requests)
+
+
+def _alike(request: Request) -> tuple[object, ...]:
+    """Return what ranks have to request alike."""
+    name = type(request).__name__
     if not isinstance(request, Sending):
-        return {}
-    alike: dict[str, Hashable] = {"kind": request.kind, "dtype": request.mine.dtype}
+        return (name,)
+    alike = name, request.kind, request.mine.dtype
     if isinstance(request, AllGatherLists):
-        return alike | {"counts": tuple(request.counts)}
+        return *alike, "counts", tuple(request.counts)
     if isinstance(request, AllToAll):
         return alike
-    source = {"source": request.source} if isinstance(request, Broadcast) else {}
-    return alike | {"shape": tuple(request.mine.shape)} | source
+    source = ("source", request.source) if isinstance(request, Broadcast) else ()
+    return *alike, tuple(request.mine.shape), *source
 
 
 def _check_sizes(ranks: Sequence[int], requests: Sequence[Request]) -> None:

@@ -80,13 +80,20 @@ class Rounds:
         """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
         if self._started is not None:
             self._receive(self._started)
-        self._under_way = [each for each in self._under_way if not each.is_done]
-        self._sent = [each for each in self._under_way if each.requests and each.last is None]
-        if self._sent:
+        left: list[UnderWay[Any]] = []
+        requests: list[Any] = []
+        for each in self._under_way:
+            if not each.has_ended:
+                left.append(each)
+            if each.requests and each.last is None:
+                self._sent.append(each)
+                requests += each.requests
+        self._under_way = left
+        if requests:
             self.num_rounds += 1
-            comm, ranks = self._sent[0].comm, self._sent[0].ranks
+            comm = self._sent[0].comm
             began = comm.now()
-            self._started = ranks.start([request for each in self._sent for request in each.requests])
+            self._started = self._sent[0].ranks.start(requests)
             self._took = comm.now() - began
 
     def _receive(self, started: Started) -> None:

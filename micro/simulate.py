@@ -129,9 +129,7 @@ class Simulation:
         Raises:
             ValueError: it is of another world size.
         """
-        if len(saved["ranks"]) != self.world_size:
-            raise ValueError(f"state is of world_size {len(saved['ranks'])}, this simulation has {self.world_size}")
-        self._states = [self.reducer.load(rank, self.dtype, self.device) for rank in saved["ranks"]]
+        self._states = [state for (state,) in self._loaded([[bucket] for bucket in saved["ranks"]])]
         self.layout = self._states[0].layout
 
     def load_buckets(self, ranks: Sequence[Sequence[dict[str, Any]]]) -> None:
@@ -140,15 +138,17 @@ class Simulation:
         Raises:
             ValueError: they are of another world size or method.
         """
+        self._states = [
+            buckets[0]
+            if len(buckets) == 1 and buckets[0].layout == self.layout
+            else self.reducer.rebuild(self.layout, buckets, self.dtype, self.device)
+            for buckets in self._loaded(ranks)
+        ]
+
+    def _loaded(self, ranks: Sequence[Sequence[dict[str, Any]]]) -> list[list[BucketState]]:
         if len(ranks) != self.world_size:
             raise ValueError(f"state is of world_size {len(ranks)}, this simulation has {self.world_size}")
-        loaded = [[self.reducer.load(bucket, self.dtype, self.device) for bucket in buckets] for buckets in ranks]
-        self._states = [self._one(buckets) for buckets in loaded]
-
-    def _one(self, buckets: list[BucketState]) -> BucketState:
-        if len(buckets) == 1 and buckets[0].layout == self.layout:
-            return buckets[0]
-        return self.reducer.rebuild(self.layout, buckets, self.dtype, self.device)
+        return [[self.reducer.load(bucket, self.dtype, self.device) for bucket in buckets] for buckets in ranks]
 
     def close(self) -> None:
         """Nothing is left to close: there for ``contextlib.closing``."""

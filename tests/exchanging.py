@@ -1,7 +1,5 @@
 """Exchange chosen elements on simulated ranks."""
 
-from contextlib import closing
-
 import torch
 from torch import Tensor
 
@@ -37,6 +35,5 @@ def exchanged(
         reduction = part.exchange(part.start(), acc[comm.rank], selection, transport)
         return carried_out(reduction, comm), comm.traffic
 
-    with closing(SimulatedRanks(len(chosen))) as group:
-        results = group.run(work)
+    results = SimulatedRanks(len(chosen)).run(work)
     return [result for result, _ in results], [traffic for _, traffic in results]

@@ -79,8 +79,8 @@ def _fail(reduction: Reduction[Any], error: BaseException) -> NoReturn:
 def _call(request: Request | list[Request]) -> str:
     """Return what a request asks of other ranks; nothing where it needs none."""
     first = request[0] if isinstance(request, list) else request
-    is_alone = not isinstance(first, Sending) or (first.comm is not None and first.comm.world_size == 1)
-    return "" if is_alone else type(first).__name__
+    needs_others = isinstance(first, Sending) and (first.comm is None or first.comm.world_size > 1)
+    return type(first).__name__ if needs_others else ""
 
 
 def _is_hit(fault: Fault, called: Sequence[str]) -> bool:

@@ -1,6 +1,5 @@
 """How many rounds buckets take that share them, and what an error of one of them does to the others."""
 
-from contextlib import closing
 from functools import partial
 
 import pytest
@@ -38,10 +37,9 @@ def test_rounds_of_buckets_that_come_one_by_one(num_buckets: int, slack: float |
         states = [reducer.start(layout, torch.float32, CPU) for _ in range(num_buckets)]
         return [rounds_of_step(comm, states, at_once=at_once) for at_once in (False, True, False, True)][2:]
 
-    with closing(SimulatedRanks(2)) as group:
-        for one_by_one, at_once in group.run(work):
-            assert one_by_one == num_buckets + num_calls - 1
-            assert at_once == num_calls
+    for one_by_one, at_once in SimulatedRanks(2).run(work):
+        assert one_by_one == num_buckets + num_calls - 1
+        assert at_once == num_calls
 
 
 def test_an_error_of_one_bucket_ends_the_others_where_they_are() -> None:
@@ -67,6 +65,6 @@ def test_an_error_of_one_bucket_ends_the_others_where_they_are() -> None:
         finally:
             rounds.abandon()
 
-    with closing(SimulatedRanks(2)) as group, pytest.raises(LookupError, match=r"^words of its own$"):
-        group.run(work)
+    with pytest.raises(LookupError, match=r"^words of its own$"):
+        SimulatedRanks(2).run(work)
     assert sorted(ended) == [0, 0, 1, 1]
