@@ -79,7 +79,7 @@ class GroupComm(Comm):
             for collective in under_way:
                 self._wait(collective.work, collective.device)
                 received.update(collective.answers())
-            return [received[each] if each in received else each.alone() for each in requests]  # type: ignore[attr-defined]
+            return [received[each] if each in received else each.alone() for each in requests]
 
         return Started(answers, lambda: all(collective.work.is_completed() for collective in under_way))
 

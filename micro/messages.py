@@ -95,7 +95,7 @@ def _send_parts(requests: Sequence[AllGatherLists | AllToAll], group: Group) -> 
         work = dist.all_to_all_single(filled, sent[0], from_ranks[0], to_ranks[0], group=group, async_op=True)
         return Collective(requests, work, filled.device, lambda: [filled])
     widths = [x.element_size() for x in sent]
-    parts = [_bytes_of(x).split([n * w for n in ns]) for x, ns, w in zip(sent, to_ranks, widths, strict=True)]  # type: ignore[no-untyped-call]
+    parts = [_bytes_of(x).split([n * w for n in ns]) for x, ns, w in zip(sent, to_ranks, widths, strict=True)]
     lengths = [[n * w for n in ns] for ns, w in zip(from_ranks, widths, strict=True)]  # of each request, from each rank
     whole = torch.cat([part for to_rank in zip(*parts, strict=True) for part in to_rank])
     to_sizes = [sum(part.numel() for part in to_rank) for to_rank in zip(*parts, strict=True)]

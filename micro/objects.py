@@ -40,12 +40,12 @@ def _gathered(item: object, group: dist.ProcessGroup | None, *, first: bool) -> 
     pieces: list[list[Tensor]] = []
     for sent in own.split(CHUNK_BYTES):
         sent = sent.to(device)
-        rows = [torch.empty_like(sent) for _ in lengths] if receives else None
+        rows = [torch.empty_like(sent) for _ in lengths] if receives else []
         if first:
-            dist.gather(sent, rows, group=group, group_dst=0)
+            dist.gather(sent, rows or None, group=group, group_dst=0)
         else:
             dist.all_gather(rows, sent, group=group)
-        pieces += [[row.cpu() for row in rows]] if rows else []
+        pieces.append([row.cpu() for row in rows])
     if not receives:
         return None
     whole = [torch.cat(of_rank) for of_rank in zip(*pieces, strict=True)]

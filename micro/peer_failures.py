@@ -91,7 +91,7 @@ class PeerFailures:
         if waited_s >= SURE_S and "timed out" in str(error).lower():
             here, read = str(self._num_waits), self._read
             keys = {rank: f"{self._waits}/{rank}" for rank in self._others}
-            missing = self._calls.call(lambda: [rank for rank, key in keys.items() if read(key) != here], [])
+            missing: list[int] = self._calls.call(lambda: [each for each, key in keys.items() if read(key) != here], [])
             if missing:
                 return f"{named(missing)} did not come to a collective within {waited_s:.0f} s"
         return f"lost contact with {named(self._others, 'one of ')}"

@@ -32,6 +32,10 @@ class Request:
 
     comm: "Comm" = None  # type: ignore[assignment]  # `Running` sets it
 
+    def alone(self) -> Any:
+        """Return the answer of one rank."""
+        raise NotImplementedError
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sending(Request):
@@ -63,7 +67,7 @@ class Sending(Request):
         """Make the answer of what the collective has brought."""
         return received.cpu() if self.read else received  # host sync: what follows depends on it
 
-    def alone(self) -> Tensor:
+    def alone(self) -> Any:
         """Return the answer of one rank."""
         return self.answer(self.mine)
 
@@ -78,8 +82,8 @@ class AllGather(Sending):
     op: ClassVar[Op] = "gather_rows"
     kind: Kind = "counts"
 
-    def alone(self) -> Tensor:
-        """Return the row of one rank."""
+    def alone(self) -> Any:
+        """Return the answer of one rank."""
         return self.answer(self.mine[None])
 
 
@@ -160,7 +164,7 @@ class Once(Request):
     work: Callable[[], Any]
 
     def alone(self) -> Any:
-        """Return what ``work`` returns."""
+        """Return the answer of one rank."""
         return self.work()
 
 
