@@ -17,6 +17,8 @@ from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broad
 
 LARGE_BYTES = 1 << 20  # a sum of this size travels alone: to copy it costs more than a collective
 Group = dist.ProcessGroup | None
+ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Torch's equal-size all-gather under the name that this version has (renamed in torch 2.13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -
     rows = [_row(request) for request in requests]
     sent = rows[0] if len(rows) == 1 else torch.cat([_bytes_of(row) for row in rows])
     filled = sent.new_empty((requests[0].comm.world_size, sent.numel()))
-    work = all_gather_single()(filled.view(-1), sent, group=group, async_op=True)
+    work = ALL_GATHER(filled.view(-1), sent, group=group, async_op=True)
 
     def received() -> list[Tensor]:
         if len(rows) == 1:
@@ -144,12 +146,6 @@ def _in_place(vectors: list[Tensor]) -> tuple[Tensor, Callable[[], list[Tensor]]
         return vectors
 
     return whole, received
-
-
-def all_gather_single() -> Callable[..., Any]:
-    """Return torch's equal-size all-gather under the name that this version has (renamed in torch 2.13)."""
-    named: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return named
 
 
 def _bytes_of(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from micro.messages import all_gather_single
+from micro.messages import ALL_GATHER
 
 CHUNK_BYTES = 1 << 26  # of a rank, that are on a device at a time
 
@@ -34,7 +34,7 @@ def _gathered(item: object, group: dist.ProcessGroup | None, *, first: bool) -> 
     torch.save(item, stored)
     own = torch.frombuffer(stored.getbuffer(), dtype=torch.uint8)
     lengths = torch.empty(dist.get_world_size(group), dtype=torch.int64, device=device)
-    all_gather_single()(lengths, torch.tensor([own.numel()], device=device), group=group)
+    ALL_GATHER(lengths, torch.tensor([own.numel()], device=device), group=group)
     own = torch.nn.functional.pad(own, (0, int(lengths.max()) - own.numel()))
     receives = not first or dist.get_rank(group) == 0
     pieces: list[list[Tensor]] = []
