@@ -143,25 +143,34 @@ class Comm:
         self.traffic = Traffic()
 
     def now(self, device: torch.device | None = None) -> Seconds:
-        """Return a time of the reduction's clock: of an accelerator's current stream where ``timed``, else of the host.
-
-        While a CUDA graph is captured it is the host's: events of a graph have no times.
+        """Return a time of the reduction's clock.
 
         Args:
             device: where the reduction works; by default the one that was given last.
         """
-        device = self.clock.device = device or self.clock.device
+        clock = self.clock
+        clock.device = device or clock.device
+        return clock.ran + (self.instant() - clock.since)
+
+    def instant(self) -> Seconds:
+        """Return the present: of the current stream of an accelerator where ``timed``, else of the host.
+
+        While a CUDA graph is captured it is the host's: events of a graph have no times.
+        """
+        device = self.clock.device
         if self.timed and device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            return event_on(device) - self.clock.away
-        return time.perf_counter() - self.clock.away
+            return event_on(device)
+        return time.perf_counter()
 
-    def leave(self) -> None:
-        """Stop the clock: others run."""
-        self.clock.left = self.now()
+    def leave(self) -> Seconds:
+        """Note where the clock stands, since others may run now, and return the present."""
+        at, clock = self.instant(), self.clock
+        clock.ran, clock.since = clock.ran + (at - clock.since), at
+        return at
 
-    def come_back(self, waited: Seconds) -> None:
-        """Let the clock go on from where it stood, and from what this rank ``waited`` for its messages."""
-        self.clock.away = self.clock.away + (self.now() - self.clock.left - waited)
+    def come_back(self, waited: Seconds, at: Seconds) -> None:
+        """Let the clock go on at present, from where it stood and what this rank has ``waited`` for its messages."""
+        self.clock.ran, self.clock.since = self.clock.ran + waited, at
         self.traffic.elapsed = self.traffic.elapsed + waited
 
     def start(self, requests: Sequence[Request]) -> Started:

@@ -199,14 +199,14 @@ class _Meeting:
         """Answer the requests, and count them."""
         _check_alike(self._group)
         ranks = list(self._group.values())
-        began = ranks[0].comm.now()
+        began = ranks[0].comm.instant()
         answers = []
         for requests in zip(*(rank.requests for rank in ranks), strict=True):
             for request in requests:
                 if isinstance(request, Sending):
                     request.count()
             answers.append(self._answers(requests))
-        share = (ranks[0].comm.now() - began) * (1 / len(ranks))
+        share = (ranks[0].comm.instant() - began) * (1 / len(ranks))
         for rank, of_rank in zip(ranks, zip(*answers, strict=True), strict=True):
             rank.answers, rank.waited = list(of_rank), share
 

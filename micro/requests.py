@@ -205,14 +205,18 @@ class Running(Generic[T]):
         self.requests: list[Any] = []
         self.has_ended = self._is_list = False
 
-    def go_on(self, answers: list[Any] | None = None, waited: "Seconds" = 0.0) -> None:
-        """Run to the next request that others answer, or to the end.
+    def go_on(
+        self, answers: list[Any] | None = None, waited: "Seconds" = 0.0, at: "Seconds | None" = None
+    ) -> "Seconds":
+        """Run to the next request that others answer, or to the end; return when that was.
 
         Args:
             answers: to what was requested, for which it has ``waited`` seconds.
+            at: the present, where it is known.
         """
         if answers is not None and self._is_timed:
-            self.requests[0].comm.come_back(waited)
+            asked = self.requests[0].comm
+            asked.come_back(waited, asked.instant() if at is None else at)
         answer = answers[0] if answers is not None and not self._is_list else answers
         try:
             while True:
@@ -229,9 +233,7 @@ class Running(Generic[T]):
         except StopIteration as end:
             self.result = end.value
             self.requests, self.has_ended = [], True
-            return
-        if self._is_timed:
-            self.requests[0].comm.leave()
+        return self.comm.leave() if self._is_timed else 0.0
 
     def throw(self, error: BaseException) -> None:
         """Raise ``error`` where it waits, so that it knows why it ends."""
@@ -247,16 +249,15 @@ def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
     """Return what a reduction returns; its requests are carried out, one after the other, as they come."""
     running = Running(reduction, comm)
     try:
-        running.go_on()
+        left = running.go_on()
         while running.requests:
-            asked = running.requests[0].comm
-            began = asked.now()
             try:
-                answers = asked.start(running.requests).answers()
+                answers = running.requests[0].comm.start(running.requests).answers()
             except BaseException as error:
                 running.throw(error)
                 raise
-            running.go_on(answers, asked.now() - began)
+            at = comm.instant()
+            left = running.go_on(answers, at - left, at)
         return running.result
     finally:
         running.close()

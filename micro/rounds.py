@@ -32,20 +32,22 @@ class UnderWay(Running[T]):
         """Whether no round is needed any more; the same on all ranks, but for one whose last sum is under way."""
         return self.has_ended or (self.last is not None and self.last.is_completed())
 
-    def go_on(self, answers: list[Any] | None = None, waited: Seconds = 0.0) -> None:
+    def go_on(self, answers: list[Any] | None = None, waited: Seconds = 0.0, at: Seconds | None = None) -> Seconds:
         """Run to the next message, which is started if it is the last, or to the end."""
-        super().go_on(answers, waited)
+        left = super().go_on(answers, waited, at)
         while self.requests and isinstance(self.requests[0], Once):  # ranks that share memory: no message either
-            super().go_on(self.ranks.start(self.requests).answers())
+            left = super().go_on(self.ranks.start(self.requests).answers())
         if self.requests and isinstance(self.requests[0], AllReduce) and self.requests[0].last:
             self.last = self.ranks.start(self.requests)
+        return left
 
     def __call__(self) -> T:
         """Return the outcome."""
         if self.last is not None:
-            began = self.comm.now()
+            began = self.comm.instant()
             answers, self.last = self.last.answers(), None
-            self.go_on(answers, self.comm.now() - began)
+            at = self.comm.instant()
+            self.go_on(answers, at - began, at)
         while not self.has_ended:
             self._rounds.advance()
         return self.result
@@ -78,8 +80,7 @@ class Rounds:
 
     def advance(self) -> None:
         """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
-        if self._started is not None:
-            self._receive(self._started)
+        began = self._receive(self._started) if self._started is not None else None
         left: list[UnderWay[Any]] = []
         requests: list[Any] = []
         for each in self._under_way:
@@ -92,19 +93,21 @@ class Rounds:
         if requests:
             self.num_rounds += 1
             comm = self._sent[0].comm
-            began = comm.now()
+            began = comm.instant() if began is None else began
             self._started = self._sent[0].ranks.start(requests)
-            self._took = comm.now() - began
+            self._took = comm.instant() - began
 
-    def _receive(self, started: Started) -> None:
-        """Let those go on whose messages were sent."""
+    def _receive(self, started: Started) -> Seconds:
+        """Let those go on whose messages were sent; return when the last of them stopped."""
         sent, self._sent, self._started = self._sent, [], None
-        began = sent[0].comm.now()
+        began = sent[0].comm.instant()
         answers = started.answers()
-        share = (self._took + (sent[0].comm.now() - began)) * (1 / len(answers))
+        at = sent[0].comm.instant()
+        share = (self._took + (at - began)) * (1 / len(answers))
         for each in sent:
             own, answers = answers[: len(each.requests)], answers[len(each.requests) :]
-            each.go_on(own, share * len(own))
+            at = each.go_on(own, share * len(own), at)
+        return at
 
     def abandon(self) -> None:
         """End all reductions where they are: nothing more is sent."""

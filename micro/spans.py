@@ -85,13 +85,12 @@ class Clock:
     """The clock of a reduction, which stands still while others run.
 
     Attributes:
-        away: how long it has stood still.
-        left: what it showed when it was stopped last.
+        ran: what it showed at the time ``since``, from which it goes on.
         device: whose time it showed last.
     """
 
-    away: Seconds = 0.0
-    left: Seconds = 0.0
+    ran: Seconds = 0.0
+    since: Seconds = 0.0
     device: torch.device = torch.device("cpu")  # noqa: RUF009 - it never changes
 
 
