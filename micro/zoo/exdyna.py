@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -51,8 +51,7 @@ class ExDynaState:
             self.counts, self.num_steps = [0] * len(counts), 0
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """A vector of ``numel`` elements as ``num_blocks`` blocks of ``block_size``; what is left over lies at the end."""
 
     numel: int
@@ -83,9 +82,8 @@ class Repaired:
         """Return over how many steps a load is averaged: those of a whole turn."""
         return world_size
 
-    def search(self, state: Any, search: Search) -> Reduction[Selection]:
-        """Return what passes the step's threshold in this rank's partition."""
-        return self.threshold.search(state, search)
+    def learn(self, state: Any, counts: tuple[int, ...]) -> None:
+        """Tell the threshold's state what all ranks found; here the rule knows."""
 
 
 class AsPublished(Repaired):
@@ -114,11 +112,9 @@ class AsPublished(Repaired):
         """Return 1: only the last step counts."""
         return 1
 
-    def search(self, state: Any, search: Search) -> Reduction[Selection]:
-        """Return what passes the threshold; a single rank counts too, where MiCRO's code counts nothing."""
-        found = yield from self.threshold.search(state, search)
-        state.last_count = sum(found.counts or ())
-        return found
+    def learn(self, state: Any, counts: tuple[int, ...]) -> None:
+        """Count on a single rank too, where MiCRO's code counts nothing."""
+        state.last_count = sum(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +196,10 @@ class ExDyna(Selector[ExDynaState]):
                 state.loads[taker] += load
         spans = cyclic(block_spans(state.blocks, grid.block_size, numel), step.index)
         start, stop = spans[comm.rank]
-        found = yield from balance.search(state.threshold, Search(acc[start:stop], numel, spans, step, comm))
+        search = Search(acc[start:stop], numel, spans, step, comm)
+        found = yield from balance.threshold.search(state.threshold, search)
         assert found.counts is not None, "the rule's promise"
+        balance.learn(state.threshold, found.counts)
         state.add([found.counts[(part - step.index) % n] for part in range(n)], balance.steps_per_load(n))
         return replace(found, spans=spans)
 

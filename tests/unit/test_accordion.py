@@ -55,25 +55,3 @@ def test_published_looks_at_rank_0_alone(rule: str, critical: bool) -> None:
     for other in (1.0, 1.0, 10.0):  # rank 1's gradient grows, rank 0's does not
         stats = simulation.step(ones * torch.tensor([[1.0], [other]])).stats
     assert {(s.target_density, s.target_count) for s in stats} == {(HIGH, 40) if critical else (LOW, 8)}
-
-
-def test_a_gradient_that_is_not_finite_is_skipped() -> None:
-    simulation, bad = simulated(accordion(), nonfinite="skip"), torch.ones(2, LAYOUT.numel, dtype=torch.float64)
-    bad[1, 3] = float("nan")
-    assert simulation.step(bad).stats[0].skipped
-    assert not simulation.step(bad.nan_to_num()).stats[0].skipped
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"high": 0.05}, "high density of accordion must be at least density 0.1, got 0.05"),
-        ({"high": 1.5}, r"high density of accordion must be in \(0, 1\], got 1.5"),
-        ({"interval": 0}, "interval of accordion must be at least 1 step, got 0"),
-        ({"change": 0.0}, "change of accordion must be above 0, got 0.0"),
-        ({"rule": "best"}, "rule of accordion must be one of repaired, published, got 'best'"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        accordion(**settings)

@@ -192,8 +192,3 @@ def test_repaired_packs_bins_of_like_cost_that_rotate() -> None:
     grads = torch.where(torch.arange(908) < 8, 1.0, 1e-3).expand(2, -1)
     counts = [simulation.step(grads - torch.stack(simulation.residuals())).stats[0].counts for _ in range(3)]
     assert counts[0] == counts[1][::-1] == counts[2]
-
-
-def test_rule_is_checked() -> None:
-    with pytest.raises(ValueError, match="rule of deft must be one of repaired, published, got 'agreed'"):
-        Deft(rule="agreed")  # type: ignore[arg-type]

@@ -52,10 +52,3 @@ def test_a_straddling_slice_counts_an_index_once_and_the_remainder_is_dropped() 
     assert dense(got)[:8] == [0.5, 14 / 2, (3 + 15) / 2, 16 / 2, 17 / 2, 18 / 2, 0.0, 0.0]
     kept = exchange(acc, chosen, None)[1]
     assert dense(kept)[:8] == [0.5, (2 + 14) / 2, (3 + 15) / 2, 16 / 2, 17 / 2, 18 / 2, 19 / 2, 0.0]
-
-
-def test_rule() -> None:
-    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather()).rule_name is None
-    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather(rule="published")).rule_name == "published"
-    with pytest.raises(ValueError, match="rule of gather must be one of published, senders or null, got 'repaired'"):
-        micro.build(micro.Exchange, {"name": "gather", "rule": "repaired"})

@@ -117,13 +117,6 @@ def test_the_residual_is_what_the_own_waves_do_not_say(numel: int) -> None:
         np.testing.assert_allclose(step.update.numpy(), sent.mean(0), rtol=0, atol=1e-12)
 
 
-def test_the_constant_wave_counts_once_and_all_others_twice() -> None:
-    wave = torch.cos(3 * 2 * torch.pi * torch.arange(16, dtype=torch.float64) / 16)
-    for factor in (1.2, 1.5):  # of energies 11.52 and 18, beside 16 of the constant one; of bins 2.4 and 3, beside 4
-        update = once((factor * wave + 1).expand(WORLD_SIZE, 16), density=0.12).update
-        torch.testing.assert_close(update, torch.ones_like(wave) if factor < math.sqrt(2) else factor * wave)
-
-
 def test_a_step_whose_transform_overflows_is_left_out() -> None:
     grads = torch.full((WORLD_SIZE, 257), 3e38)
     step = once(grads, density=0.1, nonfinite="skip", bits=10)
@@ -172,12 +165,3 @@ def test_the_relative_error_of_noise_is_what_theory_says(density: float) -> None
     """Energies of a noise's bins are exponential: the largest p of them hold p (1 + ln(1/p)) of the whole."""
     stats = once(gradients(6000), density=density).stats[0]
     assert stats.relative_error == pytest.approx(math.sqrt(1 - density * (1 + math.log(1 / density))), rel=0.02)
-
-
-def test_densities_are_shares_of_the_bins() -> None:
-    stats = once(gradients(257), density=0.25).stats[0]
-    assert (stats.numel, stats.num_bins, stats.target_count, stats.local_density) == (257, 136, 34, 0.25)
-    assert stats.global_density == stats.global_count / 136
-    assert 34 < stats.global_count < 3 * 34  # three ranks choose partly the same bins
-    same = once(gradients(257)[:1].expand(WORLD_SIZE, 257), density=0.25).stats[0]
-    assert (same.global_count, same.density_error, same.build_up) == (34, 0.0, 1.0)

@@ -184,16 +184,10 @@ PUBLISHED: dict[str, tuple[Any, Callable[..., Oracle], float, set[Any]]] = {  # 
     "redsync": ("redsync_published", redsync, 1.0, {"found", "too few", "too many"}),
     "sage, far below": ("sage_published", sage, 0.003, {0.95}),
     "sage, far above": ("sage_published", sage, 1.0, {1.0, 1.05}),
-    **{f"sidco, {law}": ({"name": "sidco_published", "law": law}, sidco(law), 1.0, {1, 2}) for law in LAWS},
     **{
-        f"sidco, {law}, {stages}": (
-            {"name": "sidco_published", "law": law, "stages": stages},
-            sidco(law, stages),
-            1.0,
-            {stages},
-        )
+        f"sidco, {law}, {n}": ({"name": "sidco_published", "law": law, "stages": n}, sidco(law, n), 1.0, set())
         for law in LAWS
-        for stages in (2, 3)
+        for n in (None, 2, 3)
     },
 }
 
@@ -219,22 +213,8 @@ def test_a_published_fit_is_the_public_code_step_for_step(method: str, world_siz
         taken = simulation.step(torch.tensor(before), residuals=True)
         np.testing.assert_allclose(taken.update.numpy(), update, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(taken.residuals.numpy(), residuals, rtol=1e-9, atol=1e-12)  # type: ignore[union-attr]
-    assert ways >= expected or method.startswith("sidco")
-
-
-@pytest.mark.parametrize("fit", ["dgc", "dgc_published", "sage_published"])
-def test_samples_follow_seed_and_step(fit: str) -> None:
-    acc, selector = torch.tensor(np.random.default_rng(0).laplace(size=20_000)), micro.Estimated(fit=fit)
-
-    def chosen(seed: int, first: int) -> tuple[int, ...]:
-        state = selector.start()
-        for index in (first, first + 1):
-            found = select(selector, state, acc * (1 + index - first), 100, index, seed)
-        return tuple(found.indices.tolist()) + ((found.threshold,) if fit.startswith("sage") else ())  # type: ignore[return-value]
-
-    assert len({chosen(seed, 0) for seed in range(6)}) > 1
-    assert len({chosen(0, first) for first in range(15)}) > 1
-    assert chosen(3, 2) == chosen(3, 2)
+    assert ways >= expected
+    assert "None" not in method or len(ways) > 1 or world_size > 1
 
 
 def test_what_public_codes_do_in_rare_cases() -> None:
@@ -321,14 +301,6 @@ def test_awkward_vectors_have_an_outcome(fit: str, kind: str) -> None:
         assert fit not in REPAIRED or kind == "zeros" or count
 
 
-def test_a_change_of_law_is_followed() -> None:
-    rng, selector = np.random.default_rng(0), micro.Estimated(fit="gaussiank")
-    state = selector.start()
-    for index in range(20):
-        acc = rng.standard_normal(20_000) if index < 10 else rng.lognormal(sigma=2, size=20_000)
-        assert 100 <= select(selector, state, torch.from_numpy(acc), 200, index).indices.numel() <= 4 / 3 * 200
-
-
 def test_a_factor_makes_a_wrong_guess_right_and_a_useless_one_gives_exactly_the_largest() -> None:
     rng, state, k = np.random.default_rng(0), Track(), 500
     for index in range(12):
@@ -364,20 +336,6 @@ def test_a_bisection_ends_even_between_neighbours(dtype: torch.dtype) -> None:
     assert bisect(0.0, 8.0, above=0.5, up_to=3.0, dtype=dtype) == 2.0  # 4, then 2
     x = torch.tensor([0.1, -0.1, 0.100001, 0.0], dtype=dtype)
     assert [strictly_above(x, cut)[0].tolist() for cut in (0.1, 0.0, math.nan)] == [[2], [0, 1, 2], []]
-
-
-@pytest.mark.parametrize(
-    ("fit", "message"),
-    [
-        ({"name": "sidco", "law": "normal"}, "law of sidco must be one of exponential, gamma, pareto, got 'normal'"),
-        ({"name": "sidco", "stages": 0}, "stages of sidco must be at least 1, or None to adapt, got 0"),
-        ({"name": "reused_published", "reevaluate": 0}, "reevaluate of reused_published must be at least 1, got 0"),
-        ("x", "fit must be one of dgc, dgc_published, gaussiank, .*, got 'x'"),
-    ],
-)
-def test_settings_are_checked(fit: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        micro.Estimated(fit=fit)
 
 
 # --- quantiles --------------------------------------------------------------------------------------------------------
@@ -418,11 +376,8 @@ def test_moments_leave_zeros_out(numel: int) -> None:
     assert log_moments(torch.zeros(numel)) == (0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize("density", [1.0, 0.5, 0.3, 0.25, 0.2, 0.01, 0.001])
-def test_shares_of_the_stages_multiply_to_the_density(density: float) -> None:
-    most = most_stages(density)
-    assert most == (max(1, math.ceil(math.log2(1 / density))) if density < 0.25 else 1)
-    for num_stages in range(1, most + 1):
-        shares = stage_shares(density, num_stages)
-        assert len(shares) == num_stages
-        assert math.prod(shares) == pytest.approx(density)
+def test_shares_of_the_stages_multiply_to_the_density() -> None:
+    for density in (1.0, 0.5, 0.25, 0.2, 0.01, 0.001):
+        for num_stages in range(1, most_stages(density) + 1):
+            assert len(stage_shares(density, num_stages)) == num_stages
+            assert math.prod(stage_shares(density, num_stages)) == pytest.approx(density)

@@ -100,12 +100,3 @@ def test_counts_of_another_number_of_ranks_are_no_use() -> None:
         return comm.traffic.calls[-1]
 
     assert SimulatedRanks(2).run(work) == [("gather_rows", 128)] * 2
-
-
-def test_parts_that_send_indices_themselves_do_not_go_with_it() -> None:
-    with_slack = micro.Micro(slack=0.2)
-    for parts in ({"exchange": micro.DSA()}, {"exchange": micro.InPieces(piece_mb=0.1)}, {"indices": micro.Packed()}):
-        with pytest.raises(ValueError, match=r"micro with a slack sends indices itself, got .*: use union or gather"):
-            micro.SparseReducer(with_slack, 0.01, **parts)
-    with pytest.raises(ValueError, match="one message for each parameter: use it without per_tensor"):
-        micro.PerTensor(selector=with_slack)

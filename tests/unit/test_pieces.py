@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import micro
-from micro import kernels
 from micro.selectors import piece_tables
 from micro.selectors.piece_tables import tables_of
 from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
@@ -44,47 +42,15 @@ def test_the_largest_of_each_piece(kind: str, dtype: torch.dtype, counts: list[i
     assert found.tolist() == by_sorting(x, LENGTHS, counts)
 
 
-def test_nan_is_never_among_the_largest_of_a_piece() -> None:
+def test_pieces_may_leave_gaps_and_nan_is_never_among_the_largest() -> None:
     x = vector("scaled", torch.float32)
+    found = largest_of_each(x, pieces_at(((10, 20), (5001, 9397))), [3, 2]).tolist()
+    parts = [(10, x[10:20], 3), (5001, x[5001:9397], 2)]
+    assert found == [start + i for start, part, k in parts for i in by_sorting(part, (part.numel(),), [k])]
+    assert largest_of_each(x, pieces_at(()), []).tolist() == []
     x[::3], x[100], x[5001] = float("nan"), float("-inf"), 0.0
     counts = [4000, 1, 0, 299, 40, 0, 200]  # the first and the fourth piece have fewer numbers
-    found = largest_of_each(x, pieces_of(LENGTHS), counts)
-    assert not x[found.long()].isnan().any()
-
-
-def test_pieces_may_leave_gaps() -> None:
-    x = vector("scaled", torch.float32)
-    found = largest_of_each(x, pieces_at(((10, 20), (5001, 9397))), [3, 2])
-    assert found.tolist() == [10 + i for i in by_sorting(x[10:20], (10,), [3])] + [
-        5001 + i for i in by_sorting(x[5001:9397], (4396,), [2])
-    ]
-
-
-def test_no_pieces_give_nothing() -> None:
-    assert largest_of_each(torch.ones(5), pieces_at(()), []).tolist() == []
-
-
-def test_top_k_of_each_layer_takes_the_same_share_of_each_and_at_least_one() -> None:
-    layout = micro.Layout(("w", "b", "v"), ((20, 10), (3,), (100,)))
-    reducer = micro.SparseReducer(micro.TopK(scope="layer"), 0.05)
-    simulation = micro.Simulation(reducer, layout, 1, dtype=torch.float64)
-    grads = torch.randn(1, 303, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    update = simulation.step(grads).update
-    simulation.close()
-    assert [int((piece != 0).sum()) for piece in layout.split(update).values()] == [9, 1, 4]  # of 15 / 303 each
-    assert set(update.nonzero().view(-1).tolist()) == set(by_sorting(grads[0], (200, 3, 100), [9, 1, 4]))
-
-
-def test_scope_must_be_known() -> None:
-    with pytest.raises(ValueError, match="scope of topk must be one of model, layer, chunk, got 'tensor'"):
-        micro.TopK(scope="tensor")  # type: ignore[arg-type]
-
-
-def test_kth_of_each_run() -> None:
-    lengths, ranks = torch.tensor([4, 0, 3, 5]), torch.tensor([2, 1, 0, 6])
-    for dtype in (torch.float32, torch.float64):
-        magnitudes = torch.tensor([1.0, 5.0, 3.0, 5.0, 7.0, 8.0, 9.0, 1.0, 1.0, 2.0, 3.0, 4.0], dtype=dtype)
-        assert kernels.kth_by_run(magnitudes, lengths, ranks).tolist() == [5.0, 0.0, float("inf"), 0.0]
+    assert not x[largest_of_each(x, pieces_of(LENGTHS), counts).long()].isnan().any()
 
 
 @pytest.mark.parametrize("kind", ["scaled", "zero", "tied", "steps"])
