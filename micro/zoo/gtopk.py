@@ -128,7 +128,9 @@ class _Form(NamedTuple):
         indices, values = self.codec.encode(entries.indices, self.numel), to_bytes(entries.values.to(self.dtype))
         sizes = self.sizes(marks.numel())
         message = values.new_zeros(sum(sizes))
-        for place, part in zip(message.split(sizes), (to_bytes(torch.cat([count, marks])), indices, values), strict=True):
+        for place, part in zip(
+            message.split(sizes), (to_bytes(torch.cat([count, marks])), indices, values), strict=True
+        ):
             place[: part.numel()] = part
         return message
 
@@ -175,10 +177,7 @@ def _merged(
             pruned.append(rest)
         distance *= 2
     if n > 1:
-        if rank == 0:
-            message = form.packed(held, marks)
-        else:
-            message = marks.new_empty(sum(form.sizes(n)), dtype=torch.uint8)
+        message = form.packed(held, marks) if rank == 0 else marks.new_empty(sum(form.sizes(n)), dtype=torch.uint8)
         message = yield Broadcast(mine=message, source=0, kind="values")
         form.count(comm.traffic, n, (n - 1) / n)
         held, marks = form.unpacked(message, n, dtype)
