@@ -133,12 +133,24 @@ def message(
     indices, magnitudes, counts = found
     bins, reached = _bins(magnitudes, lowest, shift), _reached(counts)
     are_sure = bins >= (reached > sure).sum()
-    chosen = torch.argsort(magnitudes.where(~are_sure, torch.inf), descending=True, stable=True)[:capacity]
+    chosen = _in_order(magnitudes, are_sure, capacity)
     row = counts.new_zeros(NUM_BINS + -(-capacity * width // 4))
     row[:NUM_BINS] = counts
     places = (indices.index_select(0, chosen) - start).view(torch.uint8).view(-1, 4)[:, :width]
     row[NUM_BINS:].view(torch.uint8)[: width * chosen.numel()] = places.reshape(-1)
     return row
+
+
+def _in_order(magnitudes: Tensor, are_sure: Tensor, capacity: int) -> Tensor:
+    """Return the places of those that come first in a `message`."""
+    if magnitudes.device.type != "cpu":  # the host reads nothing
+        return torch.argsort(magnitudes.where(~are_sure, torch.inf), descending=True, stable=True)[:capacity]
+    sure, others = torch.nonzero(are_sure).view(-1), torch.nonzero(~are_sure).view(-1)
+    room = capacity - sure.numel()
+    if 0 < room < others.numel():  # no others are put in order
+        others = others.index_select(0, forms(magnitudes).largest(magnitudes.index_select(0, others), room))
+    ranks = torch.argsort(magnitudes.index_select(0, others), descending=True, stable=True)
+    return torch.cat([sure, others.index_select(0, ranks)])[:capacity]
 
 
 def kept_by_all(
