@@ -21,7 +21,7 @@ from micro.reducers.rounding import write_
 from micro.requests import Fill, Reduction
 from micro.selectors.pieces import largest_of_each
 from micro.selectors.topk import shares
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.sparse import Overlap, Selection, SparseValues, Step
 from micro.traffic import Bucket, Choosing, Volume
 from micro.zoo.tiles import Tiling, tiling_of
 from micro.zoo.transforming import Coefficients, Transforming
@@ -96,12 +96,14 @@ class DCTReducer(Transforming):
         tiled, pieces = tiling.forward(acc), tiling.pieces(acc.device)
         chosen = largest_of_each(tiled, pieces, shares(pieces, target.count))
         select = comm.now(grad.device) - before
-        exchanged = yield from self._exchange(tiled, chosen, step, comm)
+        transport = Transport(comm=comm, step=step, overlap=Overlap.ANY, wire=self.wire)
+        selection = Selection(chosen, counts=(chosen.numel(),) * comm.world_size)
+        exchanged = yield from self.exchange.exchange(self.exchange.start(), tiled, selection, transport)
         error = own = unsent = None
         if exchanged.is_finite is not False:
             error = _relative_error_(tiled, exchanged.sent)
             own = tiling.inverse(_spread_((exchanged.sent,), tiled)) if self.keeps else None
-            unsent = yield from self._write(exchanged, tiling, tiled, grad)
+            unsent = yield Fill(into=grad, work=lambda: _write(exchanged.update, tiling, tiled, grad))
         return Coefficients(
             counts=exchanged.counts,
             num_updated=exchanged.num_updated,
@@ -112,27 +114,17 @@ class DCTReducer(Transforming):
             unsent=unsent,
         )
 
-    def _exchange(self, tiled: Tensor, chosen: Tensor, step: Step, comm: Comm) -> Reduction[Exchanged]:
-        transport = Transport(comm=comm, step=step, overlap=Overlap.ANY, wire=self.wire)
-        selection = Selection(chosen, counts=(chosen.numel(),) * comm.world_size)
-        return self.exchange.exchange(self.exchange.start(), tiled, selection, transport)
-
     def volume(self, bucket: Bucket) -> Volume:
         """Return what the exchange sends of the coefficients, as many on each rank; see Reducer."""
         k = target_count(self.density_policy.density, bucket.numel)
         choice = Choice.of(bucket, Choosing(knows_counts=True), Overlap.ANY, k, self.wire)
         return bucket.volume(*self.exchange.volume(choice))
 
-    @staticmethod
-    def _write(exchanged: Exchanged, tiling: Tiling, scratch: Tensor, grad: Tensor) -> Reduction[Tensor | None]:
-        """Write the mean into ``grad``; return what it loses on being rounded."""
 
-        def write() -> Tensor | None:
-            out = grad if grad.dtype == scratch.dtype else None
-            return write_(tiling.inverse(_spread_(exchanged.update, scratch), out), grad)
-
-        unsent: Tensor | None = yield Fill(into=grad, work=write)
-        return unsent
+def _write(parts: tuple[SparseValues, ...], tiling: Tiling, scratch: Tensor, grad: Tensor) -> Tensor | None:
+    """Write the mean into ``grad``; return what it loses on being rounded."""
+    out = grad if grad.dtype == scratch.dtype else None
+    return write_(tiling.inverse(_spread_(parts, scratch), out), grad)
 
 
 def _spread_(parts: tuple[SparseValues, ...], out: Tensor) -> Tensor:

@@ -22,21 +22,6 @@ from micro.zoo.spectrum import Bins, complex_bins, num_bins, real_parts, stronge
 from micro.zoo.transforming import Coefficients, Transforming
 
 
-@dataclass(frozen=True, slots=True)
-class _Gathered:
-    """What all ranks sent.
-
-    Attributes:
-        parts: in rank order.
-        are_finite: () bool, whether all gradients were.
-        num_chosen: () int64, the bins that any rank chose.
-    """
-
-    parts: list[Bins]
-    are_finite: Tensor
-    num_chosen: Tensor
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FFTReducer(Transforming):
     """Send the strongest bins of the gradient's spectrum, quantised: a share ``density`` = 1 - theta of them.
@@ -91,16 +76,16 @@ class FFTReducer(Transforming):
         spectrum = to_spectrum(acc)
         kept, dropped = strongest(spectrum, target_count(target.density, spectrum.numel()))
         select = comm.now(grad.device) - before
-        gathered = yield from self._gather(kept, spectrum.numel(), step, comm)
-        mine = gathered.parts[comm.rank]
+        parts, are_finite, num_chosen = yield from self._gather(kept, spectrum.numel(), step, comm)
+        mine = parts[comm.rank]
         own = vector_of([mine], spectrum, numel) if self.keeps else None
-        is_finite, unsent = soonest(gathered.are_finite), None
+        is_finite, unsent = soonest(are_finite), None
         if is_finite is not False:
-            mean = yield Once(work=lambda: vector_of(gathered.parts, spectrum, numel).div_(n))
+            mean = yield Once(work=lambda: vector_of(parts, spectrum, numel).div_(n))
             unsent = write_(mean, grad)
         return Coefficients(
             counts=(kept.indices.numel(),) * n,
-            num_updated=gathered.num_chosen,
+            num_updated=num_chosen,
             is_finite=is_finite,
             select=select,
             error=_relative_error(mine, kept, dropped),
@@ -116,26 +101,28 @@ class FFTReducer(Transforming):
         places, values = self.indices.num_bytes(count, bins), self.codec.num_bytes(2 * count, bucket.dtype)
         return bucket.volume((("gather_lists", places), ("gather_lists", values + 1)), bucket.numel)
 
-    def _gather(self, kept: Bins, span: int, step: Step, comm: Comm) -> Reduction[_Gathered]:
-        """Return every rank's bins as decoded; all ranks send equally many, so that the sizes are known."""
-        n, count, parts, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
-        flag = flag_of(step.is_finite, torch.uint8, parts.device)
+    def _gather(self, kept: Bins, span: int, step: Step, comm: Comm) -> Reduction[tuple[list[Bins], Tensor, Tensor]]:
+        """Return all ranks' bins as decoded, () whether all gradients were finite, () how many bins any rank chose.
+
+        All ranks send equally many, so that the sizes are known.
+        """
+        n, count, values, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
+        flag = flag_of(step.is_finite, torch.uint8, values.device)
         places = self.indices.encode(kept.indices, span)
-        wire = torch.cat([coding.encode(codec, parts, (step.seed, step.index, comm.rank)), flag])
+        wire = torch.cat([coding.encode(codec, values, (step.seed, step.index, comm.rank)), flag])
         maps = (yield AllGatherLists(mine=places, counts=[places.numel()] * n, kind="indices")).view(n, -1)
         wires = (yield AllGatherLists(mine=wire, counts=[wire.numel()] * n, kind="values")).view(n, -1)
-        gathered: _Gathered = yield Once(work=lambda: self._decoded(maps, wires, count, span, parts.dtype))
-        return gathered
 
-    def _decoded(self, maps: Tensor, wires: Tensor, count: int, span: int, dtype: torch.dtype) -> _Gathered:
-        """Return the bins of all ranks, ``count`` of ``span`` each, from their messages (world_size, bytes)."""
-        indices = [self.indices.decode(blob, count, span) for blob in maps]
-        values = [coding.decode(self.codec, blob[:-1], 2 * count, dtype) for blob in wires]
-        bins = [Bins(i, complex_bins(v)) for i, v in zip(indices, values, strict=True)]
-        chosen = torch.zeros(span, dtype=torch.bool, device=maps.device)
-        for part in bins:
-            chosen.index_fill_(0, part.indices.long(), True)
-        return _Gathered(bins, wires[:, -1].bool().all(), chosen.sum())
+        def decoded() -> tuple[list[Bins], Tensor, Tensor]:
+            parts, chosen = list[Bins](), torch.zeros(span, dtype=torch.bool, device=maps.device)
+            for places, blob in zip(maps, wires, strict=True):
+                theirs = coding.decode(codec, blob[:-1], 2 * count, values.dtype)
+                parts.append(Bins(self.indices.decode(places, count, span), complex_bins(theirs)))
+                chosen.index_fill_(0, parts[-1].indices.long(), True)
+            return parts, wires[:, -1].bool().all(), chosen.sum()
+
+        gathered: tuple[list[Bins], Tensor, Tensor] = yield Once(work=decoded)
+        return gathered
 
 
 def _relative_error(sent: Bins, kept: Bins, dropped: Tensor) -> Tensor:
