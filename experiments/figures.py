@@ -20,14 +20,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    kinds = _kinds(options.only)
+    for word in options.only:
+        check_choice("--only", KINDS, word)
     check_folder(options.out)
     # Imported here: pandas and matplotlib take a second, which --help and a mistake need not wait for.
     from rich.console import Console
 
     from experiments.reports.frames import load
     from experiments.reports.pages import print_summary, write_summary
-    from experiments.reports.provenance import refuse_differences
+    from experiments.reports.provenance import unlike
     from experiments.reports.run_configs import parse_selection
     from experiments.reports.run_figures import draw_all
     from experiments.tracking.sources import read
@@ -37,13 +38,13 @@ def _run(options: argparse.Namespace) -> int:
         frames = read(options.source, selection) if options.source else load(options.runs or [RUNS], selection)
     except OSError as error:
         raise UserError(f"{error.filename or 'the runs'}: {error.strerror or error}") from None
-    if options.strict:
-        refuse_differences(frames.origins, frames.studies())
+    if options.strict and (lines := unlike(frames.studies(), frames.origins)):
+        raise UserError(f"runs side by side are of {'; '.join(lines)}: leave some out, or leave out --strict")
     # A pipe has no width: wide enough that no name is cut.
     console = Console(width=None if sys.stdout.isatty() else 120)
 
     def write(out: Path) -> list[Path]:
-        return [*([] if options.table else draw_all(frames, out, kinds)), *write_summary(frames, out)]
+        return [*([] if options.table else draw_all(frames, out, options.only or KINDS)), *write_summary(frames, out)]
 
     try:
         written = write_or_rescue(write, options.out)
@@ -54,12 +55,6 @@ def _run(options: argparse.Namespace) -> int:
         print(path)
     print_summary(frames, console)
     return 0
-
-
-def _kinds(given: Sequence[str]) -> list[str]:
-    for word in given:
-        check_choice("--only", KINDS, word)
-    return list(given or KINDS)
 
 
 def parser() -> Parser:

@@ -1,4 +1,4 @@
-"""From run folders to tables, figures and pages: frames, summaries, numbers of figures, how they look, Markdown, HTML.
+"""From run folders to one table of runs, and from that to tables, figures and pages.
 
-May import: config, runs. Begin reading at frames.py, then summary.py, figure_numbers.py and all_figures.py.
+May import: config, runs. Begin reading at frames.py, then table.py, forms.py, pages.py and run_figures.py.
 """

@@ -108,7 +108,7 @@ def draw_lengths(rows: pd.DataFrame, title: str) -> Figure:
     lines = _lines(rows[rows["sparsifier"] != "dense"], ["sparsifier", "form", "density"])
     trainings = {in_words(own): own for _, own in rows.groupby(TRAINING[:3])}
     figure, panels = parts.figure_of_panels(list(trainings), columns=3, height=2.0, shared=False)
-    shade = {"color": look.GREY, "alpha": 0.3, "linewidth": 0}
+    shade: LineSettings = {"color": look.GREY, "alpha": 0.3, "linewidth": 0}
     for name, axes in panels.items():
         metric = metric_of(trainings[name]["metric"])
         away, room = (metric.scale * trainings[name][column] for column in ("to_dense", "half_range"))
@@ -215,7 +215,7 @@ def draw_bytes(rows: pd.DataFrame, title: str) -> Figure:
             axes.plot(row[f"bytes_{share}"], height, color=color, marker=marker, markerfacecolor=face)
     axes.set_xlabel("sent by a worker until then")
     parts.show_bytes(axes.xaxis)
-    marks = {"color": look.BLACK, "linestyle": "none"}
+    marks: LineSettings = {"color": look.BLACK, "linestyle": "none"}
     handles = [
         Line2D([], [], label=f"{share} % of dense's end", marker=marker, **marks) for share, marker in MARKS.items()
     ]

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 
@@ -39,9 +39,8 @@ def forms(table: pd.DataFrame) -> pd.DataFrame:
     found = points(with_settings(table)).sort_values("run", kind="stable", ignore_index=True)
     last = found.groupby("run", sort=False).tail(1)
     last = last.assign(**{column: _seconds(last, key) for column, key in SECONDS.items()})
-    rows = pd.concat(
-        [_of_runs(last[last["kind"] == "run"]), _of_means(last[last["kind"] == "mean"])], ignore_index=True
-    )
+    means = last[last["kind"] == "mean"].rename(columns={"manifest": "manifests"}).assign(is_mean=True)
+    rows = pd.concat([_of_runs(last[last["kind"] == "run"]), means], ignore_index=True)
     rows = rows.sort_values("num_seeds", ascending=False, kind="stable").drop_duplicates(KEYS)
     rows = rows.assign(
         half_range=(rows["high"] - rows["low"]) / 2,
@@ -56,11 +55,8 @@ def forms(table: pd.DataFrame) -> pd.DataFrame:
 
 def with_settings(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with batch_size and batches, sequences in a worker's batch and its batches in a step."""
-    found = configs(table)
-    return table.assign(
-        batch_size=[float(str(config.get("batch_size", "nan"))) for config in found],
-        batches=[float(str(config.get("accumulate", 1))) for config in found],
-    )
+    found = pd.DataFrame(configs(table), index=table.index).reindex(columns=["batch_size", "accumulate"])
+    return table.assign(batch_size=found["batch_size"].astype(float), batches=found["accumulate"].fillna(1.0))
 
 
 def beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
@@ -153,21 +149,18 @@ def _of_runs(last: pd.DataFrame) -> pd.DataFrame:
     _check_repetitions(last)
     rows = last.groupby(KEYS, dropna=False).agg(
         num_seeds=("run", "size"),
-        **{column: ("value", _finite(how)) for column, how in (("value", "mean"), ("low", "min"), ("high", "max"))},
+        # NaN where one of the seeds is: a run that failed is not averaged away.
+        value=("value", lambda values: values.mean(skipna=False)),
+        low=("value", lambda values: values.min(skipna=False)),
+        high=("value", lambda values: values.max(skipna=False)),
         **{
             column: (column, "mean") for column in ("measured_density", "total_bytes", "compute_s", *SECONDS, *OPTIONAL)
         },
         **{column: (column, "first") for column in ("step", "batches", "batch_size")},
-        code=("code", _distinct),
-        machine=("machine", _distinct),
+        **{column: (column, lambda texts: ", ".join(sorted(set(texts)))) for column in ("code", "machine")},
         manifests=("manifest", _digest),
     )
     return rows.reset_index().assign(is_mean=False, reached="")
-
-
-def _finite(how: str) -> Callable[[pd.Series], float]:
-    """Return a function over seeds that is NaN where one of them is: a run that failed is not averaged away."""
-    return lambda values: getattr(values, how)(skipna=False)
 
 
 def ordered(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -189,10 +182,6 @@ def _check_repetitions(runs: pd.DataFrame) -> None:
                 f"{' and '.join(first[:2])} differ in more than the seed, and in nothing that the table names: "
                 "leave one out"
             )
-
-
-def _of_means(last: pd.DataFrame) -> pd.DataFrame:
-    return last.rename(columns={"manifest": "manifests"}).assign(is_mean=True)
 
 
 def _seconds(last: pd.DataFrame, rate: str) -> pd.Series:
@@ -227,16 +216,11 @@ def _with_levels(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
         )
         rows = rows.merge(counted.reset_index(), on=KEYS, how="left")
     for place, text in rows.loc[rows["is_mean"], "reached"].items():
-        for part in filter(None, str(text).split(";")):
-            name, *numbers = part.split(",")
-            rows.loc[place, [f"num_{name}", f"bytes_{name}", f"epochs_{name}"]] = pd.to_numeric(
-                pd.Series(numbers)
-            ).array
+        for name, *numbers in (part.split(",") for part in str(text).split(";") if part):
+            rows.loc[place, [f"num_{name}", f"bytes_{name}", f"epochs_{name}"]] = [
+                float(each or "nan") for each in numbers
+            ]
     return rows.fillna({f"num_{100 * share:g}": 0 for share in SHARES})
-
-
-def _distinct(texts: pd.Series) -> str:
-    return ", ".join(sorted(set(texts)))
 
 
 def _digest(manifests: pd.Series) -> str:

@@ -3,6 +3,8 @@
 They are read from run folders here, and from W&B in tracking/sources.py.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,7 @@ from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, refuse_damaged
 from experiments.reports.measures import METRICS, metric_of
 from experiments.reports.names import human
-from experiments.reports.provenance import Origin, digest_of, origin_of, unlike
+from experiments.reports.provenance import Origin, origin_of, unlike
 from experiments.reports.run_configs import EXPERIMENT, Config, Selection, run_frame, selected_configs
 
 STAGES = ("compute", "select", "exchange", "rest")
@@ -21,7 +23,7 @@ STEP_NUMBERS = (
     *("step", "epoch", "loss", "lr", "target_density", "density", "local_density", "density_error", "build_up"),
     *("imbalance", "threshold", "relative_error", "forgotten", "residual_norm"),
     *("round", "fragment", "moved_norm", "update_norm", "cosine", "drift"),
-    *("bytes_sent", "counts_bytes", "indices_bytes", "values_bytes"),
+    *("bytes_sent", "counts_bytes", "indices_bytes", "values_bytes", "num_collectives"),
     *("compute_s", "select_s", "exchange_s", "rest_s", "hidden_s", "step_s", "time_s"),
 )
 EPOCH_NUMBERS = (
@@ -109,9 +111,14 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -
         steps=steps.assign(skipped=steps["skipped"].eq(True) if "skipped" in steps else False),
         epochs=epochs,
         origins={run: origin_of(manifests[run]) for run in table["run"]},
-        manifests={run: digest_of(manifests[run]) for run in table["run"] if manifests[run]},
+        manifests={run: sha256_of(manifest) for run, manifest in manifests.items() if manifest},
         settings=configs,
     )
+
+
+def sha256_of(manifest: Mapping[str, object]) -> str:
+    """Return the SHA-256 of a manifest's content."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _records(found: Mapping[str, FinishedRun], table: pd.DataFrame, kind: str) -> pd.DataFrame:

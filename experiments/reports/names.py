@@ -14,17 +14,9 @@ from collections.abc import Iterable
 
 from experiments.config.method_names import description, place
 
-KINDS = (
-    "convergence",
-    "time",
-    "density",
-    "residual",
-    "methods",
-    "densities",
-    "bytes",
-    "lengths",
-    "throughput",
-)  # of figures of finished runs
+KINDS = (  # of figures of finished runs
+    *("convergence", "time", "density", "residual", "methods", "densities", "bytes", "lengths", "throughput"),
+)
 OTHERS = {  # models and data sets by the key of their registry
     "mlp": "MLP",
     "cnn_lstm": "CNN-LSTM",
@@ -55,22 +47,17 @@ OTHERS = {  # models and data sets by the key of their registry
 }
 
 
-def label(method: str, variant: str = "") -> str:
+def label(method: str, variant: str = "", key: str = "label") -> str:
     """Return the name of a method in tables."""
-    return _named(method, variant, "label")
+    base, *others = method.split("+")
+    known = description(base)
+    name = ", ".join([known.get(key, known.get("label", base)), *(part.replace("_", " ", 1) for part in others)])
+    return f"{name} ({variant})" if variant else name
 
 
 def in_legend(method: str, variant: str = "") -> str:
     """Return the name of a method in figures, which says of which rule it is where there are several."""
-    return _named(method, variant, "legend")
-
-
-def _named(method: str, variant: str, key: str) -> str:
-    base, *others = method.split("+")
-    known = description(base)
-    words = [known.get(key, known.get("label", base)), *(part.replace("_", " ", 1) for part in others)]
-    name = ", ".join(words)
-    return f"{name} ({variant})" if variant else name
+    return label(method, variant, "legend")
 
 
 def human(name: str) -> str:

@@ -31,14 +31,7 @@ NOTE = "\\* {} of {} rows are means of runs whose records are gone{}."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table of each section.
-
-    Attributes:
-        show: a key of ``tables.KINDS``.
-        columns: keys of ``tables.COLUMNS``.
-        sort: columns of ``forms``, ``-`` before those of which the largest comes first.
-        words: what stands before it.
-    """
+    """One table of each section: a kind and columns of tables.py, in the order of some columns of ``forms``."""
 
     show: str
     columns: Sequence[str]
@@ -48,14 +41,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """One figure.
-
-    Attributes:
-        file: its name, without an end.
-        show: a key of ``form_figures.KINDS``.
-        of: the values of some columns that its rows have.
-        title: in place of what the training is.
-    """
+    """One figure: a kind of form_figures.py, of the rows that have some values in some columns."""
 
     file: str
     show: str
@@ -68,15 +54,11 @@ class Page:
     """What a page has.
 
     Attributes:
-        name: of its yaml and its files.
-        title: its first line.
         studies: patterns of the studies of conf/sweep whose runs are on it; none: a page of any runs.
         metric: the measure of its runs, empty for whatever they have.
         section: columns; rows that agree in them stand in the same tables, under a heading.
         how: how its runs are carried out.
         words: what its columns mean.
-        tables: of each section.
-        figures: of the whole page.
     """
 
     name: str
@@ -150,21 +132,17 @@ def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> lis
     written = [write_file(out / f"{page.name}.md", page_text(page, rows, runs))]
     for each in page.figures:
         check_choice(f"{page.name}: show", form_figures.KINDS, each.show)
-        own, of_these = (_some(table, each.of) for table in (rows, runs))
+        own, of_these = (table[(table[list(each.of)] == list(each.of.values())).all(axis=1)] for table in (rows, runs))
         figure, numbers = form_figures.KINDS[each.show](own, of_these, each.title or in_words(own))
         known = origins(of_these)
         written += save(figure, numbers, figures / each.file, known, notes=differences(known, known))
     return written
 
 
-def summarise(frames: Frames) -> pd.DataFrame:
-    """Return the rows of ``forms`` of some finished runs."""
-    return forms(run_rows(frames))
-
-
 def write_summary(frames: Frames, out: Path) -> list[Path]:
     """Write summary.csv and summary.md; return the paths."""
-    return [write_csv(summarise(frames), out / "summary.csv"), write_file(out / "summary.md", summary_text(frames))]
+    numbers = forms(run_rows(frames))
+    return [write_csv(numbers, out / "summary.csv"), write_file(out / "summary.md", summary_text(frames))]
 
 
 def summary_text(frames: Frames) -> str:
@@ -176,7 +154,7 @@ def summary_text(frames: Frames) -> str:
 
 def print_summary(frames: Frames, console: Console) -> None:
     """Print what each form reached, and the times of its steps, in tables of at most 80 characters."""
-    for title, found in _sections(load_page(SUMMARY), summarise(frames)):
+    for title, found in _sections(load_page(SUMMARY), forms(run_rows(frames))):
         for table, cells in found[:2]:
             shown = TerminalTable(
                 title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
@@ -211,10 +189,3 @@ def _notes(rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
         notes.append(f"Runs, with {described(known, known)}.")
     studies = {in_words(own): list(own["run"]) for _, own in runs.groupby(TRAINING[:3])}
     return [*notes, *unlike(studies, known)]
-
-
-def _some(rows: pd.DataFrame, of: Mapping[str, object]) -> pd.DataFrame:
-    """Return the rows that have some values in some columns."""
-    for column, value in of.items():
-        rows = rows[rows[column] == value]
-    return rows

@@ -1,12 +1,8 @@
 """Where runs come from: code, machine, torch and number of runs at once, and whether runs side by side differ in it."""
 
-import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-from experiments.config.errors import UserError
 
 Origin = Mapping[str, str]
 
@@ -32,22 +28,13 @@ def _code_name(git: Mapping[str, Any]) -> str:
     return f"{str(revision)[:8]}{f' with changes {changes[:6]}' if changes else ''}" if revision else UNKNOWN
 
 
-def digest_of(manifest: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a manifest's content."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True, default=str).encode()).hexdigest()
-
-
 def differences(origins: Mapping[str, Origin], runs: Iterable[str]) -> list[str]:
     """Return a line for each thing in which some runs that stand side by side differ; none where they are alike."""
     return [f"different {key}: {_counted(found)}" for key, found in _found(origins, runs).items() if len(found) > 1]
 
 
 def unlike(studies: Mapping[str, Iterable[str]], origins: Mapping[str, Origin]) -> list[str]:
-    """Return a line for each study and each thing in which its runs differ.
-
-    Args:
-        studies: the runs of each, by what they have in common.
-    """
+    """Return a line for each study, of runs side by side, and each thing in which its runs differ."""
     return [f"{study}: {line}" for study, runs in studies.items() for line in differences(origins, runs)]
 
 
@@ -63,19 +50,6 @@ def _found(origins: Mapping[str, Origin], runs: Iterable[str]) -> dict[str, Coun
 
 def _counted(found: Counter[str]) -> str:
     return ", ".join(f"{value} ({number})" for value, number in found.most_common())
-
-
-def refuse_differences(origins: Mapping[str, Origin], studies: Mapping[str, Iterable[str]]) -> None:
-    """Raise UserError where runs of a study differ in their origins.
-
-    Args:
-        studies: the runs of each, by what they have in common.
-    """
-    for study, runs in studies.items():
-        if lines := differences(origins, runs):
-            raise UserError(
-                f"{study}: runs side by side have {'; '.join(lines)}: leave some out, or leave out --strict"
-            )
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -34,13 +34,10 @@ Selection = Mapping[str, list[str]]
 
 def parse_selection(words: Iterable[str]) -> dict[str, list[str]]:
     """Turn ``["model=mlp", "seed=0,1"]`` into ``{"model": ["mlp"], "seed": ["0", "1"]}``."""
-    selection = {}
-    for word in words:
-        key, equals, values = word.partition("=")
-        if not (key and equals and values):
-            raise UserError(f"a selection is KEY=VALUE or KEY=VALUE,VALUE, got {word!r}")
-        selection[key] = values.split(",")
-    return selection
+    selection = {key: values for key, _, values in (word.partition("=") for word in words)}
+    if not all(key and values for key, values in selection.items()):
+        raise UserError(f"a selection is KEY=VALUE or KEY=VALUE,VALUE, got {' '.join(words)}")
+    return {key: values.split(",") for key, values in selection.items()}
 
 
 def selected_configs(found: Mapping[str, FinishedRun], selection: Selection) -> dict[str, Config]:
@@ -103,13 +100,12 @@ def _plain(value: object) -> object:
 
 def _settings(config: Config) -> Config:
     """Return what tells a run from others, by the method that it trains with; a part's name has one key."""
-    own = {key: value for key, value in identity(config).items() if key != "sparsifier.name"}
-    own = {f"{key}.name" if _is_part(key) else key: value for key, value in own.items()}
+    own = {
+        f"{key}.name" if key.startswith("sparsifier.") and key.rpartition(".")[2] in PARTS else key: value
+        for key, value in identity(config).items()
+        if key != "sparsifier.name"
+    }
     return own | {"sparsifier": _value(config, "sparsifier")}
-
-
-def _is_part(key: str) -> bool:
-    return key.startswith("sparsifier.") and key.rpartition(".")[2] in PARTS
 
 
 def _select(configs: dict[str, Config], selection: Selection) -> dict[str, Config]:
@@ -128,14 +124,14 @@ def _select(configs: dict[str, Config], selection: Selection) -> dict[str, Confi
 def _fits(config: Config, key: str, values: list[str]) -> bool:
     if key == "density" and _value(config, "sparsifier") == "dense":
         return True  # the baseline belongs to every density
-    return any(_same(_value(config, key), text) for text in values)
+    return not {*map(_comparable, values)}.isdisjoint([_comparable(str(_value(config, key)))])
 
 
-def _same(value: object, text: str) -> bool:
+def _comparable(text: str) -> object:
     try:
-        return float(str(value)) == float(text)
+        return float(text)
     except ValueError:
-        return str(value).lower() == text.lower()
+        return text.lower()
 
 
 def _value(config: Config, key: str) -> object:
@@ -160,10 +156,7 @@ def _variants(configs: list[Config]) -> list[str]:
     for config, own in zip(configs, settings, strict=True):
         of_parts = {f"sparsifier.{key}" for key in own_settings(_sparsifier(config))} - set(differing)
         shown = [key for key in [*named, *sorted(of_parts)] if key in own and (key, own[key]) not in USUAL]
-        texts = [f"{_word(key)}={'null' if own[key] is None else own[key]}" for key in shown]
+        named_values = ((key.removesuffix(".name").rpartition(".")[2], own[key]) for key in shown)
+        texts = [f"{word}={'null' if value is None else value}" for word, value in named_values]
         words.append(", ".join(filter(None, [*texts, short(own) if has_rounds else ""])))
     return words
-
-
-def _word(key: str) -> str:
-    return key.removesuffix(".name").rpartition(".")[2]

@@ -1,7 +1,7 @@
 """The table of runs, of run folders and of published studies alike: a row per run with its settings and its curve."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -134,8 +134,9 @@ def origins(rows: pd.DataFrame) -> dict[str, Origin]:
 
 def _read(path: Path) -> pd.DataFrame:
     texts = [column for column in COLUMNS if column not in {*NUMBERS, "density", "rate", "world_size", "epochs"}]
+    empty = {column: [""] for column in [*NUMBERS, "rate"]}
     try:
-        rows = pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=_empty(NUMBERS))
+        rows = pd.read_csv(path, dtype=dict.fromkeys(texts, str), keep_default_na=False, na_values=empty)
         missing = [column for column in COLUMNS if column not in rows and column not in OPTIONAL]
         if missing:
             raise ValueError(f"it has no {', '.join(missing)}")
@@ -150,10 +151,6 @@ def _read(path: Path) -> pd.DataFrame:
     return rows
 
 
-def _empty(columns: Sequence[str]) -> dict[str, list[str]]:
-    return {key: [""] for key in [*columns, "rate"]}
-
-
 def _as_json(config: Config) -> str:
     own = {key: value for key, value in config.items() if not is_neutral(key)}
     return json.dumps(own, sort_keys=True, separators=(",", ":"), default=str)
@@ -162,8 +159,7 @@ def _as_json(config: Config) -> str:
 def _compute_s(steps: pd.DataFrame, config: Config) -> float:
     """Return the seconds of one worker's batch. Simulated workers compute in turn, so that each took its share."""
     workers = int(str(config["cluster.world_size"])) if config.get("cluster.name") == "simulated" else 1
-    seconds = steps["compute_s"] if "compute_s" in steps else pd.Series(dtype=float)
-    return float(seconds.median()) / (workers * int(str(config.get("accumulate", 1))))
+    return float(steps["compute_s"].median()) / (workers * int(str(config.get("accumulate", 1))))
 
 
 def _step_means(steps: pd.DataFrame) -> pd.DataFrame:
@@ -179,14 +175,8 @@ def _step_times(steps: pd.DataFrame) -> pd.DataFrame:
 
 def _curve(steps: pd.DataFrame, ends: pd.DataFrame, metric: str) -> str:
     """Return POINT at each evaluation: at the ends of epochs, and within them where they were asked for."""
-    calls = steps["num_collectives"] if "num_collectives" in steps else pd.Series(float("nan"), index=steps.index)
-    until = pd.DataFrame(
-        {
-            "step": steps["step"] + 1,
-            "total_bytes": steps["bytes_sent"].cumsum(),
-            "num_collectives": pd.to_numeric(calls).cumsum(),
-        }
-    )
+    until = steps[["bytes_sent", "num_collectives"]].cumsum().set_axis(["total_bytes", "num_collectives"], axis=1)
+    until = until.assign(step=steps["step"] + 1)
     within = steps.reindex(columns=["step", metric]).dropna().assign(step=lambda rows: rows["step"] + 1)
     found = pd.concat([ends[["epoch", "step", metric]], within]).drop_duplicates("step").sort_values("step")
     found = pd.merge_asof(found.astype({"step": float}), until.astype({"step": float}), on="step")

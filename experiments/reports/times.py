@@ -29,9 +29,7 @@ def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
     times = means.groupby("run").median().fillna(0) * 1000
     times.columns = pd.Index([f"{stage}_ms" for stage in STAGES])
     times = times.assign(total_ms=times.sum(axis=1))
-    counted = numbered[numbered.index.isin(warm.index)].reset_index(drop=True)
-    calls = counted["num_collectives"] if "num_collectives" in counted else pd.Series(float("nan"), counted.index)
-    by_run = counted.assign(num_collectives=pd.to_numeric(calls)).groupby("run")
+    by_run = numbered[numbered.index.isin(warm.index)].reset_index(drop=True).groupby("run")
     facts = by_run[["world_size", "cluster"]].first()
     sent = by_run[["bytes_sent", "num_collectives"]].mean()
     is_known = (facts["world_size"] > 1) & (facts["cluster"] != "simulated")

@@ -24,12 +24,6 @@ _FLAGS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-default-apps",
-    "--disable-extensions",
-    "--disable-sync",
-    "--no-first-run",
-    "--no-default-browser-check",
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
@@ -37,12 +31,7 @@ _FLAGS = (
 
 @dataclass(slots=True)
 class Visit:
-    """What a page did while it was open.
-
-    Attributes:
-        requests: the address of everything that it asked for.
-        complaints: errors and warnings on its console, exceptions of its scripts.
-    """
+    """What a page asked for while it was open, and the errors and warnings on its console and of its scripts."""
 
     requests: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -104,12 +93,6 @@ class Browser:
         """Tell pages that their reader prefers ``light`` or ``dark``."""
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def screenshot(self) -> bytes:
-        """Return what the window shows, as a PNG."""
-        import base64
-
-        return base64.b64decode(self.send("Page.captureScreenshot")["data"])
-
     def _next(self) -> dict[str, Any]:
         """Return the browser's next message; note what it says about the page."""
         until = time.monotonic() + TIMEOUT_S
@@ -159,7 +142,7 @@ def browser(folder: Path) -> Iterator[Browser]:
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env=_environment(folder),
+            env={**os.environ, "HOME": str(folder)},
         )
     os.close(commands)
     os.close(answers)
@@ -170,7 +153,3 @@ def browser(folder: Path) -> Iterator[Browser]:
         process.wait()
         os.close(to_browser)
         os.close(from_browser)
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "XDG_CACHE_HOME": str(folder)}

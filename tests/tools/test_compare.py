@@ -15,8 +15,8 @@ from experiments.config.errors import UserError
 from experiments.reports.names import in_legend
 from experiments.studies.gradient_sources import SHAPES, Gradients, synthetic
 from experiments.studies.method_comparison import measure
-from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.figures import draw_front
+from experiments.studies.method_comparison.measure import match_bytes
 from experiments.studies.method_comparison.numbers import front
 from experiments.studies.method_comparison.tasks import Results
 from experiments.studies.method_comparison.trial import trial

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import pkgutil
 import re
 import shlex
 import sys
@@ -215,18 +216,7 @@ def test_names_of_the_library_are_there(path: Path) -> None:
     for span in spans(path):
         for name in re.findall(r"(?<![\w./])micro(?:\.\w+)+", span):
             if not name.endswith((".md", ".json", ".yaml")):
-                resolve(name)
-
-
-def resolve(name: str) -> None:
-    """Import what a dotted name names, a module or an attribute."""
-    parts = name.split(".")
-    found: Any = importlib.import_module(parts[0])
-    for length, part in enumerate(parts[1:], 2):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            found = importlib.import_module(".".join(parts[:length]))
+                pkgutil.resolve_name(name)
 
 
 @EVERY_PAGE

@@ -16,7 +16,6 @@ from experiments.reports.form_figures import draw_lengths
 from experiments.reports.forms import at_several_lengths, forms, loss_curves
 from experiments.reports.pages import Page, load_page, page_names, page_text, write_page
 from experiments.reports.published_runs import finished_rows
-from experiments.reports.rounds_in_words import exchanged, short
 from experiments.reports.table import COLUMNS, FOLDER, OPTIONAL, add, read
 from experiments.reports.tables import KINDS
 from experiments.runs.run_folder import folder_of
@@ -208,14 +207,6 @@ def test_a_form_is_named_by_what_is_not_usual_in_its_study() -> None:
     few = {"steps": steps, "dense": dense}
     assert changes(few)["steps"] != {"rounds.every": "1"}, "of two forms none is usual"
     assert changes(few, configs.values())["steps"] == {"rounds.every": "1"}, "the plan says what is"
-
-
-def test_rounds_and_outer_optimizers_have_short_names() -> None:
-    diloco = {"rounds.every": 5, "rounds.lr": 0.7, "rounds.momentum": 0.9, "rounds.nesterov": True}
-    assert short(diloco) == "H=5, Nesterov 0.7/0.9"
-    assert short({"rounds.every": 5, "rounds.delay": 2}) == "H=5, delay=2"
-    assert short({}) == ""
-    assert exchanged({"accumulate": 5}) == "gradients of 5 steps"
 
 
 def test_finished_runs_of_a_study_are_added_with_what_their_folders_say(tmp_path: Path) -> None:

@@ -40,14 +40,7 @@ ERRORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A figure of lines per stream.
-
-    Attributes:
-        x, y: columns; x is step or world_size.
-        names: of the two axes.
-        level, level_name: a dotted line at one height.
-        guide, guide_name: a grey line whose height follows from x; None: there is none.
-    """
+    """A figure of lines per stream: two columns and the names of their axes, a dotted level, a grey guide over x."""
 
     x: str
     y: str

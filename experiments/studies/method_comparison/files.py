@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from experiments.reports.csv_files import write_csv
 from experiments.reports.figure_parts import save
@@ -30,57 +31,48 @@ def write(done: Comparison, settings: ComparisonSettings, out: Path, opening: st
     Args:
         opening: the first lines of the report.
     """
-    written = []
-    if done.rows:
-        numbers = ordered_rows(done.rows)
-        sizes = {int(n) for n in numbers["world_size"]}  # fewer than were asked for, after Ctrl-C
-        world_size = settings.figure_world_size if settings.figure_world_size in sizes else max(sizes)
-        written.append(write_csv(numbers, out / "compare.csv"))
-        written.append(write_file(out / "compare.md", report(opening, done, numbers, world_size, settings)))
-        written += _density_figures(numbers, pd.DataFrame(done.steps), world_size, settings, out)
-        alike = numbers[numbers["world_size"] == world_size]
-        written += _front_figures(alike, settings, out)
-        written += _tradeoff_figure(alike, done, out)
+    if not done.rows:
+        return _selection_figure(done, settings, out)
+    numbers = ordered_rows(done.rows)
+    sizes = {int(n) for n in numbers["world_size"]}  # fewer than were asked for, after Ctrl-C
+    world_size = settings.figure_world_size if settings.figure_world_size in sizes else max(sizes)
+    written = [
+        write_csv(numbers, out / "compare.csv"),
+        write_file(out / "compare.md", report(opening, done, numbers, world_size, settings)),
+    ]
+    for name, figure, drawn in _figures(numbers, done, world_size, settings):
+        written += save(figure, drawn, out / name)
     return [*written, *_selection_figure(done, settings, out)]
 
 
-def _density_figures(
-    numbers: pd.DataFrame, steps: pd.DataFrame, world_size: int, settings: ComparisonSettings, out: Path
-) -> Iterator[Path]:
-    """Draw density over steps, build-up and volume over workers, of the methods that have a density."""
-    sparse, title = sparse_rows(numbers), f"density {settings.density:g}"
+def _figures(
+    numbers: pd.DataFrame, done: Comparison, world_size: int, settings: ComparisonSettings
+) -> Iterator[tuple[str, Figure, pd.DataFrame]]:
+    """Yield the name of each figure that the rows allow, itself, and the numbers that it draws."""
+    workers, title = f"{world_size} workers", f"density {settings.density:g}"
+    key, sparse = ["method", "stream", "world_size"], sparse_rows(numbers)  # others have no density to draw
+    steps = pd.DataFrame(done.steps)
     steps = steps[(steps["world_size"] == world_size) & steps["method"].isin(sparse["method"])]
-    if steps.empty:
-        return
-    drawn = steps[["method", "stream", "world_size", "step", "target_density", "density", "build_up"]]
-    figure = draw_streams(drawn, DENSITY_STEPS, f"Density over steps, {world_size} workers, {title}")
-    yield from save(figure, drawn, out / "density")
-    if sparse["world_size"].nunique() < 2:
-        return
-    figure = draw_streams(sparse, BUILD_UP, f"Build-up over workers, {title}")
-    yield from save(figure, sparse[["method", "stream", "world_size", "build_up"]], out / "build-up")
-    sent = volumes(sparse)
-    if not sent.empty:
-        yield from save(draw_streams(sent, VOLUME, f"Volume over workers, {title}"), sent, out / "volume")
-
-
-def _front_figures(numbers: pd.DataFrame, settings: ComparisonSettings, out: Path) -> Iterator[Path]:
-    columns = ["method", "stream", "world_size", "bytes_share", "step_error", "cumulative_error"]
-    for stream, rows in numbers.groupby("stream", sort=False):
-        if not (rows["bytes_share"] > 0).any():
-            continue  # one worker sends nothing
-        workers = f"{rows['world_size'].iloc[0]} workers"
-        title = f"Error and bytes on {TITLES[str(stream)]} gradients, {workers}, density {settings.density:g}"
-        yield from save(draw_front(rows, title), rows[columns], out / f"front-{stream}")
-
-
-def _tradeoff_figure(numbers: pd.DataFrame, done: Comparison, out: Path) -> list[Path]:
-    if not done.tradeoffs:
-        return []
-    drawn = tradeoff_numbers(numbers, done)
-    stream, world_size = done.tradeoffs[0]["stream"], done.tradeoffs[0]["world_size"]
-    title = f"Error and compression on {TITLES[stream]} gradients, {world_size} workers"
-    return save(draw_tradeoff(drawn, title), drawn, out / "tradeoff")
+    if len(steps):
+        drawn = steps[[*key, "step", "target_density", "density", "build_up"]]
+        yield "density", draw_streams(drawn, DENSITY_STEPS, f"Density over steps, {workers}, {title}"), drawn
+        if sparse["world_size"].nunique() > 1:
+            drawn = sparse[[*key, "build_up"]]
+            yield "build-up", draw_streams(drawn, BUILD_UP, f"Build-up over workers, {title}"), drawn
+            if len(sent := volumes(sparse)):
+                yield "volume", draw_streams(sent, VOLUME, f"Volume over workers, {title}"), sent
+    alike = numbers[numbers["world_size"] == world_size]
+    for stream, rows in alike[alike["bytes_share"] > 0].groupby("stream", sort=False):  # one worker sends nothing
+        drawn = alike.loc[alike["stream"] == stream, [*key, "bytes_share", "step_error", "cumulative_error"]]
+        yield (
+            f"front-{stream}",
+            draw_front(rows, f"Error and bytes on {TITLES[str(stream)]} gradients, {workers}, {title}"),
+            drawn,
+        )
+    if done.tradeoffs:
+        drawn, first = tradeoff_numbers(alike, done), done.tradeoffs[0]
+        about = f"Error and compression on {TITLES[first['stream']]} gradients, {first['world_size']} workers"
+        yield "tradeoff", draw_tradeoff(drawn, about), drawn
 
 
 def _selection_figure(done: Comparison, settings: ComparisonSettings, out: Path) -> list[Path]:

@@ -15,7 +15,6 @@ import torch
 import micro
 from experiments.config.errors import UserError
 from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size, synthetic
-from experiments.studies.method_comparison.equal_bytes import match_bytes
 from experiments.studies.method_comparison.tasks import Results, Task, carry_out, processes
 from experiments.studies.method_comparison.trial import Row, one_thread, trial
 from experiments.studies.methods import build_methods
@@ -24,6 +23,7 @@ from experiments.studies.selection_times import TIMES, reference_times, time_sel
 from micro import kernels
 
 FIGURE_WORLD_SIZE = 16  # of figures and tables that show one number of workers, where it was measured
+TOLERANCE, MAX_TRIALS = 0.02, 8  # of the bytes wanted, in the search for the density that sends as many
 WORTH_PROCESSES = 2e9  # elements of gradients over all trials, from where processes of their own gain
 Methods = dict[str, micro.Reducer]
 ShowProgress = Callable[[str, int], None]  # of the task that ended, and of how many there are
@@ -34,15 +34,11 @@ class ComparisonSettings:
     """What is compared, and on which gradients.
 
     Attributes:
-        methods: names of conf/sparsifier.
         streams: of gradients, keys of gradient_sources.TITLES.
         world_sizes: numbers of simulated ranks, ascending.
-        density: target of every method.
         densities: further targets, for the error over compression on the last stream.
         equal_bytes: a method; the others' densities are found at which they send as much, on the last stream.
         numel: length of drawn gradients.
-        num_steps: of each trial.
-        seed: of drawn gradients.
         recorded_training: overrides of the training that is recorded, as for experiments.train.
         selection_lengths: numbers of elements at which selection is timed.
         repeats: steps that each time is the median of.
@@ -77,8 +73,8 @@ class Comparison:
         rows: one per method, stream and world size.
         steps: one per step of these.
         times: of selection, one per method and length.
-        tradeoffs: rows like those above, of further densities.
         matches: densities at which methods send as much as another one.
+        tradeoffs: rows like the first, of further densities.
         failures: what went wrong, one line each.
         interrupted: the user stopped it.
     """
@@ -98,12 +94,11 @@ class Comparison:
 
     def add(self, kind: str, result: Any) -> None:
         """Add the result of a task, whose kind is the list that it belongs to."""
-        if kind not in ("rows", "tradeoffs"):
-            getattr(self, kind).extend(result)
-            return
-        row, steps = result
-        getattr(self, kind).append(row)
-        self.steps += steps if kind == "rows" else []
+        if kind in ("rows", "tradeoffs"):
+            row, steps = result
+            result = [row]
+            self.steps += steps if kind == "rows" else []
+        getattr(self, kind).extend(result)
 
 
 def measure(settings: ComparisonSettings, show_progress: ShowProgress, results: Results) -> Comparison:
@@ -210,6 +205,29 @@ def _trial(path: Path, method: str, reducer: micro.Reducer, world_size: int) -> 
     return trial(method, reducer, _read_file(path), world_size=world_size)
 
 
+def match_bytes(method: str, wanted: float, density: float, gradients: Gradients, world_size: int) -> list[Row]:
+    """Return the density at which a method's bytes come nearest to those wanted, found by trials from ``density`` on.
+
+    Args:
+        wanted: bytes over those of a dense all-reduce.
+
+    Returns:
+        One row of method, density and bytes_share; none where the method sends everything, whatever its target.
+    """
+    rows: list[Row] = []
+    while len(rows) < MAX_TRIALS:
+        (reducer,) = build_methods([method], density).values()
+        row, _ = trial(method, reducer, gradients, world_size)
+        if row["density"] == 1.0 and density < 1:
+            return []
+        share = row["bytes_share"]
+        rows.append({"method": method, "density": density, "bytes_share": share})
+        if abs(share / wanted - 1) <= TOLERANCE:
+            break
+        density = float(f"{min(1.0, density * min(max(wanted / share, 0.1), 10.0)):.4g}")
+    return [min(rows, key=lambda row: abs(row["bytes_share"] / wanted - 1))]
+
+
 def _match(path: Path, method: str, settings: ComparisonSettings) -> list[Row]:
     world_size = settings.figure_world_size
     wanted = _bytes_share(path, str(settings.equal_bytes), settings.density, world_size)
@@ -226,17 +244,15 @@ _gradient = lru_cache(maxsize=1)(timing_gradient)
 
 
 def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int) -> Iterator[Task]:
-    of = numel, settings.density, settings.repeats
-    yield Task(f"references of selection, d = {numel:,}", "times", partial(_reference_times, *of))
-    for name, reducer in methods.items():
-        yield Task(f"selection of {name}, d = {numel:,}", "times", partial(_time_selection, name, reducer, *of))
+    for name, reducer in {"references": None, **methods}.items():
+        of = name, reducer, numel, settings.density, settings.repeats
+        yield Task(f"selection of {name}, d = {numel:,}", "times", partial(_time_selection, *of))
 
 
-def _reference_times(numel: int, density: float, repeats: int) -> list[Row]:
-    found = reference_times(_gradient(numel, density), density, repeats)
+def _time_selection(method: str, reducer: micro.Reducer | None, numel: int, density: float, repeats: int) -> list[Row]:
+    gradient = _gradient(numel, density)
+    if reducer is None:
+        found = reference_times(gradient, density, repeats)
+    else:
+        found = {method: time_selection(reducer, gradient, repeats)}
     return [{"method": name, "numel": numel} | times for name, times in found.items()]
-
-
-def _time_selection(method: str, reducer: micro.Reducer, numel: int, density: float, repeats: int) -> list[Row]:
-    times = time_selection(reducer, _gradient(numel, density), repeats)
-    return [{"method": method, "numel": numel} | times]

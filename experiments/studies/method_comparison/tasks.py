@@ -4,8 +4,8 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,12 +25,9 @@ ENVIRONMENT = {  # of a process that measures; the memory is that of glibc
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One measurement.
+    """One measurement: its name, which no other one has, the list of Comparison that its result belongs to, a call.
 
-    Attributes:
-        name: for the user; no other measurement of the comparison has it.
-        kind: the list of Comparison that its result belongs to.
-        call: measures; can be pickled, its result written as JSON.
+    The call can be pickled, and its result written as JSON.
     """
 
     name: str
@@ -81,20 +78,19 @@ def carry_out(tasks: Sequence[Task], results: Results, pool: ProcessPoolExecutor
     Raises:
         BrokenProcessPool: a process died.
     """
-    left = {task.name: task for task in tasks if task.name not in results.done}
+    left = {task.name: task.call for task in tasks if task.name not in results.done}
     yield from (task.name for task in tasks if task.name not in left)
     if pool is None:
-        ended: Iterator[tuple[str, Future[Any]]] = ((name, _called(task.call)) for name, task in left.items())
+        ended: Iterable[tuple[str, Callable[[], Any]]] = left.items()
     else:
-        futures = {pool.submit(left[name].call): name for name in reversed(left)}
-        ended = ((futures[future], future) for future in as_completed(futures))
-    for name, future in ended:
-        error = future.exception()
-        if isinstance(error, BrokenProcessPool):
-            raise error
-        if error is None:
-            results.add(name, future.result())
-        else:
+        futures = {pool.submit(left[name]): name for name in reversed(left)}
+        ended = ((futures[future], future.result) for future in as_completed(futures))
+    for name, result in ended:
+        try:
+            results.add(name, result())
+        except BrokenProcessPool:
+            raise
+        except Exception as error:
             results.failed[name] = f"{type(error).__name__}: {error}"
         yield name
 
@@ -117,15 +113,6 @@ def processes(number: int) -> Iterator[ProcessPoolExecutor | None]:
             process.join()
         os.environ.clear()
         os.environ.update(before)
-
-
-def _called(call: Callable[[], Any]) -> "Future[Any]":
-    future: Future[Any] = Future()
-    try:
-        future.set_result(call())
-    except Exception as error:
-        future.set_exception(error)
-    return future
 
 
 def _prepare() -> None:

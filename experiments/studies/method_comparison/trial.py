@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,7 +91,10 @@ class _Ledger:
             "density_error": rank0.density_error,
             "build_up": rank0.build_up,
             "imbalance": rank0.imbalance,
-            **{f"{kind}_share": _ratio(_mean(stats, f"{kind}_bytes"), dense_bytes) for kind in KINDS},
+            **{
+                f"{kind}_share": _ratio(statistics.fmean(getattr(s, f"{kind}_bytes") for s in stats), dense_bytes)
+                for kind in KINDS
+            },
             "step_error": _ratio(float((update - mean).norm()), float(mean.norm())),
             "mass_kept": self._mass_kept(n, update) if self._adds_up else math.nan,
             "select_s": min(s.select_s for s in stats),  # ranks share the cores: the least is nearest to one's own
@@ -137,30 +140,23 @@ class _Ledger:
 
 def _means(steps: list[Row], cumulative_error: float, one_topk_s: float) -> Row:
     settled = steps[min(SETTLING_STEPS, len(steps) // 2) :]
-
-    def mean(key: str) -> float:
-        return statistics.fmean(row[key] for row in steps)
-
-    shares = {f"{kind}_share": mean(f"{kind}_share") for kind in KINDS}
+    mean = {key: statistics.fmean(row[key] for row in steps) for key in steps[0]}
+    shares = {f"{kind}_share": mean[f"{kind}_share"] for kind in KINDS}
     return {
         "steps": len(steps),
-        "density": mean("target_density"),
-        "mean_density": mean("density"),
-        "density_error": mean("density_error"),
+        "density": mean["target_density"],
+        "mean_density": mean["density"],
+        "density_error": mean["density_error"],
         "worst_density_error": max(row["density_error"] for row in settled),
-        "build_up": mean("build_up"),
-        "imbalance": mean("imbalance"),
+        "build_up": mean["build_up"],
+        "imbalance": mean["imbalance"],
         "bytes_share": sum(shares.values()),
         **shares,
-        "step_error": mean("step_error"),
+        "step_error": mean["step_error"],
         "cumulative_error": cumulative_error,
         "mass_kept": min(row["mass_kept"] for row in steps),
         "select_topks": statistics.median(row["select_s"] for row in steps) / one_topk_s,
     }
-
-
-def _mean(stats: Sequence[micro.StepStats], key: str) -> float:
-    return statistics.fmean(getattr(s, key) for s in stats)
 
 
 def _ratio(part: float, whole: float) -> float:

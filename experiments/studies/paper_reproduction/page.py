@@ -89,7 +89,7 @@ def _training(part: Part) -> list[str]:
         "### Configuration that they share",
         fenced(_shared(list(frames.settings.values())), "yaml"),
         "### Code, data and machines",
-        _table(["what", "runs", "value"], [[name, str(count), value] for name, value, count in _facts(manifests)]),
+        _table(["what", "runs", "value"], _facts(manifests)),
     ]
 
 
@@ -104,13 +104,12 @@ def _shared(configs: Sequence[Mapping[str, object]]) -> str:
     return str(yaml.safe_dump(common, sort_keys=True, allow_unicode=True))
 
 
-def _facts(manifests: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, int]]:
-    """Yield each fact of the manifests once, with the number of runs that it is of."""
+def _facts(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return each fact of the manifests once: its name, the number of runs that it is of, its value."""
     days = sorted(str(manifest.get("started")) for manifest in manifests)
-    yield "started", f"{days[0]} to {days[-1]}", len(manifests)
     counts = Counter(fact for manifest in manifests for fact in dict.fromkeys(_facts_of(manifest)))
-    for (name, value), count in sorted(counts.items()):
-        yield name, value, count
+    rows = [[name, str(count), value] for (name, value), count in sorted(counts.items())]
+    return [["started", str(len(manifests)), f"{days[0]} to {days[-1]}"], *rows]
 
 
 def _facts_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

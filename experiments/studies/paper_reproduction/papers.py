@@ -6,11 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from experiments.config import schema
+from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
 from experiments.studies.paper_reproduction.verdicts import Question
@@ -26,12 +23,11 @@ class Part:
     """One command of a reproduction.
 
     Attributes:
-        name: of its folder.
         shows: what it shows, in words.
-        claim: what the paper says of that; empty where it is not known.
-        verdicts: whether that holds here, asked of what the command writes.
         words: the command, a module of experiments first.
         folder: where it writes, unless it trains.
+        claim: what the paper says of that; empty where it is not known.
+        verdicts: whether that holds here, asked of what the command writes.
     """
 
     name: str
@@ -93,21 +89,16 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
     check_choice("paper", known_papers(), key)
     check_choice("scale", SCALES, scale)
     path = FOLDER / f"{key}.yaml"
+    places = {"out": out, "runs": out / "runs", "root": root}
     try:
-        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        content: Any = read_yaml(path)
         parts = [
-            _part(
-                name,
-                given,
-                given[scale],
-                {"out": out, "here": out / name, "runs": out / "runs", "root": root},
-                overrides,
-            )
+            _part(name, given, given[scale], places | {"here": out / name}, overrides)
             for name, given in content["parts"].items()
             if scale in given
         ]
         name, source = content["name"], content["source"]
-    except (OmegaConfBaseException, YAMLError, AttributeError, ValueError, TypeError) as error:
+    except (AttributeError, ValueError, TypeError) as error:
         raise UserError(f"{path}: {one_line(error)}") from None
     except KeyError as error:
         raise UserError(
@@ -126,7 +117,5 @@ def _part(name: str, given: Mapping[str, Any], command: str, places: dict[str, A
         raise ValueError(f"a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
     words += overrides if words[0] == SWEEP else ()
     verdicts = tuple(Question(**each | {"per": tuple(each.get("per", ()))}) for each in given.get("verdicts", ()))
-    claim = given.get("claim", "")
-    return Part(
-        name=name, shows=given["shows"], words=tuple(words), folder=places["here"], claim=claim, verdicts=verdicts
-    )
+    about = {"shows": given["shows"], "claim": given.get("claim", "")}
+    return Part(name=name, words=tuple(words), folder=places["here"], verdicts=verdicts, **about)

@@ -77,8 +77,7 @@ def reproduce(paper: Paper, out: Path, *, again: bool = False) -> Part | None:
         files = sorted(str(path.relative_to(part.folder)) for path in part.folder.rglob("*") if path.is_file())
         stamp = _stamp(part, out)
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        made_of = {"command": part.command, "inputs": "" if part.trains else _inputs(part)}
-        write_json(stamp, {**made_of, "seconds": round(seconds, 1), "files": files})
+        write_json(stamp, _made_of(part) | {"seconds": round(seconds, 1), "files": files})
         left = f"{len(runs_of(part))} runs" if part.trains else f"{len(files)} files in {part.folder}"
         print(f"{head}: {seconds:.0f} s, {left}", flush=True)
     return None
@@ -124,19 +123,17 @@ def _is_done(part: Part, out: Path) -> bool:
         return not _waits_for_files(part) and all(state_of(folder) == State.DONE for folder in runs)
     stamp = load_json(_stamp(part, out))
     is_whole = all((part.folder / name).exists() for name in stamp.get("files", ()))
-    return is_whole and (stamp.get("command"), stamp.get("inputs")) == (part.command, _inputs(part))
+    return is_whole and stamp.items() >= _made_of(part).items()
 
 
-def _inputs(part: Part) -> str:
-    """Return a checksum of the files that a part's command names outside of its folder; of runs, of their ends."""
+def _made_of(part: Part) -> dict[str, str]:
+    """Return a part's command, and a checksum of the files that it names outside of its folder; of runs, their ends."""
     digest = hashlib.sha256()
-    for word in part.words[1:]:
-        path = Path(word)
-        if not path.exists() or path == part.folder or part.folder in path.parents:
-            continue
+    named = [Path(word) for word in ([] if part.trains else part.words[1:])]
+    for path in (path for path in named if path.exists() and not path.is_relative_to(part.folder)):
         for file in [path] if path.is_file() else sorted(path.glob("*/DONE")):
             digest.update(file.name.encode() + file.parent.name.encode() + file.read_bytes())
-    return digest.hexdigest()
+    return {"command": part.command, "inputs": digest.hexdigest()}
 
 
 def _stamp(part: Part, out: Path) -> Path:
