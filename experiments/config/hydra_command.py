@@ -79,11 +79,7 @@ def job_of_hydra() -> Iterator[None]:
 
 
 def _ordered(words: Sequence[str]) -> list[str]:
-    """Return the options of a command line before its other words; they may stand in any order.
-
-    Raises:
-        UserError: no such option, or a word that cannot be read.
-    """
+    """Return the options of a command line before its other words, as Hydra reads them. Raises: UserError."""
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
     given = parser.parse_intermixed_args(list(words)).overrides

@@ -7,11 +7,9 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from omegaconf import OmegaConf
-
+from experiments.config.conf_files import choices_of, read_yaml
 from experiments.config.paths import CONF
 from experiments.config.schema import Flat, SparsifierConfig, TrainConfig, defaults_of_schema, flat
 
@@ -129,12 +127,10 @@ def place(method: str) -> tuple[float, str]:
 
 def _in_files() -> dict[str, Flat]:
     defaults = defaults_of_schema(SparsifierConfig)
-    names = sorted((path.stem for path in METHODS.glob("*.yaml")), key=place)
-    return {name: flat(defaults | _content(METHODS / f"{name}.yaml")) for name in names}
-
-
-def _content(path: Path) -> dict[str, Any]:
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path)))
+    return {
+        name: flat(defaults | read_yaml(METHODS / f"{name}.yaml"))
+        for name in sorted(choices_of("sparsifier"), key=place)
+    }
 
 
 def _words(part: str, parts: Parts) -> list[str]:

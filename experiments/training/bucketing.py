@@ -41,7 +41,7 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
                 f"{files.link} was measured with {link.world_size} workers, the run has {config.world_size}: "
                 "measure the link with the same number"
             )
-        own_s = select and partial(select.seconds, method_of(config).split("+")[0])
+        own_s = partial(select.seconds, method_of(config).split("+")[0]) if select else None
         problem = problem_of(trace, link, build_reducer(config), select=own_s)
         plan = schedule.plan(problem)
         plan.check_model(gradient_bytes(model))

@@ -1,20 +1,16 @@
 """The command as a user types it; its main function is called where its own process does not matter."""
 
 import json
-import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from experiments.runs.records import read_records
-from tests.dist.commands import ROOT, only_run, run
+from tests.dist.commands import only_run, run
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import join_where_the_folder_fails, train
-from tests.waiting import LIMIT_S, wait_until
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 SMALL = ["model=mlp", "epochs=2", "batch_size=64", "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"]
@@ -82,25 +78,6 @@ def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None
     assert (folder / "failure.json").exists()
     assert read_records(folder / "steps.jsonl")
     assert not (folder / "DONE").exists()
-
-
-def test_a_run_killed_without_a_checkpoint_keeps_its_records_and_starts_anew(tmp_path: Path) -> None:
-    words = ["dataset=synthetic", *SMALL, "epochs=100", f"output={tmp_path}", "checkpoint.every_s=0"]
-    words += ["cluster=simulated", "cluster.world_size=2"]
-    command = [sys.executable, "-m", "experiments.train", *words]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    wait_until(lambda: any(path.stat().st_size for path in tmp_path.glob("*/epochs.jsonl")), "the first epoch")
-    process.kill()
-    assert process.wait(timeout=LIMIT_S) == -signal.SIGKILL
-    folder = only_run(tmp_path)
-    recorded = read_records(folder / "steps.jsonl")
-    assert recorded
-    assert not (folder / "DONE").exists()
-    again = train(*words)
-    assert again.returncode == 0, again.stderr
-    assert "resumed" not in again.stderr
-    assert read_records(folder / "attempts" / "1" / "steps.jsonl") == recorded
-    assert [row["epoch"] for row in read_records(folder / "epochs.jsonl")] == list(range(100))
 
 
 def test_it_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
