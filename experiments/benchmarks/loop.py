@@ -7,10 +7,9 @@ hook, its statistics and a record per step. With the defaults it takes one to tw
 
 import argparse
 import math
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -25,8 +24,9 @@ from experiments.config.command_line import add_settings
 from experiments.config.option_types import whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.config.schema import TrainConfig
+from experiments.profiles.backward import IMAGES, endless_batches
 from experiments.ranks.group import measuring_ranks
-from experiments.ranks.measures import own_device
+from experiments.ranks.measures import Row, own_device
 from experiments.runs.run_folder import RunFolder
 from experiments.training.ddp_workers import DdpWorkers
 from experiments.training.loop import Trainer
@@ -37,12 +37,6 @@ from experiments.training.tasks import load_task
 NAME = "loop"
 BLOCK = 5  # steps of one loop before the other's turn: caches are as warm as in a training, nearly
 FEWEST_PAIRS = 2
-DEFAULTS = [  # images of CIFAR's size that need no file
-    "model=resnet20",
-    "dataset=synthetic",
-    "dataset.settings={num_samples: 4096, image_size: 32, channels: 3, num_classes: 10}",
-    "batch_size=32",
-]
 FIXED = ["sparsifier=dense", "epochs=1000", "output=unused", "checkpoint.every_s=0", "checkpoint.every_steps=0"]
 COLUMNS: Columns = {
     "training": Column("run"),
@@ -52,116 +46,82 @@ COLUMNS: Columns = {
     "middle half": Column("ratio_half"),
     "pairs": Column("num_pairs", "{:.0f}"),
 }
-Pair = tuple[float, float]  # seconds of a step of the harness and of the bare loop, means over a block
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    parser.add_argument("--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks")
-    parser.add_argument(
-        "--steps", type=whole_number(), default=200, help="of each loop that count, after a warm-up (%(default)s)"
-    )
+    add, help = parser.add_argument, "of each loop that count, after a warm-up (%(default)s)"
+    add("--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks")
+    add("--steps", type=whole_number(), default=200, help=help)
     add_settings(parser, help="model, dataset and so on, as for train; ResNet-20 on 32 x 32 images when none is given")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print and write the table."""
-    (config,) = prepare_runs(
-        [[*(arguments.overrides or DEFAULTS), *FIXED, f"cluster.nproc_per_node={arguments.nproc}"]]
-    )
+    (config,) = prepare_runs([[*(arguments.overrides or IMAGES), *FIXED, f"cluster.nproc_per_node={arguments.nproc}"]])
     num_pairs = max(FEWEST_PAIRS, math.ceil(arguments.steps / BLOCK))
     with (
         tempfile.TemporaryDirectory(prefix="micro-loop-") as folder,
         measuring_ranks(arguments.nproc) as ranks,
         console.status("measuring"),
     ):
-        ranks.call(begin, config, folder)
-        pairs = [slowest(ranks.call(take_pair)) for _ in range(num_pairs)]
-    ratios = [ours / theirs for ours, theirs in pairs]
+        pairs = pd.DataFrame(tables.slowest_of(ranks.call(measure, config, folder, num_pairs)))
+    pairs["ratio"] = pairs["harness_s"] / pairs["bare_s"]
     row = {
         "run": f"{config.model.name} on {config.dataset.name}, batch {config.batch_size}, {arguments.nproc} ranks",
-        "harness_s": statistics.median(ours for ours, _ in pairs),
-        "bare_s": statistics.median(theirs for _, theirs in pairs),
-        "ratio": statistics.median(ratios),
-        "ratio_half": tables.middle_half(ratios),
+        **pairs.median(),
+        "ratio_half": tables.middle_half(pairs["ratio"].tolist()),
         "num_pairs": len(pairs),
     }
     frame = pd.DataFrame([row])
     tables.write(frame, "A step of the training loop", [tables.table(frame, COLUMNS)], arguments, console)
 
 
-def slowest(answers: Sequence[Pair]) -> Pair:
-    """Return the seconds of both loops on their slowest rank."""
-    ours, theirs = zip(*answers, strict=True)
-    return max(ours), max(theirs)
+def measure(config: TrainConfig, folder: str, num_pairs: int) -> list[Row]:
+    """Take blocks of steps of each loop on this rank, in turn first, after one to warm up; return seconds of a step."""
+    device = own_device()
+    workers = DdpWorkers(config, load_task(config, device))
+    trainer = Trainer(config, workers, RunFolder(Path(folder)))
+    bare = bare_step(config, device)
+
+    def harness(number: int) -> None:
+        epoch, index = divmod(number, workers.num_steps)
+        if index == 0:
+            workers.start_epoch(epoch)
+        trainer.step(epoch, index)
+
+    rows, loops = [], [("harness_s", harness), ("bare_s", bare)]
+    for pair in range(1 + num_pairs):
+        numbers = range(pair * BLOCK, (pair + 1) * BLOCK)
+        rows.append({name: _seconds(step, numbers, device) for name, step in loops})
+        loops.reverse()
+    return rows[1:]
 
 
-class _Loops:
-    """Both loops on this rank, at the same step."""
-
-    def __init__(self, config: TrainConfig, folder: str) -> None:
-        self._device = own_device()
-        self._workers = DdpWorkers(config, load_task(config, self._device))
-        self._harness = Trainer(config, self._workers, RunFolder(Path(folder)))
-        self._bare = _BareLoop(config, self._device)
-        self._num_pairs = 0
-
-    def take_pair(self) -> Pair:
-        """Take a block of steps of each, in turn first; return the seconds of a step."""
-        numbers = range(self._num_pairs * BLOCK, (self._num_pairs + 1) * BLOCK)
-        loops = [(self._harness.step, self._workers.start_epoch), (self._bare.step, self._bare.start_epoch)]
-        seconds = {turn: self._block(*loops[turn], numbers) for turn in (range(2) if self._num_pairs % 2 else (1, 0))}
-        self._num_pairs += 1
-        return seconds[0], seconds[1]
-
-    def _block(
-        self, step: Callable[[int, int], float], start_epoch: Callable[[int], None], numbers: Sequence[int]
-    ) -> float:
-        dist.barrier()
-        started = time.perf_counter()
-        for number in numbers:
-            epoch, index = divmod(number, self._workers.num_steps)
-            if index == 0:
-                start_epoch(epoch)
-            step(epoch, index)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return (time.perf_counter() - started) / len(numbers)
+def _seconds(step: Callable[[int], None], numbers: range, device: torch.device) -> float:
+    dist.barrier()
+    started = time.perf_counter()
+    for number in numbers:
+        step(number)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - started) / len(numbers)
 
 
-class _BareLoop:
-    """What a user would write without us."""
+def bare_step(config: TrainConfig, device: torch.device) -> Callable[[int], None]:
+    """Return the step of a loop that a user would write without us."""
+    task = load_task(config, device)
+    batches = endless_batches(task)
+    device_ids = [device] if device.type == "cuda" else None
+    model = DistributedDataParallel(task.model, device_ids=device_ids, gradient_as_bucket_view=True)
+    optimizer = build_optimizer(config.optimizer, task.model, config.lr)
 
-    def __init__(self, config: TrainConfig, device: torch.device) -> None:
-        self._task = load_task(config, device)
-        self._batches = self._task.batches(dist.get_rank())
-        device_ids = [device] if device.type == "cuda" else None
-        self._model = DistributedDataParallel(self._task.model, device_ids=device_ids, gradient_as_bucket_view=True)
-        self._optimizer = build_optimizer(config.optimizer, self._task.model, config.lr)
-
-    def start_epoch(self, epoch: int) -> None:
-        self._epoch = self._batches.epoch(epoch)
-
-    def step(self, epoch: int, index: int) -> float:
-        inputs, targets = next(self._epoch)
-        self._optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(self._model(inputs), targets)
+    def step(_number: int) -> None:
+        inputs, targets = next(batches)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
         loss.backward()
-        self._optimizer.step()
-        return float(loss.detach())
+        optimizer.step()
+        float(loss.detach())
 
-
-_loops: _Loops | None = None  # of this rank: it lasts from one call to the next
-
-
-def begin(config: TrainConfig, folder: str) -> None:
-    """Make both loops on this rank, and warm them up."""
-    global _loops
-    _loops = _Loops(config, folder)
-    _loops.take_pair()
-
-
-def take_pair() -> Pair:
-    """Take a block of steps of each loop on this rank."""
-    assert _loops
-    return _loops.take_pair()
+    return step

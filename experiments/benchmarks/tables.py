@@ -1,8 +1,7 @@
 """What benchmarks share: rows that are measured one by one become a table in Markdown, on the screen and in a file."""
 
 import argparse
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,12 +24,9 @@ class Column(NamedTuple):
     form: str = "{}"
     factor: float = 1
 
-    def cell(self, row: Mapping[Any, Any]) -> str:
-        """Return the value of a row in words; - where it is not known."""
-        value = row.get(self.key, math.nan)
-        if isinstance(value, str):
-            return value
-        return "-" if value is None or math.isnan(value) else self.form.format(self.factor * value)
+    def cell(self, value: Any) -> str:
+        """Return a value in words; - where it is not known."""
+        return value if isinstance(value, str) else "-" if pd.isna(value) else self.form.format(self.factor * value)
 
 
 Columns = Mapping[str, Column]
@@ -38,8 +34,15 @@ Columns = Mapping[str, Column]
 
 def table(frame: pd.DataFrame, columns: Columns) -> str:
     """Return a table as Markdown, a row for each of the frame's."""
-    rows = frame.to_dict("records")
-    return markdown.table(list(columns), [[column.cell(row) for column in columns.values()] for row in rows])
+    frame = frame.reindex(columns=[column.key for column in columns.values()])
+    rows = frame.itertuples(index=False, name=None)
+    cells = [[column.cell(value) for column, value in zip(columns.values(), row, strict=True)] for row in rows]
+    return markdown.table(list(columns), cells)
+
+
+def slowest_of(ranks: Sequence[Sequence[Row]]) -> list[Row]:
+    """Return for each step, which all ranks took together, the largest of all ranks, key by key."""
+    return [{key: max(row[key] for row in together) for key in together[0]} for together in zip(*ranks, strict=True)]
 
 
 def middle_half(values: list[float]) -> str:

@@ -33,15 +33,10 @@ def pi_squared(u: Tensor, points: int = 1000) -> tuple[Tensor, Tensor]:
     return places.double() / u.numel(), (squares[places] / squares[0]).cpu()
 
 
-def triangle_line(shares: Tensor) -> Tensor:
-    """Return the straight line from (0, 1) to (1, 0), below which the curve must lie."""
-    return 1 - shares
-
-
 def is_below_line(u: Tensor, points: int = 1000) -> bool:
-    """Return whether the curve of ``u`` (numel,) is nowhere above the line, at these points of it."""
+    """Return whether the curve of ``u`` (numel,) is nowhere above the line from (0, 1) to (1, 0), at these points."""
     shares, curve = pi_squared(u, points)
-    return bool((curve <= triangle_line(shares) + ROUNDING).all())
+    return bool((curve <= 1 - shares + ROUNDING).all())
 
 
 def is_convex(u: Tensor, points: int = 20) -> bool:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments.bench import main
-from experiments.benchmarks.step import command, measure, older
+from experiments.benchmarks.step import command, older
 from experiments.benchmarks.step.traffic import bytes_per_element
 from micro import kernels
 
@@ -40,7 +40,7 @@ def test_ratios_are_of_pairs_of_turns() -> None:
         return [{"floors": each, "own_s": each, "total_s": 2 * each, "bytes_sent": 8.0} for each in floors]
 
     pairs = [{command.OLD: steps(2, 9, 2), command.NEW: steps(1)}, {command.OLD: steps(4), command.NEW: steps(2)}]
-    row = command.compared(measure.Case("micro", 10, 0.1), pairs)
+    row = command.compared(pairs)
     assert (row["floors"], row["total_s"], row["bytes_sent"]) == (0.5, 0.5, 1.0)
     assert (row["old_floors"], row["new_floors"]) == (3.0, 1.5)
 

@@ -33,7 +33,6 @@ def test_a_trace_has_every_parameter_once_with_rising_times(tmp_path: Path) -> N
         for name, parameter in models.build("mlp", sizes=sizes).named_parameters()
     }
     assert {layer.name: layer.num_bytes for layer in trace.layers} == expected
-    assert len(trace.layers) == len(expected)
     ready = [layer.ready_s for layer in trace.layers]
     assert ready == sorted(ready)
     assert 0 < ready[0] < ready[-1] <= trace.backward_s

@@ -1,5 +1,6 @@
 """The simulator agrees with closed forms, and writes what it promises."""
 
+import itertools
 import math
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ import pytest
 
 import micro
 from experiments import simulate
-from experiments.studies.simulated_steps.method_choices import Methods, formula_s
+from experiments.studies.simulated_steps.method_choices import Methods, formula_s, methods_of
 from experiments.studies.simulated_steps.published_gains import cluster_link, ratios
 from experiments.studies.simulated_steps.steps import Row, by_layer, crossing, rescaled, simulate_step
 from experiments.training.schedule_problem import problem_of
@@ -93,10 +94,6 @@ def test_a_step_in_two_levels_is_its_parts_one_after_the_other() -> None:
     assert METHODS.two_level_problem(TRACE, network, "dense").select(4000) == pytest.approx(20 * 1000 / 1e9)
 
 
-def test_formula_of_top_k_grows_faster_than_its_vector() -> None:
-    assert formula_s("topk", 2**20, 4, 1e9) == pytest.approx(2**20 * (16e-9 + 20 * 2.18896957e-10))
-
-
 @pytest.mark.parametrize("exponent", [0.5, 1.0, 3.0])
 def test_crossing_is_where_a_power_is_one(exponent: float) -> None:
     assert crossing(lambda rate: (3e9 / rate) ** exponent, 1e8, 1e11) == pytest.approx(3e9)
@@ -151,17 +148,18 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     single = steps.query("schedule == 'single' and algorithm == 'ring' and workers == 4 and method == 'dense'").iloc[0]
     assert bars.loc["exchange", "begin_s"] == bars.loc["backward", "end_s"], "one bucket waits for backward"
     assert bars.loc["exchange", "end_s"] - bars.loc["backward", "end_s"] == pytest.approx(single["exposed_s"])
+
+
+def test_at_its_border_a_method_takes_as_long_as_dense(tmp_path: Path) -> None:
+    out, _ = run(tmp_path, "--workers 4 --methods micro --only borders --compute-s trace")
     (border,) = pd.read_csv(out / "borders.csv")["border"]
-    trace = rescaled(by_layer(made_up_trace()), single["compute_s"])
-    steps_s = {}
-    for factor in (1 / 1.5, 1.5):
+    trace, found = by_layer(TRACE), {}
+    for factor, method in itertools.product((1 / 1.5, 1.5), ("dense", "micro")):
         network = Flat(replace(cluster_link(), beta_s=8 / (border * factor)), 4)
-        for method, reducer in (("dense", micro.DenseReducer()), ("micro", micro.SparseReducer(micro.Micro(), 0.001))):
-            select = lambda numel: formula_s("micro", numel, 4, 240e9)  # noqa: E731
-            problem = problem_of(trace, network, reducer, select=select)
-            steps_s[factor, method] = simulate_step(problem, "exact", 4)["step_s"]
-    assert border == 0 or steps_s[1 / 1.5, "micro"] < steps_s[1 / 1.5, "dense"]
-    assert steps_s[1.5, "micro"] > steps_s[1.5, "dense"]
+        methods, _ = methods_of([method], 0.001, table=None, memory_gb_s=240)
+        found[factor, method] = simulate_step(methods.problem(trace, network, method), "exact", 4)["step_s"]
+    assert found[1 / 1.5, "micro"] < found[1 / 1.5, "dense"]
+    assert found[1.5, "micro"] > found[1.5, "dense"]
 
 
 def test_faster_links_within_nodes_are_between_flat_and_linear(tmp_path: Path) -> None:
@@ -215,17 +213,11 @@ MISTAKES = {
     "--only border": "borders",
     "--ranks-per-node 4": "--ranks-per-node",
     "--two-level": "nvlink_25gbe|pcie_10gbe",
-    "--two-level --network link.json": "network link",
-    "--two-level --intra v100_pcie": "--ranks-per-node",
     "--two-level --network nvlink_25gbe --workers 8,12": "nodes of 8",
     "--network nvlink_25gbe --algorithm best": "best",
     "--two-level --network nvlink_25gbe --select x.json": "--select",
-    "--algorithm hierarchical --intra nccl_pcie": "nccl_pcie",
-    "--network ideal": "alpha_s",
     "--network nowhere.json": "nowhere.json",
-    "--select nowhere.json": "nowhere.json",
     "--compute-s -1": "--compute-s",
-    "--memory-gb-s 0": "--memory-gb-s",
 }
 
 

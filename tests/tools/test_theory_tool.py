@@ -9,9 +9,8 @@ import torch
 
 from experiments import theory
 from experiments.studies.selection_times import wide_spread
-from experiments.studies.topk_theory.measure import check, error_numbers
+from experiments.studies.topk_theory.measure import check
 from tests.legible import every_figure_is_legible
-from tests.refusals import refused
 
 
 def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
@@ -24,14 +23,6 @@ def test_equal_magnitudes_break_the_bound_and_normal_values_keep_it() -> None:
     assert not equal["below_line"]
     assert math.isnan(equal["excess_kurtosis"])
     assert equal["worst_ratio"] == pytest.approx(1 / (1 - equal["worst_share"]))  # (1 - s) / (1 - s)^2
-
-
-def test_errors_are_those_of_sorting() -> None:
-    values = torch.tensor([3.0, -1.0, 2.0, 0.5, -4.0])
-    squares = sorted((v * v for v in values.tolist()), reverse=True)
-    for share, top_k, bound, random_k in error_numbers(values).itertuples(index=False):
-        k = round(share * 5)
-        assert (top_k, bound, random_k) == pytest.approx((sum(squares[k:]) / sum(squares), (1 - k / 5) ** 2, 1 - k / 5))
 
 
 def test_everything_is_written_and_the_verdict_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +47,3 @@ def test_times_whose_quartiles_are_far_apart_are_named() -> None:
     assert wide_spread(pd.DataFrame([quiet, quiet | {"select_s_high": 0.0011}])) == []
     (line,) = wide_spread(pd.DataFrame([quiet, quiet | {"method": "topk", "numel": 100_000, "select_s_high": 0.023}]))
     assert all(part in line for part in ("topk", "100,000", "23 ms"))
-
-
-def test_a_mistake_is_one_line() -> None:
-    refused("theory --density 0", "--density", 0)

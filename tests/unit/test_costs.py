@@ -146,11 +146,15 @@ def networks(n: int) -> list[Network]:
     return [*flat, *nodes, Best((flat[0], flat[2]))]
 
 
-def test_more_bytes_take_longer() -> None:
+def test_more_bytes_take_longer_and_half_of_an_all_reduce_gathers_its_parts() -> None:
     for op, n in itertools.product(OPS, (2, 4, 6, 16)):
         for network in networks(n):
             seconds = [network.seconds(op, size) for size in (0.0, 1.0, 1e3, 1e6, 1e9)]
             assert seconds == sorted(set(seconds))
+            assert 0 <= gather_part(network, M) <= network.seconds("all_reduce", M)
+    for algorithm, messages in (("ring", 7), ("halving_doubling", 3)):
+        one = messages * LINK.alpha_s + 7 / 8 * M * LINK.beta_s
+        assert gather_part(Flat(LINK, 8, algorithm), M) == pytest.approx(one)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 16, 100])
@@ -168,14 +172,6 @@ def test_a_fit_is_met_where_it_was_made() -> None:
         assert Flat(link, n, algorithm).seconds(op, M) == pytest.approx(9.7e-4 + 2e-9 * M)
     ring_of_64 = Flat(scaled(9.72e-4, 1.97e-9, 16), 64)
     assert ring_of_64.seconds("all_reduce", 0.0) == pytest.approx(9.72e-4 * 126 / 30)
-
-
-def test_half_of_an_all_reduce_is_the_gathering_of_its_parts() -> None:
-    for network in networks(8):
-        assert 0 <= gather_part(network, M) <= network.seconds("all_reduce", M)
-    for algorithm, messages in (("ring", 7), ("halving_doubling", 3)):
-        one = messages * LINK.alpha_s + 7 / 8 * M * LINK.beta_s
-        assert gather_part(Flat(LINK, 8, algorithm), M) == pytest.approx(one)
 
 
 def test_the_best_of_networks_and_measured_tables_is_chosen_call_by_call() -> None:
@@ -271,16 +267,6 @@ def test_a_dense_mean_in_two_levels_is_a_hierarchical_all_reduce_and_a_header(ki
     assert level_bytes(volume, network) == pytest.approx((volume.local_bytes, volume.between_bytes))
     dense = volume_of(micro.DenseReducer(), numel, local * num_nodes)
     assert volume.between_bytes == pytest.approx(level_bytes(dense, hierarchy)[1])
-
-
-def test_dense_parameters_beside_two_levels_are_paid_for_by_all_ranks() -> None:
-    layout = micro.Layout(("matrix", "bias"), ((8, 16), (12,)))
-    two_level = micro.TwoLevel(reducer=micro.SparseReducer(micro.Micro(), 0.1), ranks_per_node=2)
-    split, network = micro.Split(reducer=two_level, min_dims=2), nodes(2, 3)
-    volume = volume_of(split, layout.numel, 6, layout=layout)
-    alone = seconds_of(volume_of(two_level, 128, 6, layout=micro.Layout(("matrix",), ((8, 16),))), network)
-    assert seconds_of(volume, network) == pytest.approx(alone + network.seconds("all_reduce", 4 * 12))
-    assert sum(level_bytes(volume, network)) == pytest.approx(volume.local_bytes + volume.between_bytes)
 
 
 TWO_LEVEL = volume_of(micro.TwoLevel(reducer=micro.DenseReducer(), ranks_per_node=2), 100, 4)

@@ -101,14 +101,14 @@ def test_free_communication_leaves_the_time_of_computation(name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"name": "capped", "cap_mb": 0}, "cap_mb must be a number above 0, got 0"),
-        ({"name": "dear", "cap_mb": -1.0}, "cap_mb must be a number above 0, got -1.0"),
-        ({"name": "omgs", "rule": "new"}, "rule of omgs must be one of repaired, published, got 'new'"),
+        ({"name": "capped", "cap_mb": 0}, "cap_mb .* got 0"),
+        ({"name": "dear", "cap_mb": -1.0}, "cap_mb .* got -1.0"),
+        ({"name": "omgs", "rule": "new"}, "rule of omgs .* got 'new'"),
         ({"name": "mgwfb"}, "did you mean 'mgwfbp'"),
     ],
 )
 def test_a_wrong_setting_is_refused(spec: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="^.*" + message.replace(".", r"\.")):
+    with pytest.raises(ValueError, match=message):
         build(Schedule, spec)
 
 
@@ -148,30 +148,7 @@ def test_no_schedule_beats_the_exact_one(name: str, sparse: bool) -> None:
         assert ours <= end_s(problem, build(Schedule, name).cut(problem)) * (1 + 1e-12)
 
 
-# --- MG-WFBP --------------------------------------------------------------------------------------------------------
-
-
-def published_mgwfbp(trace: Trace, start_up: float, per_byte: float) -> Ends:
-    """The procedure as published: layers count down to 1, and all start times are computed anew after each merge."""
-    count = len(trace.layers)
-    ready = {count - i: layer.ready_s for i, layer in enumerate(trace.layers)}
-    size = {count - i: layer.num_bytes for i, layer in enumerate(trace.layers)}
-    takes = {layer: start_up + per_byte * size[layer] for layer in size}
-    merged = set()
-
-    def starts() -> dict[int, float]:
-        at = {count: ready[count]}
-        for layer in range(count - 1, 0, -1):
-            at[layer] = max(at[layer + 1] + takes[layer + 1], ready[layer])
-        return at
-
-    for layer in range(count, 1, -1):
-        if ready[layer - 1] - starts()[layer] < start_up:
-            takes[layer] = 0.0
-            size[layer - 1] += size[layer]
-            takes[layer - 1] = start_up + per_byte * size[layer - 1]
-            merged.add(layer)
-    return tuple(count - layer + 1 for layer in range(count, 0, -1) if layer not in merged)
+# --- rules that decide about two neighbours -------------------------------------------------------------------------
 
 
 def draw_binary(rng: random.Random, num_layers: int) -> tuple[Trace, float, float]:
@@ -184,17 +161,6 @@ def draw_binary(rng: random.Random, num_layers: int) -> tuple[Trace, float, floa
     return trace_of(ready, sizes), rng.randrange(0, 32) / 8, rng.choice((0.0, 2**-9, 2**-6))
 
 
-def test_mgwfbp_makes_the_published_groups() -> None:
-    rng = random.Random(0)
-    seen = set()
-    for _ in range(300):
-        trace, start_up, per_byte = draw_binary(rng, rng.randrange(1, 20))
-        ends = MgWfbp().cut(Problem(trace, affine(start_up, per_byte)))
-        assert ends == published_mgwfbp(trace, start_up, per_byte)
-        seen.add(len(ends))
-    assert len(seen) > 5
-
-
 def test_many_short_waits_cost_mgwfbp_more_than_they_save() -> None:
     trace = trace_of([0.0, 0.9, 1.8], [8, 1, 1])
     problem = Problem(trace, affine(1.0, 0.1))
@@ -204,11 +170,11 @@ def test_many_short_waits_cost_mgwfbp_more_than_they_save() -> None:
     assert end_s(problem, (1, 3)) == pytest.approx(3.0)
 
 
-# --- OMGS -----------------------------------------------------------------------------------------------------------
+def published(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
+    """The public code of OMGS, and MG-WFBP's procedure where nothing is selected.
 
-
-def published_omgs(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
-    """The public code's procedure: layers count down to 1, all clocks are computed anew after each merge."""
+    Layers count down to 1, all clocks are computed anew after each merge.
+    """
     count = len(trace.layers)
     ready = [0.0, *(layer.ready_s for layer in trace.layers)]
     backward = {count - i: ready[i + 1] - ready[i] for i in range(count)}
@@ -240,26 +206,22 @@ def published_omgs(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
     return tuple(count - layer + 1 for layer in range(count, 0, -1) if layer not in merged)
 
 
-def test_published_omgs_makes_the_groups_of_the_public_code() -> None:
+def test_rules_make_the_published_groups() -> None:
     rng = random.Random(1)
-    differs = 0
+    differs, sizes = 0, set()
     for _ in range(300):
-        trace, start_up, per_byte = draw_binary(rng, rng.randrange(1, 15))
+        trace, start_up, per_byte = draw_binary(rng, rng.randrange(1, 20))
         fixed, slope = rng.randrange(0, 8) / 8, rng.choice((0.0, 2**-8, 2**-6))
         problem = Problem(trace, affine(start_up, per_byte), affine(fixed, slope))
         ends = Omgs(rule="published").cut(problem)
-        assert ends == published_omgs(trace, problem.select, problem.exchange)
+        assert ends == published(trace, problem.select, problem.exchange)
         differs += ends != Omgs().cut(problem)
+        ends = MgWfbp().cut(problem)
+        assert ends == published(trace, no_time, problem.exchange)
+        assert start_up == 0 or ends == Omgs().cut(replace(problem, select=no_time))
+        sizes.add(len(ends))
     assert differs > 10
-
-
-def test_omgs_without_selection_is_mgwfbp() -> None:
-    rng = random.Random(2)
-    for _ in range(200):
-        trace, start_up, per_byte = draw_binary(rng, rng.randrange(1, 20))
-        problem = Problem(trace, affine(start_up or 0.5, per_byte))
-        assert Omgs().cut(problem) == MgWfbp().cut(problem)
-        assert Omgs(rule="published").cut(problem) == MgWfbp().cut(problem)
+    assert len(sizes) > 5
 
 
 # --- ASC-WFBP -------------------------------------------------------------------------------------------------------
@@ -367,25 +329,18 @@ def test_forward_times_that_were_not_measured_follow_backward() -> None:
 # --- plans ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_plan_names_what_it_groups() -> None:
+def test_a_plan_names_what_it_groups_and_is_of_one_model() -> None:
     plan = Plan(schedule="exact", groups=(("b", "a"), ("c",)), num_bytes=(12, 4), step_s=1.0)
     assert plan.digest == replace(plan, step_s=2.0).digest
     assert plan.digest != replace(plan, groups=(("b",), ("a", "c"))).digest
-    plan.check_model({"a": 4, "b": 8, "c": 4})
+    model = {"a": 4, "b": 8, "c": 4}
+    plan.check_model(model)
+    for other, name in (({"a": 4, "b": 8}, "'c'"), (model | {"d": 4}, "'d'"), (model | {"b": 9}, "12 bytes .* 13")):
+        with pytest.raises(ValueError, match=name):
+            plan.check_model(other)
 
 
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"a": 4, "b": 8}, "it has no 'c'"),
-        ({"a": 4, "b": 8, "c": 4, "d": 4}, "the plan lacks its 'd'"),
-        ({"a": 4, "b": 9, "c": 4}, "the group of 'b' has 12 bytes there and 13 here"),
-    ],
-)
-def test_a_plan_of_another_model_is_refused(model: dict[str, int], message: str) -> None:
-    plan = Plan(schedule="exact", groups=(("b", "a"), ("c",)), num_bytes=(12, 4))
-    with pytest.raises(ValueError, match=message):
-        plan.check_model(model)
+# --- rounds ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_messages", [1, 2, 3])

@@ -13,18 +13,17 @@ from micro.flat import Layout
 from micro.operations import OPS, bytes_sent
 from micro.planning.volumes import calls_of, volume_of
 from micro.randomness import generator
-from tests.products import grid
 
 NUMEL, DENSITY = 4608, 0.04  # 8 matrices of 24 x 24
 LAYOUT = layered(NUMEL)
 TOPK = micro.SparseReducer(micro.TopK(), DENSITY)
 
 
-@grid(method=["topk", "topk_gather", "micro", "cltk", "oktopk", "dsa", "gaussiank", "int8", "powersgd", "fft"])
+@pytest.mark.parametrize(
+    "method", ["topk", "topk_gather", "micro", "cltk", "oktopk", "dsa", "gaussiank", "int8", "fft"]
+)
 def test_what_is_not_said_is_estimated(method: str) -> None:
     """Without counts and build-up bytes are near to those of independent gradients: choices meet by chance."""
-    if method not in known_methods():
-        pytest.skip("no such yaml")
     reducer, drawn, n = build_methods([method], DENSITY)[method], generator(7), 3
     with closing(micro.Simulation(reducer, LAYOUT, n)) as simulation:
         scale = fitting_scale(DENSITY, NUMEL)
@@ -83,11 +82,12 @@ class Silent(micro.TopK):
 
 
 def test_what_cannot_be_said_is_an_error() -> None:
-    with pytest.raises(ValueError, match="must be at least 1, got 0 and 2"):
-        calls_of(TOPK, 0, 2)
-    with pytest.raises(ValueError, match="layout has 5 elements, the bucket 6"):
-        calls_of(TOPK, 6, 2, layout=Layout.flat(5))
-    with pytest.raises(ValueError, match="element_bytes must be one of 2, 4, 8, got 3"):
-        calls_of(TOPK, 6, 2, element_bytes=3)
-    with pytest.raises(ValueError, match="what selector topk sends is not known: give it a method volume"):
+    for match, numel, n, facts in (
+        ("at least 1, got 0 and 2", 0, 2, {}),
+        ("5 elements, the bucket 6", 6, 2, {"layout": Layout.flat(5)}),
+        ("element_bytes .* got 3", 6, 2, {"element_bytes": 3}),
+    ):
+        with pytest.raises(ValueError, match=match):
+            calls_of(TOPK, numel, n, **facts)
+    with pytest.raises(ValueError, match=r"selector topk .* volume"):
         calls_of(micro.SparseReducer(Silent(), DENSITY), 1000, 2)

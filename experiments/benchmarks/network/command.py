@@ -16,7 +16,7 @@ for each host. A run that is stopped writes what it has.
 import argparse
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from rich.console import Console
@@ -26,6 +26,7 @@ from experiments.benchmarks.network import training
 from experiments.benchmarks.network.page import blocks, compared, draw
 from experiments.benchmarks.network.prediction import Prediction, measure_link, profile_methods, profile_model
 from experiments.benchmarks.network.ways import FP16, OF_TORCH, Way, ways_of
+from experiments.benchmarks.tables import slowest_of
 from experiments.config.command_line import add_settings
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
@@ -75,8 +76,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     for word in arguments.overrides:
         if word.split("=")[0].split(".")[0] in SETTLED:
             raise UserError(f"'{word}': this benchmark sets it itself; see --methods, --density and --hosts")
-    if arguments.link_seconds < 1:
-        raise UserError(f"--link-seconds must be at least 1, got {arguments.link_seconds:g}")
     overrides = [*(arguments.overrides or DEFAULTS), f"density={arguments.density!r}"]
     ways = ways_of(arguments.methods, overrides, arguments.hosts)
     config = ways[0].config
@@ -115,10 +114,10 @@ def _measure(
     """Train one way over the links as they are shaped now; return what was seen, for each batch of a worker."""
     plan = None
     if way.schedule and way.schedule.is_planned:
-        plan = prediction.plan(way.method, way.reducer, way.schedule)
+        plan = way.schedule.plan(prediction.problem(way.method, way.reducer))
     started, interval = time.monotonic(), way.interval
     ranks.call(training.begin, way.method, way.words, plan, way.is_plain)
-    warm = _slowest(ranks.call(training.take, -(-WARM_UP_BATCHES // interval)))
+    warm = slowest_of(ranks.call(training.take, -(-WARM_UP_BATCHES // interval)))
     left_s = arguments.seconds - (time.monotonic() - started)
     affordable = int(left_s / (warm[-1]["seconds"] + way.is_plain * warm[-1]["compute_s"]))
     number = max(FEWEST, min(-(-arguments.steps // interval), affordable))
@@ -126,10 +125,9 @@ def _measure(
     answers = ranks.call(training.take, number)
     on_link = [now - then for now, then in zip(hosts.counters(), before, strict=True)]
     link_bytes = statistics.fmean(one.payload_bytes for one in on_link) / (number * interval)
-    rounds = _slowest(answers)
-    seconds = [each["seconds"] / interval for each in rounds]
-    compute_s = statistics.median(each["compute_s"] for each in rounds)
-    sent, calls = [_mean(answers, key) / interval for key in ("sent", "calls")]
+    exchanges = pd.DataFrame(slowest_of(answers))
+    seconds, compute_s = exchanges["seconds"] / interval, exchanges["compute_s"].median()
+    sent, calls = (pd.concat(map(pd.DataFrame, answers))[["sent", "calls"]].mean() / interval).tolist()
     if way.is_plain and way.method != FP16:
         predicted_s = prediction.step_s(way.method, way.reducer, way.schedule, compute_s)
     else:  # nothing is hidden, and each collective is a ring
@@ -140,22 +138,13 @@ def _measure(
         "method": way.name,
         "title": way.title,
         "num_steps": number * interval,
-        "step_s": statistics.median(seconds),
-        "least_s": min(seconds),
-        "most_s": max(seconds),
-        "samples_per_s": arguments.hosts * way.config.batch_size / statistics.median(seconds),
+        "step_s": seconds.median(),
+        "least_s": seconds.min(),
+        "most_s": seconds.max(),
+        "samples_per_s": arguments.hosts * way.config.batch_size / seconds.median(),
         "link_bytes": link_bytes,
         "counted_bytes": sent,
         "predicted_s": predicted_s,
         "compute_s": compute_s,
         "wire_s": FRAME * 8 * link_bytes / bits_per_s(rate),
     }
-
-
-def _slowest(ranks: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return for each exchange the largest of all ranks, key by key."""
-    return [{key: max(row[key] for row in together) for key in together[0]} for together in zip(*ranks, strict=True)]
-
-
-def _mean(ranks: Iterable[Sequence[Row]], key: str) -> float:
-    return statistics.fmean(row[key] for rows in ranks for row in rows)

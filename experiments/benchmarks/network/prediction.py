@@ -11,7 +11,7 @@ from experiments.ranks.group import RankGroup
 from experiments.ranks.hosts import bits_per_s
 from experiments.studies.simulated_steps.steps import rescaled
 from experiments.training.schedule_problem import problem_of
-from micro.planning.schedules.base import Plan, Problem, Schedule
+from micro.planning.schedules.base import Problem, Schedule
 from micro.planning.tables import LinkTable, SelectTable
 from micro.planning.traces import Trace
 
@@ -58,9 +58,11 @@ class Prediction:
     network: LinkTable
     ahead_s: float
 
-    def plan(self, method: str, reducer: micro.Reducer, schedule: Schedule) -> Plan:
-        """Return the buckets that a schedule makes for a method."""
-        return schedule.plan(self._problem(method, reducer, self.trace))
+    def problem(self, method: str, reducer: micro.Reducer, compute_s: float | None = None) -> Problem:
+        """Return the problem that a schedule solves for a method, where a step without communication takes so long."""
+        trace = self.trace if compute_s is None else rescaled(self.trace, compute_s)
+        select = self.select and partial(self.select.seconds, method)
+        return problem_of(trace, self.network, reducer, select=select)
 
     def step_s(self, method: str, reducer: micro.Reducer, schedule: Schedule | None, compute_s: float) -> float:
         """Return the seconds of a step.
@@ -72,10 +74,6 @@ class Prediction:
         """
         own = "ddp" if isinstance(reducer, micro.DenseReducer) else "single"
         schedule = schedule or micro.build(Schedule, own)
-        ends = schedule.cut(self._problem(method, reducer, self.trace))
-        found = schedule.timeline(self._problem(method, reducer, rescaled(self.trace, compute_s)), ends)
+        ends = schedule.cut(self.problem(method, reducer))
+        found = schedule.timeline(self.problem(method, reducer, compute_s), ends)
         return found.step_s - min(self.ahead_s, found.exposed_s)
-
-    def _problem(self, method: str, reducer: micro.Reducer, trace: Trace) -> Problem:
-        select = self.select and partial(self.select.seconds, method)
-        return problem_of(trace, self.network, reducer, select=select)

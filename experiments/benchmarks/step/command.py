@@ -12,7 +12,6 @@ first, which takes up to a minute. A command that is stopped writes what it has.
 """
 
 import argparse
-import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import product
@@ -22,13 +21,13 @@ from rich.console import Console
 
 from experiments.benchmarks import tables
 from experiments.benchmarks.step import traffic
-from experiments.benchmarks.step.measure import Case, Sides, Turn, measure
+from experiments.benchmarks.step.measure import Case, Turn, measure
 from experiments.benchmarks.step.older import checked_out
 from experiments.benchmarks.tables import Column, Columns
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
-from experiments.profiles.method_steps import TOPK
+from experiments.profiles.method_steps import TOPK, Times
 from experiments.ranks.group import RankFailure, RankGroup, measuring_ranks
 from experiments.ranks.measures import Row
 from experiments.studies.methods import build_methods, known_methods, select_names
@@ -119,48 +118,46 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 def _measured(arguments: argparse.Namespace, cases: list[Case], console: Console) -> Iterator[Row]:
     """Yield the row of each case, and print a line for it."""
+    against, sides = arguments.against, dict[str, RankGroup]()
     with ExitStack() as stack:
-        sides: dict[str, RankGroup] = {}
-        if arguments.against is not None:
-            tree = stack.enter_context(checked_out(arguments.against))
+        if against is not None:
+            tree = stack.enter_context(checked_out(against))
             sides[OLD] = stack.enter_context(measuring_ranks(arguments.nproc, code=tree))
         sides[NEW] = stack.enter_context(measuring_ranks(arguments.nproc))
-        for number, case in enumerate(cases):
-            if arguments.against is None:
-                (taken,) = measure(sides, case, arguments.steps, arguments.limit, num_turns=1)
-                row, what = _row(case, taken, sides), "floors"
-            else:
-                try:
-                    pairs = measure(sides, case, arguments.steps, arguments.limit, num_turns=arguments.pairs)
-                except RankFailure as error:
-                    raise UserError(f"the two revisions cannot both measure {case.method}: {error}") from error
-                row, what = compared(case, pairs), "of the floors of the other revision"
-            line = f"{row['floors']:.3g} {what}, middle half {row['floors_half']}"
-            console.print(f"{number + 1} of {len(cases)}: {case.method}: {line}", highlight=False, markup=False)
-            yield row
+        for number, case in enumerate(cases, start=1):
+            try:
+                turns = measure(
+                    sides, case, arguments.steps, arguments.limit, num_turns=arguments.pairs if against else 1
+                )
+            except RankFailure as error:
+                if against is None:
+                    raise
+                raise UserError(f"the two revisions cannot both measure {case.method}: {error}") from error
+            row = compared(turns) if against else medians(turns[0][NEW]) | moved(sides[NEW])
+            floors = "of the floors of the other revision" if against else "floors"
+            line = f"{row['floors']:.3g} {floors}, middle half {row['floors_half']}"
+            console.print(f"{number} of {len(cases)}: {case.method}: {line}", highlight=False, markup=False)
+            yield case._asdict() | row
 
 
-def _row(case: Case, taken: Turn, sides: Sides) -> Row:
-    """Return the medians over steps, with the bytes that a step moves."""
-    steps = taken[NEW]
-    row: Row = {key: statistics.median(step[key] for step in steps) for key in MEDIANS}
-    moved = sides[NEW].call(traffic.of_this_rank)
-    step_bytes, floor_bytes = (max(each) for each in zip(*moved, strict=True))
-    row |= {"bytes_per_element": step_bytes, "bytes_in_floors": step_bytes / floor_bytes}
-    row |= {"floors_half": tables.middle_half([step["floors"] for step in steps]), "steps": len(steps)}
-    return {"method": case.method, "numel": case.numel, "density": case.density, **row}
+def medians(steps: list[Times]) -> Row:
+    """Return the medians over steps, and the middle half of the floors."""
+    frame = pd.DataFrame(steps)
+    halves = {"floors_half": tables.middle_half(frame["floors"].tolist()), "steps": len(frame)}
+    return {**frame[list(MEDIANS)].median(), **halves}
 
 
-def compared(case: Case, pairs: list[Turn]) -> Row:
+def moved(ranks: RankGroup) -> Row:
+    """Return the bytes that a step moves, on the rank that moves most."""
+    step_bytes, floor_bytes = (max(each) for each in zip(*ranks.call(traffic.of_this_rank), strict=True))
+    return {"bytes_per_element": step_bytes, "bytes_in_floors": step_bytes / floor_bytes}
+
+
+def compared(pairs: list[Turn]) -> Row:
     """Return the medians over pairs of turns of new / old, with the middle half, and of both sides' floors."""
-    medians = [
-        {side: {key: statistics.median(step[key] for step in steps) for key in RATIOS} for side, steps in turn.items()}
-        for turn in pairs
-    ]
-    row: Row = {"method": case.method, "numel": case.numel, "density": case.density}
-    for key in RATIOS:
-        found = [turn[NEW][key] / turn[OLD][key] if turn[OLD][key] else 1.0 for turn in medians]
-        row |= {key: statistics.median(found), f"{key}_half": tables.middle_half(found)}
-    for side, name in ((OLD, "old_floors"), (NEW, "new_floors")):
-        row[name] = statistics.median(turn[side]["floors"] for turn in medians)
-    return row
+    old, new = (
+        pd.DataFrame([pd.DataFrame(turn[side])[list(RATIOS)].median() for turn in pairs]) for side in (OLD, NEW)
+    )
+    ratios = (new / old).where(old != 0, 1.0)
+    halves = {f"{key}_half": tables.middle_half(ratios[key].tolist()) for key in RATIOS}
+    return {**ratios.median(), **halves, "old_floors": old["floors"].median(), "new_floors": new["floors"].median()}

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from experiments.benchmarks.tables import slowest_of
 from experiments.profiles import method_steps
 from experiments.profiles.method_steps import Times
 from experiments.ranks.group import RankGroup
@@ -16,8 +17,7 @@ Sides = Mapping[str, RankGroup]  # ranks of each revision, by its name
 Turn = dict[str, list[Times]]  # steps of each side, as the slowest rank took them
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """A method at one length and density."""
 
     method: str
@@ -47,5 +47,4 @@ def measure(sides: Sides, case: Case, steps: int, limit_s: float, *, num_turns: 
 
 def slowest(ranks: Sequence[Sequence[Times]]) -> list[Times]:
     """Return for each step the largest of all ranks, key by key, with ``floors``: own time in floors."""
-    steps = [{key: max(row[key] for row in together) for key in together[0]} for together in zip(*ranks, strict=True)]
-    return [{**row, "floors": row["own_s"] / row["floor_s"]} for row in steps]
+    return [{**row, "floors": row["own_s"] / row["floor_s"]} for row in slowest_of(ranks)]

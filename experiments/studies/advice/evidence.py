@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.config.errors import UserError, one_line, suggestion
+from experiments.config.errors import UserError, as_user_error, check_choice
 from experiments.reports.forms import forms
 from experiments.reports.measures import metric_of
 from experiments.reports.names import human
@@ -48,13 +48,9 @@ def load_evidence(path: Path | None, level: int, task: str | None = None) -> Evi
     frame = _read(path, level) if path else forms(load_page("long").runs(read_runs()))
     names = frame["model"].astype(str) + "-" + frame["dataset"].astype(str)
     task = str(names.value_counts().index[0]) if task is None else task
-    if task not in set(names):
-        known = sorted(set(names))
-        raise UserError(f"--task must be one of {', '.join(known)}, got '{task}'{suggestion(task, known)}")
-    try:
+    check_choice("--task", sorted(set(names)), task)
+    with as_user_error(TypeError, before=f"{path or 'the published runs'}, {task}: "):
         return _evidence(frame[names == task], level)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path or 'the published runs'}, {task}: {one_line(error)}") from None
 
 
 def _evidence(rows: pd.DataFrame, level: int) -> Evidence:
@@ -62,19 +58,13 @@ def _evidence(rows: pd.DataFrame, level: int) -> Evidence:
     is_dense = own["sparsifier"] == "dense"
     if not is_dense.any():
         raise ValueError("no dense runs to compare with")
-    first = own.iloc[0]
-    named = pd.concat([own[is_dense][:1], own[~is_dense]]).rename(
-        columns={
-            "sparsifier": "method",
-            "form": "variant",
-            f"num_{level}": "num_there",
-            f"epochs_{level}": "epochs_there",
-        }
-    )
+    names = {"sparsifier": "method", "form": "variant", f"num_{level}": "num_there", f"epochs_{level}": "epochs_there"}
     numbers = {"num_seeds": int, "num_there": int, "density": float, "epochs_there": float, "to_dense": float}
-    named = named.astype(numbers).astype({"method": str, "variant": str})
+    named = pd.concat([own[is_dense][:1], own[~is_dense]]).rename(columns=names)
+    named = named.astype({**numbers, "method": str, "variant": str})
     named["epochs_there"] = named["epochs_there"].where(named["num_there"] == named["num_seeds"])
     named["gap"] = [_gap(row) for _, row in named.iterrows()]
+    first = own.iloc[0]
     task = f"{human(str(first['model']))} on {human(str(first['dataset']))}"
     words = f"{task}, {int(first['world_size'])} workers, {int(first['epochs'])} epochs"
     columns = ["method", "variant", "density", "num_seeds", "num_there", "epochs_there", "gap"]
@@ -88,12 +78,8 @@ def _gap(row: pd.Series) -> str:
 
 
 def _read(path: Path, level: int) -> pd.DataFrame:
-    try:
+    with as_user_error(OSError, before=f"{path}: "):
         frame = pd.read_csv(path, dtype={"form": str}, keep_default_na=False, na_values=[""])
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, pd.errors.ParserError) as error:
-        raise UserError(f"{path} is no table of numbers: {one_line(error)}") from None
     missing = [key for key in [*NEEDED, f"num_{level}", f"epochs_{level}"] if key not in frame]
     if missing:
         raise UserError(f"{path} is no summary.csv of experiments.figures: it has no {', '.join(missing)}")

@@ -25,14 +25,16 @@ not occur) are updated by no method. Parameters are in the order in which backwa
 def report(rows: pd.DataFrame, opening: str) -> str:
     """Write the rows of ``measured`` as a table: a row per parameter and the whole model, a column per method."""
     methods = list(dict.fromkeys(rows["method"]))
-    by_parameter = [
-        [f"`{name}`", f"{own['numel'].iloc[0]:,}", *_cells(own.set_index("method"), methods)]
-        for name, own in rows.groupby("parameter", sort=False)
-    ]
-    numel = int(rows.loc[rows["method"] == methods[0], "numel"].sum())
-    whole = ["all", f"{numel:,}", *(f"{100 * _never(rows, method):.1f} %" for method in methods)]
+    steps = rows[["median", "tail"]].map(lambda wait: f"{wait:.3g}" if wait < math.inf else "never")
+    cells = steps["median"] + " / " + steps["tail"] + " / " + rows["never"].map(lambda never: f"{100 * never:.0f} %")
+    names = "`" + rows["parameter"] + "`"
+    by_parameter = rows.assign(cell=cells, name=names).pivot(index="name", columns="method", values="cell")
+    sizes = rows.groupby(names, sort=False)["numel"].first()
+    lines = [[name, f"{numel:,}", *by_parameter.loc[name, methods]] for name, numel in sizes.items()]
+    never = (rows["never"] * rows["numel"]).groupby(rows["method"]).sum() / sizes.sum()
+    lines.append(["all", f"{sizes.sum():,}", *(f"{100 * never[method]:.1f} %" for method in methods)])
     columns = ["parameter", "elements", *map(label, methods)]
-    return "\n".join([opening, HOW_TO_READ, table(columns, [*by_parameter, whole]), ""])
+    return "\n".join([opening, HOW_TO_READ, table(columns, lines), ""])
 
 
 def write(rows: pd.DataFrame, out: Path, opening: str, title: str) -> list[Path]:
@@ -63,17 +65,3 @@ def draw(rows: pd.DataFrame, title: str) -> Figure:
     plain_log(left.xaxis)
     head(figure, title, [Patch(label=label(method), color=color) for method, color in colors.items()])
     return figure
-
-
-def _cells(own: pd.DataFrame, methods: list[str]) -> list[str]:
-    columns = own.loc[methods, ["median", "tail", "never"]].itertuples(index=False)
-    return [f"{_steps(median)} / {_steps(tail)} / {100 * never:.0f} %" for median, tail, never in columns]
-
-
-def _steps(wait: float) -> str:
-    return f"{wait:.3g}" if wait < math.inf else "never"
-
-
-def _never(rows: pd.DataFrame, method: str) -> float:
-    own = rows[rows["method"] == method]
-    return float((own["never"] * own["numel"]).sum() / own["numel"].sum())

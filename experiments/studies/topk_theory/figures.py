@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import NullFormatter
 
 from experiments.reports.figure_parts import handles_of, head, new_figure
@@ -25,6 +24,7 @@ from experiments.studies.method_comparison.figures import REFERENCE_LINES, draw_
 
 MEASURED: LineSettings = {"color": BLUE, "linestyle": "-"}
 PREDICTED: LineSettings = {"color": VERMILLION, "linestyle": DASHES[1]}
+HISTOGRAM: LineSettings = {"color": BLUE, "alpha": 0.4, "linewidth": 5}  # in the legend
 RANDOM: LineSettings = {"color": GREY, "linestyle": DASHES[2]}
 
 
@@ -39,11 +39,8 @@ def draw_histogram(numbers: pd.DataFrame, title: str) -> Figure:
         axes.set_yscale("log")
         axes.set_ylim(bottom=lowest)
 
-    handles = [
-        Line2D([], [], label="accumulator", color=BLUE, alpha=0.4, linewidth=5),
-        Line2D([], [], label="fitted normal", **PREDICTED),
-    ]
-    return _panels(numbers, [draw], title, handles, "(value - mean) / deviation", ["density"])
+    lines: dict[str, LineSettings] = {"accumulator": HISTOGRAM, "fitted normal": PREDICTED}
+    return _panels(numbers, {"density": draw}, title, lines, "(value - mean) / deviation")
 
 
 @style()
@@ -57,11 +54,8 @@ def draw_curve(numbers: pd.DataFrame, title: str) -> Figure:
         axes.set_xscale("log")
         axes.set_ylim(0, 1.05)
 
-    handles = [
-        Line2D([], [], label="accumulator", **MEASURED),
-        Line2D([], [], label="line from (0, 1) to (1, 0)", **PREDICTED),
-    ]
-    return _panels(numbers, [draw], title, handles, "place i / d", ["pi² = (|u|₍ᵢ₎ / |u|₍₁₎)²"])
+    lines = {"accumulator": MEASURED, "line from (0, 1) to (1, 0)": PREDICTED}
+    return _panels(numbers, {"pi² = (|u|₍ᵢ₎ / |u|₍₁₎)²": draw}, title, lines, "place i / d")
 
 
 @style()
@@ -69,9 +63,8 @@ def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
     """Error of top-k beside its bound and random-k's, and the ratio; columns vector, share, top_k, bound, random_k."""
 
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
-        axes.plot(rows["share"], rows["top_k"], **MEASURED)
-        axes.plot(rows["share"], rows["bound"], **PREDICTED)
-        axes.plot(rows["share"], rows["random_k"], **RANDOM)
+        for column, line in (("top_k", MEASURED), ("bound", PREDICTED), ("random_k", RANDOM)):
+            axes.plot(rows["share"], rows[column], **line)
         axes.set_ylim(0, 1.05)
 
     def draw_ratio(axes: Axes, rows: pd.DataFrame) -> None:
@@ -80,12 +73,8 @@ def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
         axes.set_xscale("log")
         axes.set_ylim(bottom=0)
 
-    handles = [
-        Line2D([], [], label="top-k", **MEASURED),
-        Line2D([], [], label="bound (1 - k/d)²", **PREDICTED),
-        Line2D([], [], label="random-k, 1 - k/d", **RANDOM),
-    ]
-    return _panels(numbers, [draw, draw_ratio], title, handles, "k / d", ["||u - kept||² / ||u||²", "top-k / bound"])
+    lines = {"top-k": MEASURED, "bound (1 - k/d)²": PREDICTED, "random-k, 1 - k/d": RANDOM}
+    return _panels(numbers, {"||u - kept||² / ||u||²": draw, "top-k / bound": draw_ratio}, title, lines, "k / d")
 
 
 @style()
@@ -93,11 +82,10 @@ def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) 
     """Milliseconds over the length, a line per operator, a band between quartiles; columns method, numel, TIMES."""
     figure = new_figure(COLUMN_INCHES, 3.9)
     axes = figure.subplots()
-    lines = lines_of(name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES)
-    lines = {**REFERENCE_LINES, **lines}
+    methods = [name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES]
+    lines = REFERENCE_LINES | lines_of(methods)
     for method, line in lines.items():
-        rows = numbers[numbers["method"] == method]
-        draw_times(axes, rows, line)
+        draw_times(axes, numbers[numbers["method"] == method], line)
     axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -108,23 +96,22 @@ def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) 
 
 def _panels(
     numbers: pd.DataFrame,
-    draws: list[Callable[[Axes, pd.DataFrame], None]],
+    draws: Mapping[str, Callable[[Axes, pd.DataFrame], None]],
     title: str,
-    handles: list[Line2D],
+    lines: Mapping[str, LineSettings],
     x_name: str,
-    y_names: list[str],
 ) -> Figure:
-    """Draw one column of panels per vector."""
-    vectors = list(dict.fromkeys(numbers["vector"]))
+    """Draw one column of panels per vector, a row for each name of a y axis; ``lines`` are the legend's."""
+    vectors = list(numbers.groupby("vector", sort=False))
     figure = new_figure(PAGE_INCHES, 0.8 + 1.7 * len(draws))
     grid = figure.subplots(len(draws), len(vectors), sharey="row", sharex="row", squeeze=False)
-    for column, vector in enumerate(vectors):
-        for axes, draw in zip(grid[:, column], draws, strict=True):
-            draw(axes, numbers[numbers["vector"] == vector])
-        grid[0, column].set_title(vector)
-        grid[-1, column].set_xlabel(x_name)
-    for axes, name in zip(grid[:, 0], y_names, strict=True):
+    for column, (vector, rows) in zip(grid.T, vectors, strict=True):
+        for axes, draw in zip(column, draws.values(), strict=True):
+            draw(axes, rows)
+        column[0].set_title(vector)
+        column[-1].set_xlabel(x_name)
+    for axes, name in zip(grid[:, 0], draws, strict=True):
         axes.set_ylabel(name)
-    head(figure, title, handles)
+    head(figure, title, handles_of(lines))
     figure.get_layout_engine().set(wspace=0.03)  # type: ignore[union-attr, call-arg]
     return figure

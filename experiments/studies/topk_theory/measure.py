@@ -82,7 +82,7 @@ def curve_numbers(values: Tensor) -> pd.DataFrame:
     shares, curve = theory.pi_squared(values, min(values.numel(), 100_000))
     places = torch.logspace(0, math.log10(max(1, len(shares) - 1)), NUM_CURVE_POINTS).long().tolist()
     places = sorted({0, *places})
-    return _frame(("share", "pi_squared", "line"), shares[places], curve[places], theory.triangle_line(shares[places]))
+    return _frame(("share", "pi_squared", "line"), shares[places], curve[places], 1 - shares[places])
 
 
 def histogram_numbers(values: Tensor) -> pd.DataFrame:
