@@ -26,7 +26,6 @@ from experiments.benchmarks.network import command as network
 from experiments.benchmarks.step import command as step
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
-from experiments.ranks.group import RankFailure
 from experiments.reports.output import check_folder
 
 
@@ -41,11 +40,7 @@ def main(words: Sequence[str] | None = None) -> None:
 def _run(options: argparse.Namespace, words: list[str]) -> int:
     check_folder(options.out)
     options.words = words
-    try:
-        options.run(options, Console() if sys.stdout.isatty() else Console(width=140))
-    except RankFailure as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    options.run(options, Console() if sys.stdout.isatty() else Console(width=140))
     return 0
 
 

@@ -21,29 +21,20 @@ from rich.console import Console
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
-from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
+from experiments.launching.rank_environment import read_rank_environment
 from experiments.profiles import backward, link, select
-from experiments.profiles.on_ranks import DEVICES, check_device, join, start
-from experiments.ranks.group import RankFailure
+from experiments.profiles.on_ranks import DEVICES, check_device, join
+from experiments.ranks.group import measuring_ranks
 from experiments.reports.output import check_file, write_or_rescue
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
-    return run_command(lambda: _measure(parser().parse_args(arguments)), stopped="nothing was written")
+    return run_command(lambda: _run(parser().parse_args(arguments)), stopped="nothing was written")
 
 
-def _measure(options: argparse.Namespace) -> int:
-    try:
-        _run(options, read_rank_environment())
-    except RankFailure as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
-    command = options.command
+def _run(options: argparse.Namespace) -> int:
+    command, ranks = options.command, read_rank_environment()
     check_device(options.device, options.nproc)
     settings = command.prepare(options, ranks.world_size if ranks else options.nproc)
     check_file(options.out, prefix="micro-")
@@ -51,10 +42,11 @@ def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
     if ranks:
         rows = join(command.work, settings, ranks, device=options.device)
     else:
-        with console.status(f"measuring on {options.nproc} ranks"):
-            rows = start(command.work, settings, nproc=options.nproc, device=options.device)
+        status = console.status(f"measuring on {options.nproc} ranks")
+        with status, measuring_ranks(options.nproc, device=options.device) as started:
+            rows = started.call(command.work, settings)[0]
     if rows is None:
-        return
+        return 0
 
     def write(folder: Path) -> list[Path]:
         where = argparse.Namespace(**{**vars(options), "out": folder / options.out.name})
@@ -64,6 +56,7 @@ def _run(options: argparse.Namespace, ranks: RankEnvironment | None) -> None:
 
     for path in write_or_rescue(write, options.out.parent):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
+    return 0
 
 
 def parser() -> Parser:

@@ -89,7 +89,7 @@ def compilers() -> Iterator[Finding]:
     from micro import kernels
 
     named = os.environ.get("CXX")
-    found = next((path for name in ([named] if named else CXX) if (path := shutil.which(name))), None)
+    found = next(filter(None, map(shutil.which, [named] if named else CXX)), None)
     headers = Path(sysconfig.get_paths()["include"], "Python.h").is_file()
     missing = [*([] if found else ["a C++ compiler"]), *([] if headers else ["Python's headers"])]
     note = f"needs {' and '.join(missing)}" if missing else f"by {found}"
@@ -121,10 +121,9 @@ def wandb() -> Iterator[Finding]:
         return
     yield Finding("wandb", "installed")
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    has_key, home = bool(os.environ.get("WANDB_API_KEY")), Path.home()
-    for place in [os.environ["NETRC"]] if "NETRC" in os.environ else [home / ".netrc", home / "_netrc"]:
-        with suppress(OSError, netrc.NetrcParseError):
-            has_key |= host in netrc.netrc(place).hosts
+    has_key = bool(os.environ.get("WANDB_API_KEY"))
+    with suppress(OSError, netrc.NetrcParseError):
+        has_key |= host in netrc.netrc(os.environ.get("NETRC")).hosts
     note = f"for {host}" if has_key else f"none for {host}: offline works; online needs wandb login"
     yield either("wandb key", has_key, "yes" if has_key else "no", note)
 

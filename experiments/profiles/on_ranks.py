@@ -1,35 +1,19 @@
-"""Measure on several ranks: those that the command starts, or those that torchrun or srun started it as."""
+"""Be one of the ranks that torchrun or srun started; devices of ranks."""
 
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from experiments.config.errors import UserError
+from experiments.config.errors import UserError, check_choice
 from experiments.launching.process_lifetime import die_with_parent
 from experiments.launching.rank_environment import RankEnvironment, is_rank
-from experiments.ranks.group import measuring_ranks
 from experiments.ranks.measures import Row, Settings
 from experiments.runs.manifest import cpu_model
 from experiments.training.group import device_of_rank
 
 Work = Callable[[Settings], list[Row]]  # what every rank calls; rank 0's rows count
 DEVICES = ("auto", "cpu", "cuda")
-
-
-def start(work: Work, settings: Settings, *, nproc: int, device: str) -> list[Row]:
-    """Start ranks, let them work and return the rows of their rank 0.
-
-    Args:
-        work: a function of a module.
-        device: auto or cuda: GPUs where each rank can have one; cpu.
-
-    Raises:
-        RankFailure: a rank failed.
-    """
-    with measuring_ranks(nproc, device=device) as ranks:
-        rows: list[Row] = ranks.call(work, settings)[0]
-    return rows
 
 
 def join(work: Work, settings: Settings, ranks: RankEnvironment, *, device: str) -> list[Row] | None:
@@ -49,8 +33,7 @@ def join(work: Work, settings: Settings, ranks: RankEnvironment, *, device: str)
 
 def check_device(device: str, nproc: int) -> None:
     """Raise UserError where ``device`` is no choice, or asks for GPUs that are not here."""
-    if device not in DEVICES:
-        raise UserError(f"--device must be one of {', '.join(DEVICES)}, got '{device}'")
+    check_choice("--device", DEVICES, device)
     if device == "cuda" and torch.cuda.device_count() < nproc and not is_rank():  # ranks compare what each of them sees
         raise UserError(f"--device cuda needs {nproc} GPUs here, there are {torch.cuda.device_count()}")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from experiments.config.child_environment import num_cores, with_python_path
+from experiments.config.errors import RunFailed
 from experiments.config.paths import ROOT
 from experiments.ranks import worker
 
@@ -31,7 +32,7 @@ LOST_PEER = re.compile(
 )
 
 
-class RankFailure(RuntimeError):
+class RankFailure(RunFailed):
     """A rank raised, died, or did not answer in time, and made the call fail; the message is one line.
 
     Attributes:

@@ -161,15 +161,6 @@ def draw_binary(rng: random.Random, num_layers: int) -> tuple[Trace, float, floa
     return trace_of(ready, sizes), rng.randrange(0, 32) / 8, rng.choice((0.0, 2**-9, 2**-6))
 
 
-def test_many_short_waits_cost_mgwfbp_more_than_they_save() -> None:
-    trace = trace_of([0.0, 0.9, 1.8], [8, 1, 1])
-    problem = Problem(trace, affine(1.0, 0.1))
-    assert MgWfbp().cut(problem) == (3,)
-    assert end_s(problem, (3,)) == pytest.approx(3.8)
-    assert Exact().cut(problem) == (1, 3)
-    assert end_s(problem, (1, 3)) == pytest.approx(3.0)
-
-
 def published(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
     """The public code of OMGS, and MG-WFBP's procedure where nothing is selected.
 

@@ -8,9 +8,9 @@ import torch
 
 import micro
 from experiments.studies.gradient_sources import fitting_scale, layered
-from experiments.studies.methods import build_methods, known_methods
+from experiments.studies.methods import build_methods
 from micro.flat import Layout
-from micro.operations import OPS, bytes_sent
+from micro.operations import bytes_sent
 from micro.planning.volumes import calls_of, volume_of
 from micro.randomness import generator
 
@@ -31,12 +31,6 @@ def test_what_is_not_said_is_estimated(method: str) -> None:
     settled = min(reversed(steps[5:]), key=lambda stats: stats[0].num_collectives)
     sent = statistics.fmean(sum(size for _, size in stats.calls) for stats in settled)
     assert sum(size for _, size in calls_of(reducer, NUMEL, n, layout=LAYOUT)) == pytest.approx(sent, rel=0.3)
-
-
-@pytest.mark.parametrize("method", known_methods())
-def test_one_rank_calls_nothing(method: str) -> None:
-    assert calls_of(build_methods([method], DENSITY)[method], NUMEL, 1, layout=LAYOUT) == ()
-    assert all(bytes_sent(op, 12.0, 1) == 0 for op in OPS if op != "scatter")
 
 
 def test_powersgd_needs_shapes() -> None:
