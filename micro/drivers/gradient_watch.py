@@ -53,6 +53,7 @@ class GradientWatch(StepListener):
     def __init__(self, parameters: Mapping[str, Tensor], *, compares: Callable[[], bool]) -> None:
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._parameters: list[Any] = list(parameters.values())
+        self._sharded = [parameter for parameter in self._parameters if hasattr(parameter, "to_local")]
         self._wants_comparison, self._compares = compares, False
         self._noted: set[str] = set()
         self._watched: Tensor | None = None  # stands for all, where one is enough
@@ -115,8 +116,8 @@ class GradientWatch(StepListener):
 
     def _version_now(self) -> int:
         """Return a number that each write in place raises: a DTensor counts its own, and those to its shard apart."""
-        shards = [p.to_local()._version for p in self._parameters if hasattr(p, "to_local")]
-        return sum(shards) + sum([p._version for p in self._parameters])
+        versions: list[int] = [p._version for p in [*self._parameters, *(p.to_local() for p in self._sharded)]]
+        return sum(versions)
 
     def _compare(self, present: Sequence[Any]) -> None:
         if not self._norm:

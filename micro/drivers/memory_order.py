@@ -18,18 +18,23 @@ def logical(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[st
         back = sorted(range(len(order)), key=lambda dim: order[dim])
         return piece.view([parameter.shape[dim] for dim in order]).permute(back).reshape(-1)
 
-    return _changed(bucket, _out_of_order(bucket, parameters), reordered)
+    reordered_bucket: dict[str, Any] = _changed(bucket, _out_of_order(bucket, parameters), reordered)
+    return reordered_bucket
 
 
 def as_in_memory(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return a saved bucket in logical order with its elements as they lie in ``parameters``."""
     others = _out_of_order(bucket, parameters)
-    return _changed(bucket, others, lambda piece, p: piece.view(p.shape).permute(_order(p)).reshape(-1))
+    placed: dict[str, Any] = _changed(
+        bucket, others, lambda piece, p: piece.view(p.shape).permute(_order(p)).reshape(-1)
+    )
+    return placed
 
 
 def _order(parameter: Tensor) -> list[int]:
     """Return the dimensions of a parameter, the one of the largest stride first."""
-    return sorted(range(parameter.dim()), key=lambda dim: -parameter.stride(dim))
+    strides = parameter.stride()
+    return sorted(range(parameter.dim()), key=lambda dim: -strides[dim])
 
 
 def _out_of_order(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -113,7 +113,9 @@ class SparseReducer(WithDensity):
         if at_work.sends_all:
             average_ = (self.exchange if isinstance(self.exchange, Gather) else Union()).average_
             sent = yield from send_all(state, self.feedback, acc, grad, transport, average_, to_add=to_add)
-            record = {"forgotten": None if forgotten is None else float(forgotten)}  # host sync: the record
+            record: Mapping[str, Any] = {
+                "forgotten": None if forgotten is None else float(forgotten)
+            }  # host sync: the record
             bad = sent.first_bad if bad is None else bad
         else:
             sent = yield from self._send(at_work, state, acc, grad, transport, forgotten)

@@ -65,27 +65,28 @@ def send_all(
     """
     comm, numel = transport.comm, grad.numel()
     message = _memory(state, acc)
-    rest = state.spare = message[:-1]
-    mean = grad if grad.dtype == acc.dtype else None
+    same_dtype = grad.dtype == acc.dtype
     if transport.wire.values.lossless:
-        rest.copy_(acc)
+        total = state.spare = message[:-1]
+        total.copy_(acc)
         message[-1] = 1 - flag_of(transport.step.is_finite, acc.dtype, acc.device)[0]
         yield AllReduce(mine=message)
-        mean = torch.div(rest, comm.world_size, out=rest if mean is None else mean)
+        mean = torch.div(total, comm.world_size, out=grad if same_dtype else total)
         averaged = Mean(is_zero(message[-1]), is_number(mean.sum()))
         sent: AllValues | None = AllValues(acc)
     else:
-        if not state.residual.numel():
-            rest = state.spare = None
-        mean = torch.empty_like(acc) if mean is None else mean
+        rest = state.spare = message[:-1] if state.residual.numel() else None
+        mean = grad if same_dtype else torch.empty_like(acc)
         wire = _wire(state, message_bytes(numel, transport, acc.dtype), acc.device)
         averaged = yield from average_(acc, transport, rest=rest, mean=mean, memory=wire, grad=to_add)
         sent = None if rest is None else AllLeaving(rest)
     is_finite, fits = read(averaged.is_finite, averaged.fits)
-    overflow = mean.isfinite().logical_not_().nonzero().view(-1) if is_finite and not fits else ()
-    if len(overflow):
+    in_update = None
+    if is_finite and not fits:
+        overflow = torch.nonzero(~torch.isfinite(mean)).view(-1)
         cut_(acc, overflow, comm.world_size)
-        is_finite = False
+        in_update = int(overflow[0]) if overflow.numel() else None
+        is_finite = in_update is None
     unsent = write_(mean, grad) if is_finite and mean is not grad else None
 
     def on_deliver() -> None:
@@ -100,7 +101,7 @@ def send_all(
         counts=(numel,) * comm.world_size,
         num_updated=numel,
         is_finite=bool(is_finite),
-        in_update=int(overflow[0]) if len(overflow) else None,
+        in_update=in_update,
         on_deliver=on_deliver,
         first_bad=averaged.first_bad,
     )

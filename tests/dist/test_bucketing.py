@@ -163,7 +163,7 @@ def refusal(words: list[str]) -> str:
     [
         (("schedule=exact", "schedule.link=LINK", "sparsifier=dense"), ("schedule.trace",)),
         (("schedule=layerwise", "FILES", "sparsifier=dense"), ("schedule.trace",)),
-        (("schedule=dear",), ("schedule=dear",)),
+        (("schedule=dear",), ("dear", "DDP")),
         (("schedule=single", "cluster=simulated"), ("schedule=single",)),
         (("schedule=exact", "FILES", "cluster.nproc_per_node=3"), ("2 workers", "3")),
         (("schedule=exact", "FILES", "model=mlp", "model.settings={hidden: 4}"), ("another model",)),
@@ -183,11 +183,9 @@ def test_what_does_not_fit_is_refused_before_a_worker_starts(
     assert all(key in said for key in keys), said
 
 
-@pytest.mark.parametrize(("broken", "reason"), [("{", "JSON"), ('{"format": "micro-link-1"}', "micro-trace-1")])
-def test_a_torn_or_foreign_file_is_refused_by_its_name(tmp_path: Path, broken: str, reason: str) -> None:
+@pytest.mark.parametrize("broken", ["{", '{"format": "micro-link-1"}'])
+def test_a_torn_or_foreign_file_is_refused_by_its_name(tmp_path: Path, broken: str) -> None:
     files = measured(tmp_path)
     del files["select"]
     files["trace"].write_text(broken)
-    said = refusal(words_with(files, "sparsifier=dense"))
-    assert reason in said
-    assert str(files["trace"]) in said
+    assert str(files["trace"]) in refusal(words_with(files, "sparsifier=dense"))
