@@ -142,7 +142,7 @@ class _Form(NamedTuple):
         indices = self.codec.decode(places[: self.codec.num_bytes(count, self.numel)], count, self.numel)
         return SparseValues(indices, from_bytes(values, self.dtype)[:count].to(dtype)), numbers[1:]
 
-    def count(self, traffic: Traffic, num_marks: int, share: float) -> None:
+    def count_sent(self, traffic: Traffic, num_marks: int, share: float) -> None:
         """Count the parts of a message, ``share`` of which this rank has sent as values, as what they are."""
         ahead, indices, _ = self.sizes(num_marks)
         traffic.move(share * ahead, "values", "counts")
@@ -169,7 +169,7 @@ def _merged(
         coming = [sum(form.sizes(num_marks)) if other == source else 0 for other in range(n)]
         received = yield AllToAll(mine=message, sizes=leaving, received=coming, kind="values")
         if target is not None:
-            form.count(comm.traffic, marks.numel(), 1.0)
+            form.count_sent(comm.traffic, marks.numel(), 1.0)
         if source is not None:
             entries, others = form.unpacked(received, num_marks, dtype)
             held, rest = _prune(summed([held, entries]), form.most)
@@ -179,7 +179,7 @@ def _merged(
     if n > 1:
         message = form.packed(held, marks) if rank == 0 else marks.new_empty(sum(form.sizes(n)), dtype=torch.uint8)
         message = yield Broadcast(mine=message, source=0, kind="values")
-        form.count(comm.traffic, n, (n - 1) / n)
+        form.count_sent(comm.traffic, n, (n - 1) / n)
         held, marks = form.unpacked(message, n, dtype)
     return held, marks, pruned
 
