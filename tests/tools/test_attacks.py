@@ -24,6 +24,7 @@ from experiments.config.errors import UserError
 from experiments.config.paths import ROOT
 from experiments.config.schema import to_yaml
 from experiments.reports.figure_parts import head, new_figure
+from experiments.reports.frames import load
 from experiments.reports.html_page import escaped, fenced, write_html
 from experiments.reports.markdown import table
 from experiments.reports.plot_style import plain
@@ -35,7 +36,6 @@ from experiments.studies.simulated_steps.networks import load_network
 from experiments.sweeps.job_script import arrays_of, script
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
-from experiments.tracking.sources import read
 from micro.checkpoints.rank_states import state_of
 from tests.refusals import refused
 
@@ -92,7 +92,7 @@ YAML_READERS: dict[str, Callable[[Path], object]] = {
     "study": lambda path: jobs_of(str(path), []),
     "run": lambda path: saved_config(RunFolder(path.parent), []),
     "network": load_network,
-    "figures": lambda path: read([str(path.parent.parent)]),
+    "figures": lambda path: load(path.parent.parent),
 }
 
 
