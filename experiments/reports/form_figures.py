@@ -118,7 +118,7 @@ def draw_lengths(rows: pd.DataFrame, title: str) -> Figure:
         axes.fill_between(dense["epochs"], dense["low"], dense["high"], **shade)
         Panel(x="epochs", x_name="epochs", y_name=metric.column).draw(axes, own.query("sparsifier != 'dense'"), lines)
         parts.show_values(axes.xaxis, own["epochs"])
-        axes.yaxis.label.set_size(7)
+        axes.yaxis.label.set_fontsize(7)
     head(figure, title, [*lines.handles, Patch(label="dense, spread of its seeds", **shade)])
     return figure
 

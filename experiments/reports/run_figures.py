@@ -184,7 +184,7 @@ def draw_convergence(numbers: pd.DataFrame, title: str, ends: pd.Series) -> Figu
 
     Takes ``convergence_numbers``. Of many methods those that ended best have colour, band and a place in the legend.
     """
-    metric, longest = metric_of(numbers), numbers["time_s"].max()
+    metric, longest = metric_of(numbers.columns), numbers["time_s"].max()
     seconds, unit = (3600, "h") if longest > 2 * 3600 else (60, "min") if longest > 5 * 60 else (1, "s")
     panels = [
         Panel(x="step", y=metric.key, x_name="step", show_y=partial(parts.show_metric, metric=metric)),
