@@ -61,7 +61,7 @@ class Prediction:
     def problem(self, method: str, reducer: micro.Reducer, compute_s: float | None = None) -> Problem:
         """Return the problem that a schedule solves for a method, where a step without communication takes so long."""
         trace = self.trace if compute_s is None else rescaled(self.trace, compute_s)
-        select = self.select and partial(self.select.seconds, method)
+        select = partial(self.select.seconds, method) if self.select else None
         return problem_of(trace, self.network, reducer, select=select)
 
     def step_s(self, method: str, reducer: micro.Reducer, schedule: Schedule | None, compute_s: float) -> float:

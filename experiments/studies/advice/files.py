@@ -76,7 +76,7 @@ def draw(lines: pd.DataFrame, heading: str) -> Figure:
     drawn = lines_of(of_forms)
     for key, line in drawn.items():
         axes.plot(of_forms[key]["rate"], of_forms[key]["time"], **line, markevery=8)
-    handles = handles_of({label(*key): line for key, line in drawn.items()})
+    handles = handles_of({label(*map(str, key)): line for key, line in drawn.items()})
     axes.axhline(1, **TARGET_LINE)
     axes.set(xlabel="rate of a link, bit/s", ylabel="time, of dense's")
     plain_log(axes.yaxis)

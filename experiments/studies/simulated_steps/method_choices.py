@@ -101,9 +101,8 @@ def methods_of(given: Sequence[str], density: float, *, table: Path | None, memo
         UserError: an unknown method, or one without seconds of selection.
     """
     names = select_names(given, known_methods(), "methods")
-    reducers = build_methods(dict.fromkeys([DENSE, *names]), density)
+    reducers = build_methods(list(dict.fromkeys([DENSE, *names])), density)
     bytes_per_s = 1e9 * memory_gb_s
-    common = {"reducers": reducers, "bytes_per_s": bytes_per_s}
     sparse = [name for name in reducers if name != DENSE]
     if table is not None:
         measured = load_measured(SelectTable, table)
@@ -112,11 +111,19 @@ def methods_of(given: Sequence[str], density: float, *, table: Path | None, memo
             held = ", ".join(measured.methods)
             raise UserError(f"{table} holds {held}, not {missing[0]}: measure it, or leave it out of --methods")
         words = f"{table}, measured on {measured.device}, {measured.world_size} ranks, density {measured.density:g}"
-        return Methods(own_s=lambda name, numel, _: measured.seconds(_measured_as(name), numel), **common), words
+
+        def measured_s(name: str, numel: float, _world_size: int) -> float:
+            return measured.seconds(_measured_as(name), numel)
+
+        return Methods(reducers=reducers, own_s=measured_s, bytes_per_s=bytes_per_s), words
     selectors = {name: _selector(name, reducers[name]) for name in sparse}
     origin = "an assumption, neither measured nor published" if memory_gb_s == MEMORY_GB_S else "as given"
     words = f"a formula, with memory of {memory_gb_s:g} GB/s, {origin}"
-    return Methods(own_s=lambda name, *sizes: formula_s(selectors[name], *sizes, bytes_per_s), **common), words
+
+    def own_s(name: str, numel: float, world_size: int) -> float:
+        return formula_s(selectors[name], numel, world_size, bytes_per_s)
+
+    return Methods(reducers=reducers, own_s=own_s, bytes_per_s=bytes_per_s), words
 
 
 def _measured_as(method: str) -> str:

@@ -224,7 +224,8 @@ def nodes_of(preset: NetworkPreset, algorithm: str, intra: str | None, ranks_per
     own = preset.nodes
     if own is None and algorithm == HIERARCHICAL:
         own = Nodes(intra=INTRA, ranks_per_node=RANKS_PER_NODE)
-    intra, ranks_per_node = intra or (own and own.intra), ranks_per_node or (own and own.ranks_per_node)
+    if own is not None:
+        intra, ranks_per_node = intra or own.intra, ranks_per_node or own.ranks_per_node
     if intra is None:
         raise UserError(_one_link(preset.name))
     if ranks_per_node is None:

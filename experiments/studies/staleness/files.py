@@ -30,7 +30,8 @@ def report(rows: pd.DataFrame, opening: str) -> str:
     names = "`" + rows["parameter"] + "`"
     by_parameter = rows.assign(cell=cells, name=names).pivot(index="name", columns="method", values="cell")
     sizes = rows.groupby(names, sort=False)["numel"].first()
-    lines = [[name, f"{numel:,}", *by_parameter.loc[name, methods]] for name, numel in sizes.items()]
+    own = zip(sizes, by_parameter.loc[sizes.index, methods].to_numpy(), strict=True)
+    lines = [[str(name), f"{numel:,}", *cells] for name, (numel, cells) in zip(sizes.index, own, strict=True)]
     never = (rows["never"] * rows["numel"]).groupby(rows["method"]).sum() / sizes.sum()
     lines.append(["all", f"{sizes.sum():,}", *(f"{100 * never[method]:.1f} %" for method in methods)])
     columns = ["parameter", "elements", *map(label, methods)]
