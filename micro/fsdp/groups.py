@@ -19,11 +19,11 @@ class ShardGroup:
     """The parameters that one FSDP module reduces together, as this rank holds them: a shard of each.
 
     Args:
-        module: an FSDPModule.
         param_group: FSDP's own, of that module.
         names: of all parameters of the model, by their id.
 
     Attributes:
+        module: an FSDPModule.
         process_group: the ranks that share these parameters, each with a shard; None where they are not sharded.
         device: where gradients are reduced.
         waiting_dtype: in which FSDP reduced the gradients that are not averaged over the replicas yet, None where
@@ -31,7 +31,7 @@ class ShardGroup:
     """
 
     def __init__(self, module: nn.Module, param_group: Any, names: dict[int, str]) -> None:
-        self._module = module
+        self.module: Any = module
         self.param_group = param_group
         self._names = {id(each): names[id(each.sharded_param)] for each in param_group.fsdp_params}
         self.process_group: dist.ProcessGroup | None = getattr(param_group.mesh_info, "shard_process_group", None)
@@ -46,7 +46,7 @@ class ShardGroup:
 
     def set_hook(self, hook: Hook) -> None:
         """Have FSDP call ``hook`` with each shard that it has reduced, before that is added to ``parameter.grad``."""
-        self._module.set_all_reduce_hook(hook)  # type: ignore[operator]
+        self.module.set_all_reduce_hook(hook)
 
     @property
     def is_exchanged(self) -> bool:
