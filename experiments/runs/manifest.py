@@ -83,7 +83,8 @@ def other_data(folder: RunFolder, now: Mapping[str, str]) -> str:
     Args:
         now: the SHA-256 of each file of the data that it would go on with.
     """
-    then = next((manifest for manifest in reversed(_manifests_of(folder)) if manifest), {}).get("data_checksums")
+    last: dict[str, Any] = next((manifest for manifest in reversed(_manifests_of(folder)) if manifest), {})
+    then = last.get("data_checksums")
     return ", ".join(name for name, checksum in now.items() if then and checksum not in then.values())
 
 

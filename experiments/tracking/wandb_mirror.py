@@ -129,9 +129,10 @@ def live_mirror(
 
     made: Mirror | None = attempt(lambda: Mirror(folder, tracking))
     try:
-        yield lambda kind, row: attempt(lambda: made and made.log(kind, row))
+        yield lambda kind, row: attempt(lambda: made.log(kind, row)) if made else None
     finally:
-        attempt(lambda: made and made.finish())
+        if made:
+            attempt(made.finish)
 
 
 def _end_wandb() -> None:

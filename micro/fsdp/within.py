@@ -18,7 +18,7 @@ from micro.nonfinite import REMEDY, NonFiniteGradient
 from micro.objects import gather_objects
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.rounding import write_
-from micro.reducers.scattered import check_scatters, reduce_scatter
+from micro.reducers.scattered import check_scatters, reduce_to_shards
 from micro.reducers.sparse import SparseReducer
 from micro.requests import AllReduce, carried_out
 from micro.stats import StepStats
@@ -174,7 +174,7 @@ class _Module:
             raise ValueError(f"FSDP divides gradients by {op}: leave out set_gradient_divide_factor")
         state = self._state_of(input_tensor)
         self._comm.begin_step()
-        found = carried_out(reduce_scatter(self._reducer, state, input_tensor, self._comm), self._comm)
+        found = carried_out(reduce_to_shards(self._reducer, state, input_tensor, self._comm), self._comm)
         factor = self._comm.world_size if op == dist.ReduceOp.SUM else 1
         lost = write_(found.shard * factor, output_tensor)
         self._applied = found.shard

@@ -56,7 +56,7 @@ def check_scatters(reducer: Reducer) -> SparseReducer:
     return reducer
 
 
-def reduce_scatter(reducer: SparseReducer, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Scattered]:
+def reduce_to_shards(reducer: SparseReducer, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Scattered]:
     """Return this rank's shard of the mean update; what was not sent stays in the state's residual.
 
     The sum over the ranks of their accumulators is the sum of their residuals plus world_size times the update, of
