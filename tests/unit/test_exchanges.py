@@ -84,19 +84,15 @@ def assert_exchanged(results: list[Exchanged], case: Given, update: Tensor, sent
     torch.testing.assert_close(dense(*results[0].update), update, rtol=1e-14, atol=1e-15)
 
 
-@grid(world_size=WORLDS, overlap=Overlap)
-def test_union_averages_all_ranks_at_every_chosen_index(world_size: int, overlap: Overlap) -> None:
+@grid(kind=[micro.Union(), micro.Gather(), micro.DSA()], world_size=WORLDS, overlap=Overlap)
+def test_an_index_gets_the_mean_of_all_ranks_or_of_those_that_chose_it(
+    kind: micro.Exchange, world_size: int, overlap: Overlap
+) -> None:
+    if overlap not in kind.accepts:
+        return
     case = given(world_size, overlap)
-    everywhere = Given(case.acc, [sorted(set().union(*case.chosen))] * world_size)
-    sent = list(map(everywhere.at, range(world_size)))
-    results, _ = run(micro.Union(), case, overlap)
-    assert_exchanged(results, case, torch.stack(sent).sum(0) / world_size, sent)
-
-
-@grid(kind=[micro.Gather(), micro.DSA()], world_size=WORLDS, overlap=[Overlap.ANY, Overlap.DISJOINT])
-def test_gather_and_dsa_add_what_each_rank_chose(kind: micro.Exchange, world_size: int, overlap: Overlap) -> None:
-    case = given(world_size, overlap)
-    sent = list(map(case.at, range(world_size)))
+    senders = case if kind.name != "union" else Given(case.acc, [sorted(set().union(*case.chosen))] * world_size)
+    sent = list(map(senders.at, range(world_size)))
     results, _ = run(kind, case, overlap)
     assert_exchanged(results, case, torch.stack(sent).sum(0) / world_size, sent)
 
@@ -128,22 +124,6 @@ def test_half_precision_sends_rounded_values_and_books_what_it_sends(world_size:
         booked, lost = dense(result.sent)[indices].numpy(), added.sum(0) - world_size * mean
         expected = np.where(owners == rank, added[rank] - lost, wire[rank, indices])
         np.testing.assert_allclose(booked, expected, rtol=0, atol=1e-15 * np.abs(added).max())
-
-
-@pytest.mark.parametrize("kind", [micro.Union(), micro.Gather()], ids=lambda kind: kind.name)
-def test_what_half_precision_cuts_off_stays_in_the_residual(kind: micro.Exchange) -> None:
-    reducer = micro.SparseReducer(micro.TopK(), 1.0, exchange=kind, codec=micro.Half())
-    grads = torch.tensor([[1e6, -1e6, 1.0 + 2**-12, 1e-9], [1e6, 1e6, 1.0, 1e-9]], dtype=torch.float64)
-    with closing(micro.Simulation(reducer, micro.Layout.flat(4), 2, dtype=torch.float64)) as simulation:
-        first = simulation.step(grads, residuals=True)
-        uneven = -LARGEST_HALF if kind.name == "union" else 0.0  # one rank owns the element: its own value is not cut
-        assert first.update.tolist() == [LARGEST_HALF, uneven, 1.0, 0.0]
-        assert first.residuals is not None
-        assert first.residuals.sum(0).tolist() == [2e6 - 2 * LARGEST_HALF, -2 * uneven, 2**-12, 2e-9]
-        applied = first.update.clone()
-        for _ in range(20):  # nothing new comes in: what was cut follows later
-            applied += simulation.step(torch.zeros_like(grads)).update
-    torch.testing.assert_close(applied[:3], grads.mean(0)[:3], rtol=1e-3, atol=1e-3)
 
 
 # --- DSA --------------------------------------------------------------------------------------------------------------
@@ -250,12 +230,11 @@ def test_pieces_of_so_many_mib_are_equal(numel: int, piece_mb: float, sizes: lis
 
 
 def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(ValueError, match="ends of in_pieces must end at 7, the vector's length, got 8"):
+    with pytest.raises(ValueError, match=r"ends of in_pieces .* got 8"):
         InPieces(ends=(3, 8)).pieces(7, 4)
-    with pytest.raises(ValueError, match=r"exchange in_pieces gather .*with leader one rank chooses for all"):
+    with pytest.raises(ValueError, match=r"in_pieces gather .* leader"):
         micro.SparseReducer(micro.Leader(), 0.1, exchange=InPieces(each=micro.Gather(), piece_mb=1))
-    with pytest.raises(ValueError, match=r"exchange oktopk .*depends on the whole vector"):
+    with pytest.raises(ValueError, match=r"oktopk .* whole vector"):
         InPieces(each=micro.Oktopk(), piece_mb=1)
-    with pytest.raises(ValueError, match=r"exchange dsa \(rule published\) sends values as they are, got codec half"):
+    with pytest.raises(ValueError, match=r"dsa \(rule published\) .* codec half"):
         micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.DSA(rule="published"), codec=micro.Half())
-    assert micro.SparseReducer(micro.TopK(), 0.1, exchange=InPieces(piece_mb=1)).method == "topk + in_pieces union"

@@ -29,7 +29,6 @@ from micro.partition import cyclic_slice, equal_slice
 from micro.planning.volumes import volume_of
 from micro.reducers.node_exchange import node_shards, numels_of
 from micro.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
-from micro.selectors.randomk import draw
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from micro.zoo import exdyna
 from micro.zoo.deft import layer_pieces
@@ -147,13 +146,6 @@ def assert_covers(spans: Sequence[tuple[int, int]]) -> None:
     assert spans[0][0] == 0
     assert spans[-1][1] == MAX_NUMEL
     assert all(before[1] == after[0] for before, after in itertools.pairwise(spans))
-
-
-def test_random_indices_of_the_longest_vector() -> None:
-    drawn = draw(MAX_NUMEL, 1000, torch.Generator().manual_seed(0))
-    assert int(drawn.min()) >= 0
-    assert 2**30 < int(drawn.max()) < MAX_NUMEL
-    assert drawn.dtype == torch.int32
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

@@ -18,7 +18,6 @@ from micro.exchanges.largest_sums import OktopkState
 from micro.exchanges.oktopk import Oktopk
 from micro.lockstep import SimulatedRanks
 from micro.requests import carried_out
-from micro.selectors.fits.reused import ReusedState
 from micro.sparse import Exchanged, Overlap, Selection, Step
 from tests.products import grid
 from tests.sizes import gathered
@@ -179,7 +178,7 @@ def volume(stats: micro.StepStats) -> float:
 # --- updates, residuals, volume ---------------------------------------------------------------------------------------
 
 
-@grid(stream=[layers, shrinking, moving], rule=["repaired", "published"], case=[(1, 4.0), (3, 1.0), (5, None)])
+@grid(stream=[layers, shrinking, moving, tied], rule=["repaired", "published"], case=[(1, 4.0), (3, 1.0), (5, None)])
 def test_every_step_is_the_oracles(stream: Stream, rule: str, case: tuple[int, float | None]) -> None:
     d, k, steps = 120, 9, 80
     n, balance = case
@@ -308,72 +307,6 @@ def test_packed_indices_travel_relative_to_their_region() -> None:
         assert torch.equal(one.update[0].indices, other.update[0].indices)
         assert torch.equal(one.update[0].values, other.update[0].values)
         assert torch.equal(one.sent.indices, other.sent.indices)
-
-
-def test_ties_go_to_the_lowest_index() -> None:
-    chosen = [[2, 5, 9], [1, 5, 7], [0, 5, 8]]
-    for _, result in exchanged(Oktopk(), torch.ones(3, 10), chosen, k=4, wire=Wire()):
-        assert result.update[0].indices.tolist() == [0, 1, 2, 5]
-    _, result = exchanged(Oktopk(), torch.ones(3, 10), chosen, k=4, wire=Wire())[2]
-    assert result.sent.indices.tolist() == [0, 5]
-    assert result.sent.values.tolist() == [1.0, 1.0]
-
-
-def test_published_applies_no_zeros_and_only_what_exceeds_the_threshold() -> None:
-    accs = torch.tensor([[1.0, 2.0, 0.0, -1.5, 4.0, 0.5], [1.0, -2.0, 0.0, -1.5, 1.0, 0.5]])
-    made, chosen = Oktopk(rule="published"), [[0, 1, 3, 4, 5], [0, 1, 3, 5]]
-    for state, result in exchanged(made, accs, chosen, 5, Wire()):
-        assert result.update[0].indices.tolist() == [0, 3, 4, 5]  # 2 - 2 is not among them
-        assert state.threshold == 1.0
-    for state, result in exchanged(made, accs, chosen, 1, Wire(), threshold=2.0):
-        assert result.update[0].indices.tolist() == [3, 4]  # and not 0, which is 2
-        assert result.update[0].values.tolist() == [-1.5, 2.0]
-        assert state.threshold == pytest.approx(2.0 * 1.008)
-
-
-# --- the reused threshold ---------------------------------------------------------------------------------------------
-
-
-def select(selector: micro.Selector[Any], state: ReusedState, acc: Tensor, k: int, step: int) -> list[int]:
-    solo = Comm()
-    found = carried_out(selector.select(state, acc, Step(step, k, 0, micro.Layout.flat(acc.numel())), solo), solo)
-    assert found.indices.dtype == torch.int32
-    return found.indices.tolist()
-
-
-@grid(scale=[1.0, 0.9, 1e3, 1e-3, 0.0], k=[1, 60, 500])
-def test_repaired_is_top_k_whatever_the_scale_does(scale: float, k: int) -> None:
-    state, selector = ReusedState(), micro.Estimated(fit="reused")
-    for step in range(6):
-        acc = normal(step, 1, 300)[0].float() ** 3 * scale**step
-        acc[::3] = 0
-        entries = {j: a for j, a in enumerate(acc.tolist()) if a != 0}
-        chosen = select(selector, state, acc, k, step)
-        assert chosen == sorted(by_size(entries, k))
-        if chosen:  # the next scan begins a little lower
-            assert state.threshold == pytest.approx(0.95 * min(abs(entries[j]) for j in chosen))
-
-
-def test_published_steers_by_the_authors_constants() -> None:
-    selector, state = micro.Estimated(fit="reused_published"), ReusedState()
-    acc = torch.arange(100, dtype=torch.float64)
-    assert select(selector, state, acc, 12, 0) == list(range(89, 100))  # strictly above the 12th, 88
-    assert state.threshold == 88.0
-    assert len(select(selector, state, 0.93 * acc, 12, 1)) == 5
-    assert state.threshold == pytest.approx(88 / 1.012)
-    state.threshold = 84.0  # 15 pass, less than 16 and not more: no factor before, 1.012 after
-    assert select(selector, state, acc, 12, 2) == list(range(85, 100))
-    assert state.threshold == 84.0
-    state.threshold = 83.5  # 16 pass: no more than 4k/3, but more than 5k/4
-    assert len(select(selector, state, acc, 12, 3)) == 16
-    assert state.threshold == pytest.approx(83.5 * 1.012)
-    state.threshold = 80.0  # 19, then 17 at 82.4, then 15 at 84.872
-    assert select(selector, state, acc, 12, 4) == list(range(85, 100))
-    assert state.threshold == pytest.approx(80 * 1.03**2)
-    state.threshold = 10.0  # five factors are not enough
-    assert select(selector, state, acc, 12, 5) == list(range(12, 100))
-    assert state.threshold == pytest.approx(10 * 1.03**5 * 1.012)
-    assert len(select(selector, state, acc, 12, 32)) == 11  # searched anew
 
 
 def test_published_goes_on_where_the_authors_code_fails() -> None:

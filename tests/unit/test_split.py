@@ -11,7 +11,6 @@ import micro
 from micro.checkpoints.resizing import average
 from micro.comm import Comm
 from micro.planning.volumes import calls_of
-from micro.zoo.fft import FFTReducer
 
 LAYOUT = micro.Layout(
     ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias"), ((6, 8), (6,), (6,), (4, 6), (4,))
@@ -90,16 +89,6 @@ def test_a_dense_start_is_the_mean_and_sends_no_indices() -> None:
             assert (out.stats[0].step, out.stats[0].dense_numel) == (step, LAYOUT.numel if step < 2 else 0)
 
 
-@pytest.mark.parametrize("inner", [micro.PowerSGD(rank=1), FFTReducer(density=0.2, feedback=micro.ErrorFeedback())])
-def test_any_reducer_can_be_split(inner: micro.Reducer) -> None:
-    with closing(simulation(micro.Split(reducer=inner, min_dims=2, nonfinite="skip"))) as split:
-        for step in range(3):
-            grads, before = gradients(step), torch.stack(split.residuals()).sum(0)
-            out = split.step(grads, residuals=True)
-            assert out.residuals is not None
-            torch.testing.assert_close(2 * out.update + out.residuals.sum(0), before + grads.sum(0))
-
-
 def test_the_mean_of_residuals_serves_another_number_of_workers() -> None:
     reducer = micro.Split(reducer=TOPK, min_dims=2)
     with closing(simulation(reducer)) as split:
@@ -122,21 +111,18 @@ def test_a_state_with_other_dense_parameters_is_refused() -> None:
 
 MOMENTUM = micro.SparseReducer(micro.TopK(), 0.1, feedback=micro.MomentumCorrection())
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({}, "split reduces nothing densely: set dense, only, min_dims or start_step"),
-    ({"dense": 3}, "dense must be patterns of parameter names such as '.*', got 3"),
-    ({"only": ("",)}, "only must be patterns of parameter names such as '.*', got ''"),
-    ({"start_step": -1}, "start_step must be a number of at least 0, got -1"),
-    ({"reducer": micro.DenseReducer(), "min_dims": 2}, "split needs a reducer that sparsifies, got dense"),
-    ({"reducer": "micro", "min_dims": 2}, "reducer must be a micro.Reducer, got 'micro': build one"),
-    ({"reducer": MOMENTUM, "start_step": 2}, "momentum, which dense parameters and steps would lack"),
-    (
-        {"dense": ("*.bais",)},
-        r"dense: no trained parameter is called '\*.bais', there are 'body.weight', .* and 2 more",
-    ),
-    ({"only": ("*.weight", "x")}, "only: no trained parameter is called 'x'"),
-    ({"dense": ("head*",), "only": ("*.weight",)}, "'head.weight' match both dense and only"),
-    ({"dense": ("*",)}, "leave no parameter to sparsify: use reducer dense, or narrow them"),
-    ({"only": ("*.bias",), "min_dims": 2}, "leave no parameter to sparsify"),
+    ({}, "start_step"),
+    ({"dense": 3}, "dense .* got 3"),
+    ({"only": ("",)}, "only .* got ''"),
+    ({"start_step": -1}, "start_step .* got -1"),
+    ({"reducer": micro.DenseReducer(), "min_dims": 2}, "got dense"),
+    ({"reducer": "micro", "min_dims": 2}, "reducer .* got 'micro'"),
+    ({"reducer": MOMENTUM, "start_step": 2}, "momentum"),
+    ({"dense": ("*.bais",)}, r"dense: .* '\*.bais'"),
+    ({"only": ("*.weight", "x")}, "only: .* 'x'"),
+    ({"dense": ("head*",), "only": ("*.weight",)}, "'head.weight' .* dense and only"),
+    ({"dense": ("*",)}, "no parameter to sparsify"),
+    ({"only": ("*.bias",), "min_dims": 2}, "no parameter to sparsify"),
 ]
 
 
