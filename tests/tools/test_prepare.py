@@ -17,7 +17,6 @@ import pytest
 
 from data import prepare, unpack
 from data.catalogue import CATALOGUE, Archive, Entry, File
-from data.download import download
 
 CONTENT = bytes(range(256)) * 1200
 MEMBERS = {"set/a.dat": b"first", "set/b.dat": b"second", "set/README": b"read me"}
@@ -41,9 +40,6 @@ def zipped(path: Path, members: dict[str, bytes]) -> Path:
         for name, content in members.items():
             archive.writestr(name, content)
     return path
-
-
-# A server on this machine, and a set that it publishes
 
 
 class Site(ThreadingHTTPServer):
@@ -125,27 +121,6 @@ needs_entry = pytest.mark.usefixtures("entry")
 # Downloads and archives
 
 
-def test_a_file_is_downloaded_whole_and_once(site: Site, tmp_path: Path) -> None:
-    for _ in range(2):
-        download(site.url, tmp_path / "file", checksum("md5", CONTENT))
-        assert [path.read_bytes() for path in tmp_path.iterdir()] == [CONTENT]
-    assert site.num_requests == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, r"set\.tar\.gz cannot be downloaded \(it answers 404 Not Found\)$"),
-        (CONTENT[:2000], r"set\.tar\.gz gives a file whose checksum is not md5:\w+, the published one$"),
-    ],
-)
-def test_a_download_that_fails_leaves_nothing(site: Site, tmp_path: Path, content: bytes | None, message: str) -> None:
-    site.content = content
-    with pytest.raises(ValueError, match=message):
-        download(site.url, tmp_path / "file", checksum("md5", CONTENT))
-    assert list(tmp_path.iterdir()) == []
-
-
 def torn(path: Path) -> Path:
     path.write_bytes(path.read_bytes()[:-40])
     return path
@@ -185,9 +160,14 @@ def test_a_set_is_downloaded_verified_and_found_again_unchanged(command: Command
 
 
 @needs_entry
-def test_a_wrong_checksum_prepares_nothing(command: Command, site: Site) -> None:
-    right, site.content = site.content, b"something else"
-    assert "run again, name another place with --url, or get set.tar.gz" in command.fails("set")
+@pytest.mark.parametrize(("content", "words"), [(b"something else", "whose checksum is not md5:"), (None, "404")])
+def test_a_download_that_fails_prepares_nothing(
+    command: Command, site: Site, content: bytes | None, words: str
+) -> None:
+    right, site.content = site.content, content
+    line = command.fails("set")
+    assert words in line
+    assert "name another place with --url" in line
     assert not (command.root / "set").exists()
     site.content = right
     command("set")
@@ -234,18 +214,17 @@ def test_what_goes_wrong_is_told_in_one_line(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("", "name one of cifar10, cifar100, wikitext2, wikitext103, ptb, "),
-        ("cifr10", "got 'cifr10'; did you mean 'cifar10'?"),
+        ("", "name one of cifar10"),
+        ("cifr10", "'cifr10'; did you mean 'cifar10'"),
         ("set --from /nowhere", "--from must name a folder, got '/nowhere'"),
-        ("set --from / --url http://here/", "exclude each other"),
-        ("set --from .", "must hold set.tar.gz or set with a.dat, b.dat, and does not"),
-        ("ptb --url http://here/one.txt", "must end with / and name the folder that holds ptb.train.txt"),
-        ("set --url ftp://here/x", "url must begin with http:// or https://, got"),
-        ("set --url here", "or get set.tar.gz by other means and use --from DIR"),
-        ("set --url http://127.0.0.1:1/", "(Connection refused); run again, name another place"),
-        ("imagenet", "imagenet cannot be downloaded: give --from DIR"),
+        ("set --from / --url http://here/", "--from and --url"),
+        ("set --from .", "set.tar.gz or set with a.dat, b.dat"),
+        ("ptb --url http://here/one.txt", "ptb.train.txt"),
+        ("set --url ftp://here/x", "'ftp://here/x'"),
+        ("set --url http://127.0.0.1:1/", "Connection refused"),
+        ("imagenet", "give --from DIR"),
         ("imagenet --from / --size 0", "--size must be at least 1, got 0"),
-        ("imagenet --from /", "/train is not a folder: --from must name a folder that holds train/CLASS/*"),
+        ("imagenet --from /", "/train is not a folder"),
         ("--nothing", "--nothing"),
     ],
 )

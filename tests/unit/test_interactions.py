@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -212,19 +211,12 @@ def test_a_cache_is_read_again_until_the_file_changes(tmp_path: Path, monkeypatc
     assert read(tmp_path).test_items.tolist() == [3, -1, 0]
 
 
-FOREIGN = [[[0, 1]], [[], []], [[1, 2], [0, 1]], [[0, 2], [0, 1]], [[0, 1, 0], [0, 1, 2]], [[0, 1], [0, 2]]]
-FOREIGN += [[[0, 1], [0, -1]], [[0, 0], [1, 1]]]
-
-
-@pytest.mark.parametrize("content", [*FOREIGN, np.array([[0, 1], [0, 1]]), 0, 4, 60, 140, -1], ids=range(14))
-def test_a_foreign_or_torn_cache_is_ignored_and_rewritten(tmp_path: Path, content: Any) -> None:
+@pytest.mark.parametrize("content", [b"", b"torn", np.float32([0, 1])], ids=["empty", "torn", "other"])
+def test_a_torn_cache_is_written_again(tmp_path: Path, content: Any) -> None:
     write(tmp_path)
     parsed, cache = read(tmp_path), the_cache(tmp_path)
     right = cache.read_bytes()
-    if isinstance(content, int):
-        cache.write_bytes(right[:content])
-    else:
-        np.save(cache, content if isinstance(content, np.ndarray) else np.array(content, dtype=np.int32))
+    cache.write_bytes(content) if isinstance(content, bytes) else np.save(cache, content)
     assert_same(parsed, read(tmp_path))
     assert cache.read_bytes() == right
 
@@ -237,23 +229,3 @@ def test_a_folder_that_cannot_be_written_goes_without_cache(tmp_path: Path, monk
     monkeypatch.setattr("data.movielens.os.replace", refuse)  # a superuser may write everywhere
     assert read(tmp_path).num_users == 3
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "fault"),
-    [
-        ("movielens100k", "", "input contained no data"),
-        ("movielens100k", "<html>\n", "could not convert string '<html>' to int64"),
-        ("movielens100k", "1\t2\t3\t4.5\n", "could not convert string '4.5' to int64"),
-        ("movielens20m", "1,2,3.5,4\n", "its first line is not userId,movieId,rating,timestamp"),
-    ],
-)
-def test_a_wrong_file_is_named_with_fault_and_remedy(tmp_path: Path, name: str, text: str, fault: str) -> None:
-    path = write(tmp_path, name)
-    path.write_text(text)
-    for call in (data.load, data.check):
-        with pytest.raises(ValueError, match=re.escape(fault)) as raised:
-            call(name, root=str(tmp_path))
-        for part in (str(path), f"python -m data.prepare {name} --root {tmp_path}"):
-            assert part in str(raised.value)
-        assert "\n" not in str(raised.value)
