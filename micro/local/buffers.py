@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
+
+from micro.comm import Comm
+from micro.requests import AllReduce, Broadcast
 
 BufferPolicy = Literal["mean", "first", "own"]
 """Numbers with a fraction become their mean and others rank 0's; all become rank 0's; each rank keeps its own."""
@@ -43,3 +47,17 @@ class Buffers:
         parameters = {id(parameter) for parameter in self._model.parameters()}
         state = self._model.state_dict(keep_vars=True).values()
         return [tensor for tensor in state if isinstance(tensor, Tensor) and id(tensor) not in parameters]
+
+
+@torch.no_grad()
+def exchange_buffers(buffers: Sequence[Tensor], policy: str, comm: Comm) -> float:
+    """Make copies of buffers equal on all ranks, bit for bit, as the policy says; return the bytes that a rank sent."""
+    if policy == "own" or comm.world_size == 1:
+        return 0.0
+    comm.begin_step()
+    for buffer in buffers:
+        if policy == "mean" and (buffer.is_floating_point() or buffer.is_complex()):
+            buffer.copy_(comm.answer(AllReduce(mine=buffer.clone())) / comm.world_size)
+        else:
+            comm.answer(Broadcast(mine=buffer, source=0))
+    return sum(comm.traffic.num_bytes.values())

@@ -1,7 +1,7 @@
-"""What local steps refuse before the first step, and when a frozen parameter is trained later."""
+"""What local steps refuse before the first step."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import torch.distributed as dist
@@ -43,7 +43,7 @@ def check_settings(every: int, buffers: str, on_round: object) -> None:
         raise ValueError(f"every must be a number of steps, at least 1, got {every!r}")
     if buffers not in get_args(BufferPolicy):
         raise ValueError(f"buffers must be one of {', '.join(get_args(BufferPolicy))}, got '{buffers}'")
-    if on_round is not None and not isinstance(on_round, Callable):  # type: ignore[arg-type]
+    if on_round is not None and not callable(on_round):
         raise ValueError(f"on_round must be callable, got {type(on_round).__name__}: give a function of one RoundStats")
 
 
@@ -53,8 +53,8 @@ def as_optimizers(given: Any) -> list[Optimizer]:
     Raises:
         ValueError: one is none, is driven by other local steps, or sends messages of its own.
     """
-    optimizers = [given] if isinstance(given, Optimizer) else list(given) if isinstance(given, list | tuple) else []
-    for each in optimizers or [given]:
+    optimizers = list(given) if isinstance(given, list | tuple) else [given]
+    for each in optimizers or [None]:
         if not isinstance(each, Optimizer):
             raise ValueError(f"optimizer must be a torch.optim.Optimizer, or several, got {type(each).__name__}")
         if each in IN_USE:
@@ -110,13 +110,3 @@ def check_method(reducer: object) -> Reducer:
             "feedback residual, and the momentum of the inner optimizer"
         )
     return checked
-
-
-def check_frozen(frozen: Mapping[str, Tensor]) -> None:
-    """Raise RuntimeError where a parameter that was frozen when local steps began has a gradient now."""
-    for name, parameter in frozen.items():
-        if parameter.grad is not None:
-            raise RuntimeError(
-                f"'{name}' was frozen when the local steps were made and is trained now, so that nobody would exchange "
-                "it: close them, and make new ones with it"
-            )

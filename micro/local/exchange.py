@@ -4,179 +4,158 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.drivers.lane import Lane
+from micro.local.buffers import exchange_buffers
 from micro.local.round_stats import RoundStats
 from micro.local.weights import FlatWeights
 from micro.reducers.base import Reducer
-from micro.requests import AllGather, AllReduce, Broadcast
+from micro.requests import AllGather
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank is when it comes to an exchange.
+def next_exchange(place: Sequence[int], comm: Comm, device: torch.device) -> int | None:
+    """Return the fragment that is exchanged next, the same on all ranks; None where no rank has anything left.
+
+    All ranks call this together, by one message of 8 (1 + 2 P) bytes for P fragments. While any rank goes on with its
+    steps it says which; once all have finished, fragments that any of them has moved follow in turn.
+
+    Args:
+        place: where this rank is: the fragment that it is to exchange, -1 where it has finished; of each fragment, how
+            many exchanges have ended; of each, whether this rank has moved its parameters since the last one.
+
+    Raises:
+        RuntimeError: on all ranks, where those that go on have come to different exchanges.
+    """
+    mine = torch.tensor(place, dtype=torch.int64, device=device)
+    rows: list[list[int]] = comm.answer(AllGather(mine=mine)).tolist()  # host sync: once a round, ranks act on it
+    count = len(place) // 2
+    going_on = [rank for rank, row in enumerate(rows) if row[0] >= 0]
+    if not going_on:
+        return next((each for each in range(count) if any(row[1 + count + each] for row in rows)), None)
+    first, fragment = going_on[0], rows[going_on[0]][0]
+
+    def words(rank: int) -> str:
+        which = f" of fragment {rows[rank][0]}" if rows[rank][0] >= 0 else ""
+        return f"rank {rank} is at round {rows[rank][1 + fragment]}{which}"
+
+    for rank, row in enumerate(rows):
+        if row[0] not in (fragment, -1) or row[1 + fragment] != rows[first][1 + fragment]:
+            raise RuntimeError(f"ranks must exchange at the same place: {words(first)}, {words(rank)}")
+    return fragment
+
+
+class Exchange:
+    """An exchange that has begun: it makes the differences of weights in ``vectors`` the mean updates.
+
+    It writes nothing of the model, which may go on training.
+
+    Args:
+        vectors: they have been measured.
+        buffers: copies of the model's buffers, equal on all ranks at the end where the policy says so.
+        place: what the exchange is of, for its statistics: round, fragment and number of steps.
 
     Attributes:
-        fragment: that it is to exchange; None: it has finished, and takes part in what the others exchange.
-        num_rounds: of each fragment, how many exchanges have ended.
-        moved: of each fragment, whether this rank has moved its parameters since its last exchange.
+        age: inner steps since it began.
+        exposed_s: seconds that training stood still for its begin.
     """
 
-    fragment: int | None
-    num_rounds: Sequence[int]
-    moved: Sequence[bool]
+    def __init__(self, vectors: Sequence[FlatWeights], buffers: list[Tensor], **place: int) -> None:
+        self.vectors, self.buffers, self._place = vectors, buffers, place
+        self.age, self.exposed_s = 0, 0.0
+        self._stats: Future[RoundStats] = Future()
+        self._device = vectors[0].start.device
+        self._written: Any = None
 
-    def next_exchange(self, comm: Comm, device: torch.device) -> int | None:
-        """Return the fragment that is exchanged next, the same on all ranks; None where no rank has anything left.
+    @classmethod
+    def ended(cls, vectors: Sequence[FlatWeights], buffers: list[Tensor], stats: RoundStats, *, age: int) -> "Exchange":
+        """Return one that has ended already, as it was saved."""
+        made = cls(vectors, buffers)
+        made.age = age
+        made._stats.set_result(stats)
+        return made
 
-        All ranks call this together, by one message of 8 (1 + 2 P) bytes for P fragments. While any rank goes on with
-        its steps it says which; once all have finished, fragments that any of them has moved follow in turn.
+    def start(self, work: Callable[[], RoundStats], lane: Lane | None) -> None:
+        """Do the work, of `reduce`, here and now or on a lane; what it raises, ``result`` raises."""
 
-        Raises:
-            RuntimeError: on all ranks, where those that go on have come to different exchanges.
-        """
-        own = [-1 if self.fragment is None else self.fragment, *self.num_rounds, *map(int, self.moved)]
-        mine = torch.tensor(own, dtype=torch.int64, device=device)
-        rows: list[list[int]] = comm.answer(AllGather(mine=mine)).tolist()  # host sync: once a round, ranks act on it
-        count = len(self.num_rounds)
-        going_on = [rank for rank, row in enumerate(rows) if row[0] >= 0]
-        if not going_on:
-            return next((each for each in range(count) if any(row[1 + count + each] for row in rows)), None)
-        first, fragment = going_on[0], rows[going_on[0]][0]
+        def run() -> None:
+            try:
+                stats = work()
+            except BaseException as error:
+                self._stats.set_exception(error)
+                return
+            if lane is not None and self._device.type == "cuda":
+                self._written = torch.cuda.current_stream(self._device).record_event()
+            self._stats.set_result(stats)
 
-        def words(rank: int) -> str:
-            which = f" of fragment {rows[rank][0]}" if rows[rank][0] >= 0 else ""
-            return f"rank {rank} is at round {rows[rank][1 + fragment]}{which}"
+        if lane is None:
+            run()
+        else:
+            lane.put(run, [*(vector.moved for vector in self.vectors), *self.buffers])
 
-        for rank, row in enumerate(rows):
-            if row[0] not in (fragment, -1) or row[1 + fragment] != rows[first][1 + fragment]:
-                raise RuntimeError(f"ranks must exchange at the same place: {words(first)}, {words(rank)}")
-        return fragment
+    def result(self) -> RoundStats:
+        """Wait for the end; return the statistics. Raises: what ended it."""
+        stats = self._stats.result()
+        if self._written is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._written)
+        return stats
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What an exchange has to do: everything that it reads and writes beside the model, which goes on training.
-
-    Attributes:
-        round, fragment, num_steps: what the exchange is of, for its statistics.
-        weights: the vectors; they have been measured.
-        buffers, policy: copies of the model's buffers, which become equal on all ranks where the policy says so.
-        place: where this rank is, which all tell each other first; None: they have done that already.
-        keeps_own: whether parameters change before the end, so that the difference of weights is copied.
-    """
-
-    round: int
-    fragment: int
-    num_steps: int
-    weights: Sequence[FlatWeights]
-    buffers: list[Tensor]
-    policy: str
-    place: Place | None
-    keeps_own: bool
-
-    def do(self, reducer: Reducer, comm: Comm) -> RoundStats:
+    def reduce(
+        self, agree: Callable[[], object], reducer: Reducer, comm: Comm, policy: str, *, keeps_own: bool
+    ) -> RoundStats:
         """Make the differences of weights that the vectors hold the mean updates; return the statistics.
+
+        Args:
+            agree: called first: the ranks tell each other where they are.
+            policy: of the buffers.
+            keeps_own: whether parameters may change before the end, so that the difference of weights is copied.
 
         Raises:
             NonFiniteGradient: on all ranks; see Reducer.reduce_.
             RuntimeError: ranks have come to an exchange from different places.
         """
         started = time.perf_counter()
-        moved = [vector.moved for vector in self.weights]
         comm.begin_step()
-        if self.place is not None:
-            self.place.next_exchange(comm, moved[0].device)
-        own = [vector.clone() if self.keeps_own else None for vector in moved]
-        vectors = reducer.reduce_buckets_([vector.state for vector in self.weights], moved, comm)
+        agree()
+        moved = [vector.moved for vector in self.vectors]
+        own = [vector.clone() for vector in moved] if keeps_own else None
+        found = reducer.reduce_buckets_([vector.state for vector in self.vectors], moved, comm)
         own_norm, mean_norm, cosine, drift = self._compared(own, comm)
-        is_skipped = any(vector.skipped for vector in vectors)
+        is_skipped = any(vector.skipped for vector in found)
         return RoundStats(
-            round=self.round,
-            fragment=self.fragment,
-            num_steps=self.num_steps,
-            vectors=vectors,
+            **self._place,
+            vectors=found,
             own_norm=own_norm,
             mean_norm=mean_norm,
             cosine=cosine,
             drift=drift,
-            buffer_bytes=0.0 if is_skipped else self._exchange_buffers(comm),
+            buffer_bytes=0.0 if is_skipped else exchange_buffers(self.buffers, policy, comm),
             exchange_s=time.perf_counter() - started,
         )
 
     @torch.no_grad()
-    def _compared(self, own: Sequence[Tensor | None], comm: Comm) -> tuple[float, float, float, float]:
-        """Return the last four of RoundStats' numbers: both norms, the cosine between them, and the ranks' drift.
+    def _compared(self, own: Sequence[Tensor] | None, comm: Comm) -> tuple[float, float, float, float]:
+        """Return four of RoundStats' numbers: both norms, the cosine between them, and the ranks' drift.
 
         When it returns no rank reads the global weights any more, which simulated ranks share.
 
         Args:
-            own: each vector's difference of weights; None where the parameters are as they were when it was measured.
+            own: each vector's difference of weights; None: it is measured again, for parameters are as they were.
         """
-        products = torch.zeros(3, dtype=torch.float64, device=self.weights[0].start.device)
-        for vector, moved in zip(self.weights, own, strict=True):
-            for mine, mean in vector.pairs(moved):
-                products += torch.stack([(mine @ mine).double(), (mean @ mean).double(), (mine @ mean).double()])
+        products = torch.zeros(3, dtype=torch.float64, device=self._device)
+        for number, vector in enumerate(self.vectors):
+            mine, mean = vector.difference() if own is None else own[number], vector.moved
+            products += torch.stack([mine @ mine, mean @ mean, mine @ mean]).double()
+            del mine  # before the next one takes memory
         rows = comm.answer(AllGather(mine=products)).tolist()  # host sync: once a round, for the record
         mine_sum, mean_sum, inner = rows[comm.rank]
         apart = sum(max(one - 2 * both + update, 0.0) for one, update, both in rows) / len(rows)
         own_norm, mean_norm = math.sqrt(mine_sum), math.sqrt(mean_sum)
         return own_norm, mean_norm, _share(inner, own_norm * mean_norm), _share(math.sqrt(apart), mean_norm)
-
-    @torch.no_grad()
-    def _exchange_buffers(self, comm: Comm) -> float:
-        """Make the buffers equal on all ranks, bit for bit; return the bytes that this rank sent."""
-        if self.policy == "own" or comm.world_size == 1:
-            return 0.0
-        comm.begin_step()
-        for buffer in self.buffers:
-            if self.policy == "mean" and (buffer.is_floating_point() or buffer.is_complex()):
-                buffer.copy_(comm.answer(AllReduce(mine=buffer.clone())) / comm.world_size)
-            else:
-                comm.answer(Broadcast(mine=buffer, source=0))
-        return sum(comm.traffic.num_bytes.values())
-
-
-class UnderWay:
-    """An exchange that has begun.
-
-    Attributes:
-        buffers: of the model, equal on all ranks at the end where the policy says so; empty where none travel.
-        age: inner steps since.
-        exposed_s: seconds that training stood still for its begin.
-    """
-
-    def __init__(self, buffers: list[Tensor], age: int = 0) -> None:
-        self.buffers, self.age, self.exposed_s = buffers, age, 0.0
-        self.stats: Future[RoundStats] = Future()
-        self._written: Any = None
-
-    def run(self, work: Callable[[], RoundStats], *, notes_stream: bool) -> None:
-        """Do the work here and now.
-
-        Args:
-            notes_stream: whether who asks for the result does so on another stream of the device.
-        """
-        try:
-            stats = work()
-        except BaseException as error:
-            self.stats.set_exception(error)
-            return
-        if notes_stream:
-            self._written = torch.cuda.current_stream().record_event()
-        self.stats.set_result(stats)
-
-    def result(self) -> RoundStats:
-        """Wait for the end; return the statistics. Raises: what ended it."""
-        stats = self.stats.result()
-        if self._written is not None:
-            torch.cuda.current_stream().wait_event(self._written)
-        return stats
 
 
 def _share(part: float, whole: float) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from micro.flat import real
-from micro.local.exchange import UnderWay
+from micro.local.exchange import Exchange
 from micro.local.outer import MakeOuter
 from micro.local.round_stats import RoundStats
 from micro.local.weights import FlatWeights
@@ -24,7 +24,7 @@ class Fragment:
         phase: the step of a round, from 1, at which its exchange begins.
 
     Attributes:
-        weights: the vectors.
+        vectors: the weights.
         num_rounds: exchanges that have ended.
         num_steps: inner steps since the last exchange began.
         is_apart: whether this rank's parameters may differ from the global weights.
@@ -36,13 +36,13 @@ class Fragment:
     ) -> None:
         self.number, self.phase = number, phase
         dtypes = {name: real(parameter.detach()).dtype for name, parameter in parameters.items()}
-        self.weights = [
+        self.vectors = [
             FlatWeights({name: p for name, p in parameters.items() if dtypes[name] == dtype}, reducer, outer)
             for dtype in dict.fromkeys(dtypes.values())
         ]
         self.num_rounds = self.num_steps = 0
         self.is_apart = False
-        self.under_way: UnderWay | None = None
+        self.under_way: Exchange | None = None
 
     def advance(self) -> None:
         """Count an inner step."""
@@ -51,60 +51,56 @@ class Fragment:
         if self.under_way is not None:
             self.under_way.age += 1
 
+    def begin_exchange(self, buffers: list[Tensor]) -> Exchange:
+        """Measure how far this rank has moved, for an exchange that is under way from now on."""
+        for vector in self.vectors:
+            vector.moved = vector.difference()
+        place = {"round": self.num_rounds, "fragment": self.number, "num_steps": self.num_steps}
+        self.under_way, self.num_steps = Exchange(self.vectors, buffers, **place), 0
+        return self.under_way
+
     def step(self, mix: float) -> None:
         """Take the outer step; the parameters become the new global weights, or a mixture with what they are."""
-        for vector in self.weights:
+        for vector in self.vectors:
             vector.step()
-            if mix < 1:
-                vector.mix(mix)
-            else:
-                vector.restart()
+            vector.mix(mix)
         self.is_apart = mix < 1
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Take the parameters as they are for the global weights; an exchange under way is forgotten."""
         self.under_way = None
-        for vector in self.weights:
-            vector.begin()
+        for vector in self.vectors:
+            vector.restart()
         self.num_steps, self.is_apart = 0, False
 
     def go_back(self) -> None:
         """Give the parameters the global weights; an exchange under way goes on."""
-        for vector in self.weights:
-            vector.restart()
+        for vector in self.vectors:
+            vector.mix(1.0)
         self.num_steps, self.is_apart = 0, False
 
     def save(self) -> dict[str, Any]:
-        """Return what the vectors do not save: where the fragment is, and what its exchange has given.
-
-        Waits for the end of an exchange that is under way.
-        """
-        under_way = self.under_way
+        """Return what the vectors do not save; waits for an exchange that is under way."""
+        saved, under_way = None, self.under_way
         if under_way is not None:
-            buffers = [buffer.clone() for buffer in under_way.buffers]
-            saved = {"age": under_way.age, "stats": _plain(under_way.result()), "buffers": buffers}
+            stats = _plain(under_way.result())
+            saved = {"age": under_way.age, "stats": stats, "buffers": [each.clone() for each in under_way.buffers]}
         return {
             "num_rounds": self.num_rounds,
             "num_steps": self.num_steps,
             "is_apart": self.is_apart,
-            "under_way": None if under_way is None else saved,
+            "under_way": saved,
         }
 
-    def save_vectors(self) -> list[dict[str, Any]]:
-        """Return the states of the vectors."""
-        if self.under_way is not None:
-            self.under_way.result()
-        return [vector.save(is_apart=self.is_apart) for vector in self.weights]
-
     def load(self, saved: Mapping[str, Any], vectors: list[dict[str, Any]]) -> None:
-        """Go on from what ``save`` and ``save_vectors`` returned."""
-        for vector, state in zip(self.weights, vectors, strict=True):
+        """Go on from what ``save`` returned, and the vectors' own."""
+        for vector, state in zip(self.vectors, vectors, strict=True):
             vector.load(state)
         self.num_rounds, self.num_steps = saved["num_rounds"], saved["num_steps"]
         self.is_apart, ended, self.under_way = saved["is_apart"], saved["under_way"], None
         if ended is not None:
-            self.under_way = UnderWay(list(ended["buffers"]), ended["age"])
-            self.under_way.stats.set_result(_stats_of(ended["stats"]))
+            stats = _restored(ended["stats"])
+            self.under_way = Exchange.ended(self.vectors, list(ended["buffers"]), stats, age=ended["age"])
 
 
 def _plain(stats: RoundStats) -> dict[str, Any]:
@@ -114,6 +110,6 @@ def _plain(stats: RoundStats) -> dict[str, Any]:
     return asdict(replace(stats, vectors=vectors))
 
 
-def _stats_of(saved: Mapping[str, Any]) -> RoundStats:
+def _restored(saved: Mapping[str, Any]) -> RoundStats:
     vectors = tuple(StepStats(**{**vector, "spans": Spans(**vector["spans"])}) for vector in saved["vectors"])
     return RoundStats(**{**saved, "vectors": vectors})

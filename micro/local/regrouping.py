@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def take_round(local: LocalSteps, path: str | os.PathLike[str]) -> Regrouped | N
     Returns:
         what the group has gone on from; None where no rank has saved a round: it begins with the weights that it has.
     """
-    own = torch.load(path, weights_only=True) if Path(path).exists() else None
+    own = torch.load(path, map_location="cpu", weights_only=True) if Path(path).exists() else None
     comm, device = local.comm, local.device
     comm.begin_step()
     saved = (-1, 0) if own is None else (own["local"]["num_rounds"], _sum_of_weights(own["local"]))
@@ -131,19 +132,13 @@ def regrouped(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
 
 def _sum_of_weights(state: Mapping[str, Any]) -> int:
     """Return a sum that tells the weights of a round from others: two groups may have ended as many rounds."""
-    found = 0
-    for bucket in state["buckets"]:
-        for piece in bucket["start"].values():
-            found = zlib.crc32(content_of(piece), found)
-    return found
-
-
-def _with(state: Mapping[str, Any], buckets: list[dict[str, Any]]) -> dict[str, Any]:
-    return {**state, "buckets": buckets}
+    pieces = [piece for bucket in state["buckets"] for piece in bucket["start"].values()]
+    return reduce(lambda found, piece: zlib.crc32(content_of(piece), found), pieces, 0)
 
 
 def _without_memory(state: Mapping[str, Any]) -> dict[str, Any]:
-    return _with(state, [{**bucket, "memory": {key: {} for key in bucket["memory"]}} for bucket in state["buckets"]])
+    buckets = [{**bucket, "memory": {key: {} for key in bucket["memory"]}} for bucket in state["buckets"]]
+    return {**state, "buckets": buckets}
 
 
 def _with_zeros(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +147,7 @@ def _with_zeros(state: Mapping[str, Any]) -> dict[str, Any]:
     for bucket in state["buckets"]:
         zeros = {name: torch.zeros_like(piece) for name, piece in bucket["start"].items()}
         buckets.append({**bucket, "memory": dict.fromkeys(bucket["memory"], zeros)})
-    return _with(state, buckets)
+    return {**state, "buckets": buckets}
 
 
 def _fitting(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
@@ -175,5 +170,5 @@ def _broadcast(state: dict[str, Any] | None, source: int, comm: Comm, device: to
         sent.copy_(torch.frombuffer(content, dtype=torch.uint8))
     received = comm.answer(Broadcast(mine=sent, source=source)).cpu()
     read = io.BytesIO(ctypes.string_at(received.data_ptr(), length))
-    found: dict[str, Any] = torch.load(read, map_location=device, weights_only=True)
+    found: dict[str, Any] = torch.load(read, map_location="cpu", weights_only=True)
     return found

@@ -1,14 +1,12 @@
 """How a model is split into fragments, each of which is exchanged at a time of its own."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from micro.flat import real
 from micro.names import as_patterns, check_matched, listed, matches
 
-T = TypeVar("T")
 Fragments = int | Sequence[str | Sequence[str]]
 """A number of fragments of about equal size, or for each the patterns of its parameters' names."""
 
@@ -24,12 +22,6 @@ def check_streaming(fragments: Fragments, delay: int, mix: float, every: int) ->
         raise ValueError(f"delay must be a number of steps in [0, every={every}), got {delay!r}")
     if not isinstance(mix, int | float) or isinstance(mix, bool) or not 0 < mix <= 1:
         raise ValueError(f"mix must be in (0, 1], got {mix!r}")
-
-
-def phased(parts: Sequence[T], every: int) -> Iterator[tuple[int, T]]:
-    """Yield with each of P fragments the step of a round, in [1, every], at which its exchange begins."""
-    for number, part in enumerate(parts, 1):
-        yield number * every // len(parts), part
 
 
 def split(parameters: Mapping[str, Tensor], fragments: Fragments) -> list[dict[str, Tensor]]:

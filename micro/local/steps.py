@@ -18,11 +18,11 @@ from micro.flat import real
 from micro.group_comm import GroupComm
 from micro.local import checks
 from micro.local.buffers import BufferPolicy, Buffers
-from micro.local.exchange import Place, UnderWay, Work
+from micro.local.exchange import Exchange, next_exchange
 from micro.local.fragment import Fragment
 from micro.local.outer import MakeOuter, Outer, check_outer
 from micro.local.round_stats import RoundStats
-from micro.local.splitting import Fragments, check_streaming, phased, split
+from micro.local.splitting import Fragments, check_streaming, split
 from micro.local.weights import FlatWeights
 from micro.nonfinite import NonFiniteGradient
 from micro.private_comm import PrivateComm
@@ -114,44 +114,45 @@ class LocalSteps(Driver):
             self.reducer = checks.check_method(reducer)
             self.optimizers = checks.as_optimizers(optimizer)
             self._parameters = checks.trained_parameters(model, self.optimizers)
-            self.device = next(iter(self._parameters.values())).device
             self.reducer.check_parameters({name: tuple(real(p.detach()).shape) for name, p in self._parameters.items()})
+            parts = split(self._parameters, fragments)
             self._fragments = [
-                Fragment(number, phase, part, self.reducer, outer)
-                for number, (phase, part) in enumerate(phased(split(self._parameters, fragments), every))
+                Fragment(number, (number + 1) * every // len(parts), part, self.reducer, outer)
+                for number, part in enumerate(parts)
             ]
             for vector in self._vectors:
                 check_outer(vector.outer, vector.state, allows_both=momentum_with_feedback)
             entry.parameters = self._parameters
             entry.settings |= {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
             entry.settings |= {"reducer": self.reducer, "outer": [vector.outer_settings() for vector in self._vectors]}
-            entry.settings["fragments"] = [list(vector.parameters) for vector in self._vectors]
+            entry.settings["fragments"] = [list(vector.layout.names) for vector in self._vectors]
+        self.device = next(iter(self._parameters.values())).device
         self._scope, self._owns_comm = "local", comm is None
         self.comm = PrivateComm(replicas, self.device) if comm is None else comm
-        if isinstance(self.comm, GroupComm) and self._owns_comm:
+        if isinstance(self.comm, PrivateComm) and self._owns_comm:
             prepare(self.reducer, self.comm, self.device)
         else:
             self.reducer.prepare(self.comm, self.device)
         self.every, self.delay, self.mix = every, delay, mix
         self.on_round = on_round
-        self._frozen = {name: p for name, p in plain_parameters(model).items() if name not in self._parameters}
-        self.num_steps = self.steps_in_round = 0
         self.stats: RoundStats | None = None
+        self.buffers = Buffers(model, buffers)
+        self.num_steps = self.steps_in_round = 0
+        self._frozen = {name: p for name, p in plain_parameters(model).items() if name not in self._parameters}
         self._lane: Lane | None = None  # beside which inner steps go on; simulated ranks meet in one call
         if delay and isinstance(self.comm, GroupComm):
             self._lane = CallerLane(self.device) if self.device.type == "cuda" else ThreadLane(self.device)
-        self.buffers = Buffers(model, buffers)
         self._versions: int | None = None
-        self._hooks = [self.optimizers[0].register_step_pre_hook(self._before)]
+        self._hooks = [self.optimizers[0].register_step_pre_hook(self._before_step)]
         self._hooks.append(self.optimizers[-1].register_step_post_hook(lambda *_: self.after_step()))
         checks.IN_USE.update(self.optimizers)
 
     @property
     def _vectors(self) -> list[FlatWeights]:
-        return [vector for fragment in self._fragments for vector in fragment.weights]
+        return [vector for fragment in self._fragments for vector in fragment.vectors]
 
     @property
-    def _under_way(self) -> list[UnderWay]:
+    def _under_way(self) -> list[Exchange]:
         return [fragment.under_way for fragment in self._fragments if fragment.under_way is not None]
 
     @property
@@ -168,7 +169,7 @@ class LocalSteps(Driver):
     def ranks_meet_next(self) -> bool:
         """Whether an exchange begins or ends after the next step, so that all simulated ranks must take it at once."""
         begins = any(fragment.phase == self.steps_in_round + 1 for fragment in self._fragments)
-        return begins or any(under_way.age + 1 == self.delay for under_way in self._under_way)
+        return begins or any(exchange.age + 1 == self.delay for exchange in self._under_way)
 
     def share_start(self, first: "LocalSteps") -> None:
         """Have the global weights and the outer optimizer in memory once for simulated ranks, as those of ``first``.
@@ -180,8 +181,7 @@ class LocalSteps(Driver):
 
     def residuals(self) -> list[Tensor]:
         """Return this rank's residuals, one per vector, not copied; empty where the reducer keeps none."""
-        for under_way in self._under_way:
-            under_way.result()
+        self._wait()
         return [vector.state.residual for vector in self._vectors]
 
     def count_by_hand(self) -> None:
@@ -191,9 +191,14 @@ class LocalSteps(Driver):
         """
         self._hooks.pop().remove()
 
-    def _before(self, *_: object) -> None:
+    def _before_step(self, *_: object) -> None:
         with self._failing_together():
-            checks.check_frozen(self._frozen)
+            unfrozen = next((name for name, p in self._frozen.items() if p.grad is not None), None)
+            if unfrozen is not None:
+                raise RuntimeError(
+                    f"'{unfrozen}' was frozen when the local steps were made and is trained now, so that nobody would "
+                    "exchange it: close them, and make new ones with it"
+                )
         if self._versions is not None and self._versions != self._version():
             raise RuntimeError(
                 "weights were changed in the middle of a round, by other than the optimizer: load them at the start "
@@ -209,12 +214,13 @@ class LocalSteps(Driver):
             fragment.advance()
         for fragment in self._fragments:
             if fragment.under_way is not None and fragment.under_way.age == self.delay:
-                self._end(fragment)
+                self._end(fragment, self.mix)
         for fragment in self._fragments:
             if fragment.phase == step:
-                self._begin(fragment, keeps_own=self.delay > 0)
+                place = self._place(fragment.number)
+                self._begin(fragment, partial(next_exchange, place, self.comm, self.device), self._lane)
                 if not self.delay:
-                    self._end(fragment)
+                    self._end(fragment, self.mix)
         self._note_versions()
 
     def finish(self) -> None:
@@ -224,31 +230,31 @@ class LocalSteps(Driver):
         finished takes part in the exchanges of those that go on, with what it has moved since its own last one, as a
         rule nothing. The mean is over all ranks still.
         """
-        begun = {fragment: each.age for fragment in self._fragments if (each := fragment.under_way) is not None}
-        for fragment in sorted(begun, key=lambda fragment: -begun[fragment]):
-            self._end(fragment)
+        ages = {fragment: each.age for fragment in self._fragments if (each := fragment.under_way) is not None}
+        for fragment in sorted(ages, key=lambda fragment: -ages[fragment]):
+            self._end(fragment, self.mix)
         while True:
             with self._failing_together():
-                number = self._place(None).next_exchange(self.comm, self.device)
+                number = next_exchange(self._place(-1), self.comm, self.device)
             if number is None:
                 break
-            self._begin(self._fragments[number], keeps_own=False, has_met=True)
-            self._end(self._fragments[number], mix=1.0)
+            self._begin(self._fragments[number], lambda: None, None)
+            self._end(self._fragments[number], 1.0)
         self.steps_in_round = 0
         self._note_versions()
 
-    def _place(self, fragment: Fragment | None) -> Place:
-        fragments = self._fragments
-        at = None if fragment is None else fragment.number
-        return Place(at, [each.num_rounds for each in fragments], [each.is_apart for each in fragments])
+    def _place(self, number: int) -> list[int]:
+        """Return where this rank is that comes to the exchange of a fragment, as ``next_exchange`` takes it."""
+        ended, moved = zip(*((each.num_rounds, int(each.is_apart)) for each in self._fragments), strict=True)
+        return [number, *ended, *moved]
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
         """Let the parameters be the weights that the last exchanges have given, the same on all ranks: to evaluate."""
-        apart = [v for fragment in self._fragments if fragment.is_apart for v in fragment.weights]
+        apart = [v for fragment in self._fragments if fragment.is_apart for v in fragment.vectors]
         kept = [vector.own_weights() for vector in apart]
         for vector in apart:
-            vector.restart()
+            vector.mix(1.0)
         try:
             yield
         finally:
@@ -264,50 +270,34 @@ class LocalSteps(Driver):
         Raises:
             ValueError: they are not the same on all ranks.
         """
-        for under_way in self._under_way:
-            under_way.result()
+        self._wait()
         with meeting("LocalSteps.restart", lambda: self.comm) as entry:
             entry.parameters = self._parameters
         for fragment in self._fragments:
-            fragment.begin()
+            fragment.restart()
         self.steps_in_round, self._versions = 0, None
 
-    def _begin(self, fragment: Fragment, *, keeps_own: bool, has_met: bool = False) -> None:
-        """Measure how far this rank has moved, and begin to reduce that."""
+    def _wait(self) -> None:
+        for exchange in self._under_way:
+            exchange.result()
+
+    def _begin(self, fragment: Fragment, agree: Callable[[], object], lane: Lane | None) -> None:
+        """Measure how far this rank has moved, and begin to reduce that: here and now, or on a lane."""
         started = time.perf_counter()
         with self._failing_together():
-            for vector in fragment.weights:
-                vector.measure()
-            is_last = fragment is self._fragments[-1]
-            work = Work(
-                round=fragment.num_rounds,
-                fragment=fragment.number,
-                num_steps=fragment.num_steps,
-                weights=fragment.weights,
-                buffers=self.buffers.copies() if is_last else [],
-                policy=self.buffers.policy,
-                place=None if has_met else self._place(fragment),
-                keeps_own=keeps_own,
-            )
-        fragment.num_steps = 0
-        fragment.under_way = under_way = UnderWay(work.buffers)
-        lane = self._lane if keeps_own else None
-        beside = lane is not None and self.device.type == "cuda"
-        exchange = self._failing_together()(partial(work.do, self.reducer, self.comm))
-        run = partial(under_way.run, exchange, notes_stream=beside)
-        if lane is None:
-            run()
-        else:
-            lane.put(run, [*(vector.moved for vector in work.weights), *work.buffers])
-        under_way.exposed_s = time.perf_counter() - started
+            exchange = fragment.begin_exchange(self.buffers.copies() if fragment is self._fragments[-1] else [])
+        reduce = partial(exchange.reduce, agree, self.reducer, self.comm, self.buffers.policy)
+        exchange.start(self._failing_together()(partial(reduce, keeps_own=lane is not None)), lane)
+        exchange.exposed_s = time.perf_counter() - started
 
-    def _end(self, fragment: Any, mix: float | None = None) -> None:
+    def _end(self, fragment: Fragment, mix: float) -> None:
         """Wait for the exchange of a fragment, and take the outer step."""
         started = time.perf_counter()
-        under_way, fragment.under_way = fragment.under_way, None
+        exchange, fragment.under_way = fragment.under_way, None
+        assert exchange is not None
         fragment.num_rounds += 1
         try:
-            stats = under_way.result()
+            stats = exchange.result()
         except NonFiniteGradient:
             self._go_back()
             raise
@@ -315,11 +305,10 @@ class LocalSteps(Driver):
             if stats.skipped:
                 self._go_back()
             else:
-                fragment.step(self.mix if mix is None else mix)
-                if under_way.buffers:
-                    self.buffers.take(under_way.buffers)
-        exposed_s = under_way.exposed_s + time.perf_counter() - started
-        self.stats = replace(stats, exposed_s=exposed_s)
+                fragment.step(mix)
+                if exchange.buffers:
+                    self.buffers.take(exchange.buffers)
+        self.stats = replace(stats, exposed_s=exchange.exposed_s + time.perf_counter() - started)
         if self.on_round is not None:
             self.on_round(self.stats)
 
@@ -341,7 +330,7 @@ class LocalSteps(Driver):
         except NonFiniteGradient:  # which all ranks raise
             raise
         except BaseException as error:
-            if isinstance(self.comm, GroupComm) and self._owns_comm:
+            if isinstance(self.comm, PrivateComm) and self._owns_comm:
                 self.comm.abort(error)
             raise
 
@@ -364,7 +353,7 @@ class LocalSteps(Driver):
             "num_rounds": self.num_rounds,
             "steps_in_round": self.steps_in_round,
             "fragments": [fragment.save() for fragment in self._fragments],
-            "buckets": [vector for fragment in self._fragments for vector in fragment.save_vectors()],
+            "buckets": [v.save(is_apart=each.is_apart) for each in self._fragments for v in each.vectors],
             "buffers": [kept.clone() for kept in self.buffers.kept],
         }
 
@@ -383,7 +372,7 @@ class LocalSteps(Driver):
             raise ValueError("state is of other parameters or fragments than these: use the model that saved it")
         vectors = iter(saved["buckets"])
         for fragment, place in zip(self._fragments, saved["fragments"], strict=True):
-            fragment.load(place, [next(vectors) for _ in fragment.weights])
+            fragment.load(place, [next(vectors) for _ in fragment.vectors])
         self.buffers.kept = [kept.to(self.device) for kept in saved["buffers"]]
         self.num_steps, self.steps_in_round = saved["step"], saved["steps_in_round"]
         self._note_versions()
@@ -396,5 +385,5 @@ class LocalSteps(Driver):
             checks.IN_USE.discard(optimizer)
         if self._lane is not None:
             self._lane.close()
-        if self._owns_comm and isinstance(self.comm, GroupComm):
+        if self._owns_comm and isinstance(self.comm, PrivateComm):
             self.comm.close()

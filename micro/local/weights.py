@@ -1,10 +1,10 @@
 """Weights of one dtype as one vector: where the round began, how far this rank is from there, and the outer step."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from micro.comm import Comm
 from micro.flat import Layout, real
@@ -27,20 +27,19 @@ class FlatWeights:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], reducer: Reducer, outer: MakeOuter) -> None:
-        self.parameters = dict(parameters)
-        self.layout = Layout.of({name: real(p.detach()) for name, p in parameters.items()})
-        first = next(iter(parameters.values()))
-        self._dtype = real(first.detach()).dtype
-        self._device = first.device
-        wide = torch.promote_types(self._dtype, torch.float32)
-        self.start = torch.empty(self.layout.numel, dtype=wide, device=self._device)
+        self._parameters = dict(parameters)
+        own = self._own()
+        self.layout, first = Layout.of(own), next(iter(own.values()))
+        self._dtype = first.dtype
+        wide = torch.promote_types(first.dtype, torch.float32)
+        self.start = torch.empty(self.layout.numel, dtype=wide, device=first.device)
         self.moved = self.start.new_empty(0)
         self._reducer = reducer
-        self.state: BucketState = reducer.start(self.layout, wide, self._device)
+        self.state: BucketState = reducer.start(self.layout, wide, first.device)
         self._once: Callable[[Callable[[], None]], object] = lambda work: work()
-        self.begin()
-        self._weights = self._leaves()
-        self.outer = outer(self._weights)
+        self.restart()
+        self._weights = [nn.Parameter(view) for view in self.layout.views(self.start).values()]
+        self.outer = outer(list(self._weights))
 
     def share(self, first: "FlatWeights", comm: Comm) -> None:
         """Have the global weights and the outer optimizer in memory once, as those of ``first``, a simulated rank's.
@@ -50,41 +49,27 @@ class FlatWeights:
         self.start, self._weights, self.outer = first.start, first._weights, first.outer
         self._once = lambda work: comm.answer(Once(work=work))
 
-    def _leaves(self) -> list[Tensor]:
-        """Return the global weights of each parameter, as an optimizer takes them; memory is shared with ``start``."""
-        return [torch.nn.Parameter(view) for view in self.layout.views(self.start).values()]
+    def _own(self) -> dict[str, Tensor]:
+        """Return the parameters as real numbers, by name; their memory may have been replaced since the last time."""
+        return {name: real(parameter.detach()) for name, parameter in self._parameters.items()}
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Take the parameters as they are, the same on all ranks, for the global weights."""
         self._once(self._take)
 
     @torch.no_grad()
     def _take(self) -> None:
+        own = self._own()
         for name, weights in self.layout.views(self.start).items():
-            weights.copy_(real(self.parameters[name].detach()))
+            weights.copy_(own[name])
 
     @torch.no_grad()
-    def measure(self) -> Tensor:
+    def difference(self) -> Tensor:
         """Return how far this rank has moved (numel,): what its parameters began from, less what they are."""
-        starts = self.layout.views(self.start)
-        self.moved = torch.empty_like(self.start)
-        for name, moved in self.layout.views(self.moved).items():
-            moved.copy_(starts[name].to(self._dtype)).sub_(real(self.parameters[name].detach()))
-        return self.moved
-
-    def pairs(self, own: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's difference of weights and the update in ``moved``, flat.
-
-        Args:
-            own: (numel,) the difference; None: it is computed again, parameter by parameter, which have not changed.
-        """
-        if own is not None:
-            yield own, self.moved
-            return
-        starts, updates = self.layout.views(self.start), self.layout.split(self.moved)
-        for name, parameter in self.parameters.items():
-            began = starts[name].to(self._dtype).to(self.start.dtype)
-            yield (began - real(parameter.detach())).reshape(-1), updates[name]
+        own, starts, found = self._own(), self.layout.views(self.start), torch.empty_like(self.start)
+        for name, moved in self.layout.views(found).items():
+            moved.copy_(starts[name].to(self._dtype)).sub_(own[name])
+        return found
 
     def step(self) -> None:
         """Take the outer step by the update in ``moved``, which is given up."""
@@ -101,31 +86,30 @@ class FlatWeights:
         for weight in self._weights:
             weight.grad = None
 
-    def restart(self) -> None:
-        """Give the parameters the global weights."""
-        self.write(self.layout.views(self.start))
-
     @torch.no_grad()
     def mix(self, share: float) -> None:
         """Let the parameters become a ``share`` of the global weights and 1 - share of what they are."""
-        for name, weights in self.layout.views(self.start).items():
-            own = real(self.parameters[name].detach())
-            own.lerp_(weights.to(own.dtype), share)
+        starts = self.layout.views(self.start)
+        if share == 1:  # a mixture would keep what is not finite
+            self.write(starts)
+            return
+        for name, own in self._own().items():
+            own.lerp_(starts[name].to(own.dtype), share)
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
         """Give the parameters these values, by name."""
+        own = self._own()
         for name, values in weights.items():
-            real(self.parameters[name].detach()).copy_(values)
+            own[name].copy_(values)
 
     def own_weights(self) -> dict[str, Tensor]:
         """Return copies of the parameters as they are, by name."""
-        return {name: real(parameter.detach()).clone() for name, parameter in self.parameters.items()}
+        return {name: parameter.clone() for name, parameter in self._own().items()}
 
-    @torch.no_grad()
     def is_finite(self) -> bool:
         """Tell whether all parameters are."""
-        return all(bool(torch.isfinite(p).all()) for p in self.parameters.values())  # host sync: only after an error
+        return all(bool(torch.isfinite(p).all()) for p in self._own().values())  # host sync: only after an error
 
     def outer_settings(self) -> dict[str, Any]:
         """Return the outer optimizer in words and numbers."""
@@ -146,10 +130,10 @@ class FlatWeights:
     @torch.no_grad()
     def load(self, saved: Mapping[str, Any]) -> None:
         """Go on from what ``save`` returned: state, global weights, and the parameters where they had moved on."""
-        self.state = self._reducer.load(dict(saved), self.start.dtype, self._device)
+        self.state = self._reducer.load(dict(saved), self.start.dtype, self.start.device)
         for name, piece in self.layout.split(self.start).items():
             piece.copy_(saved["start"][name])
         self.outer.load_state_dict(saved["outer"])
         self.moved = saved["moved"].to(self.start)
-        self.restart()
+        self.mix(1.0)
         self.write(saved["weights"])
