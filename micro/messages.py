@@ -70,16 +70,23 @@ def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -
     """Gather rows: received is (world_size, m) for each."""
     rows = [_row(request) for request in requests]
     sent = rows[0] if len(rows) == 1 else torch.cat([_bytes_of(row) for row in rows])
+    length, sent = sent.numel(), aligned(sent) if sent.is_cuda else sent
     filled = sent.new_empty((requests[0].comm.world_size, sent.numel()))
     work = ALL_GATHER(filled.view(-1), sent, group=group, async_op=True)
 
     def received() -> list[Tensor]:
+        whole = filled[:, :length].contiguous()
         if len(rows) == 1:
-            return [filled]
-        parts = filled.split([row.nbytes for row in rows], dim=1)
+            return [whole]
+        parts = whole.split([row.nbytes for row in rows], dim=1)
         return [part.contiguous().view(row.dtype) for part, row in zip(parts, rows, strict=True)]
 
     return Collective(requests, work, filled.device, received)
+
+
+def aligned(row: Tensor) -> Tensor:
+    """Return ``row`` (m,) filled up to a multiple of 16 bytes, which NCCL copies by loads of 16."""
+    return torch.nn.functional.pad(row, (0, -row.nbytes % 16 // row.element_size()))
 
 
 def _row(request: AllGather | AllGatherLists) -> Tensor:
