@@ -66,7 +66,7 @@ class DSA(Exchange[NoState]):
         chosen = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         decoded, total = yield from add_up(self._leaving(chosen), regions, transport)
         is_finite = transport.step.is_finite
-        header = yield from gather_header(selection.indices, is_finite=is_finite, extra=count_of(total))
+        header = yield from gather_header(selection.indices, is_finite=is_finite, extra=count_of(total.indices))
         counts = [count for (count,) in header.extras]
         is_dense = yield Once(work=lambda: self._is_dense(sizes, counts, wire, dtype))
         if is_dense:

@@ -14,7 +14,7 @@ from micro.exchanges.traffic import Choice
 from micro.health import Finite, flag_of
 from micro.on_device import on_device
 from micro.requests import AllGather, AllGatherLists, Broadcast, Once, Reduction
-from micro.sparse import Overlap, Selection, SparseValues
+from micro.sparse import Overlap, Selection
 from micro.traffic import COUNT_BYTES, Call, Calls
 
 
@@ -45,7 +45,7 @@ def gather_header(
         counts: of all ranks, where they are known already: an accelerator is not read then, unless there is an extra.
     """
     if isinstance(is_finite, Tensor):
-        row = torch.cat([_count(chosen), flag_of(is_finite, torch.int32, chosen.device)])
+        row = torch.cat([count_of(chosen), flag_of(is_finite, torch.int32, chosen.device)])
     else:
         row = on_device([chosen.numel(), int(is_finite)], torch.int32, chosen.device)
     gathered = yield AllGather(mine=row if extra is None else torch.cat([row, extra.to(torch.int32)]))
@@ -64,20 +64,16 @@ def _header(rows: list[list[int]]) -> Header:
     return Header(tuple(row[0] for row in rows), all(row[1] for row in rows), [row[2:] for row in rows])
 
 
-def _count(chosen: Tensor) -> Tensor:
+def count_of(chosen: Tensor) -> Tensor:
+    """Return the number of elements as a message (1,) int32."""
     return on_device([chosen.numel()], torch.int32, chosen.device)
-
-
-def count_of(entries: SparseValues) -> Tensor:
-    """Return the number of entries as a message (1,) int32."""
-    return _count(entries.indices)
 
 
 def gather_counts(selection: Selection) -> Reduction[tuple[int, ...]]:
     """Return how many indices each rank chose, by a collective only where the selection does not say."""
     if selection.counts is not None:
         return selection.counts
-    gathered = yield AllGather(mine=_count(selection.indices))
+    gathered = yield AllGather(mine=count_of(selection.indices))
     counts: tuple[int, ...] = yield Once(work=lambda: tuple(gathered.view(-1).tolist()))  # host sync: list lengths
     return counts
 

@@ -5,7 +5,7 @@ In a row each rank sends its largest sums, as many as what regions gave in the l
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import torch
@@ -65,18 +65,32 @@ class Largest:
     overfull: bool = False
 
 
-def capacity_after(state: OktopkState, k: int, transport: Transport) -> int | None:
-    """Return how many sums a row has room for, from what each region gave in the last step: an even number.
+def largest_sums(
+    state: OktopkState, sums: SparseValues, balance: float | None, mine: SparseValues, transport: Transport
+) -> Reduction[Largest]:
+    """Return the k largest sums of all regions, ties to the lowest index; the state keeps the smallest of them.
 
-    None, on all ranks alike, where nothing is known of it, where indices are packed, or where rows would send too much.
-    The state's room falls.
+    Args:
+        sums: of this rank's region, ascending.
+        balance: see `gather_sums`.
+        mine: what this rank chose.
     """
-    n, total = transport.comm.world_size, sum(state.held)
-    if n == 1 or len(state.held) != n or not total or not isinstance(transport.wire.indices, Int32):
-        return None
-    state.room = min(max(LEAST, LESS * state.room), MOST)
-    capacity = capacity_for(max(state.held) * k / total, state.room)
-    return capacity if fits(capacity, k, n) else None
+    k, n, total, largest = transport.step.target_count, transport.comm.world_size, sum(state.held), None
+    has_row = False
+    if n > 1 and len(state.held) == n and total and isinstance(transport.wire.indices, Int32):
+        state.room = min(max(LEAST, LESS * state.room), MOST)
+        capacity = capacity_for(max(state.held) * k / total, state.room)
+        has_row = fits(capacity, k, n)
+    if has_row:
+        largest = yield from _gather_rows(sums, k, capacity, mine, transport)
+        if largest is None:  # a row was too small
+            state.room *= 2
+    if largest is None:
+        largest = yield from _by_histogram(state, sums, balance, mine, transport)
+        largest = replace(largest, overfull=has_row)
+    if largest.held:
+        state.threshold, state.held = largest.smallest, largest.held
+    return largest
 
 
 def capacity_for(most: float, room: float = LEAST) -> int:
@@ -89,32 +103,19 @@ def fits(capacity: int, k: float, world_size: int) -> bool:
     return capacity * world_size <= FULLEST * k
 
 
-def row_bytes(capacity: int, value_bytes: int) -> int:
-    """Return the bytes of a row."""
-    return 4 * HEAD + (4 + value_bytes) * capacity
-
-
-def gather_largest(
+def _gather_rows(
     sums: SparseValues, k: int, capacity: int, mine: SparseValues, transport: Transport
 ) -> Reduction[Largest | None]:
-    """Return the k largest sums of all regions, ties to the lowest index.
+    """Return the k largest sums of all regions, of each of which a row has room for ``capacity``.
 
-    None, on all ranks alike, where a region may have more of them than its row has room for: all of those that it sent
-    belong to them, and it holds others.
-
-    Args:
-        sums: of this rank's region, ascending.
-        capacity: of a row; the same on all ranks.
-        mine: what this rank chose.
+    None, on all ranks, where a region may have more of them: all that it sent belong to them, and it holds others.
     """
     dtype, traffic, others = sums.values.dtype, transport.comm.traffic, transport.comm.world_size - 1
-    entries = sums
-    if sums.indices.numel() > capacity:
-        entries = sums.at(kernels.largest(sums.values, capacity))
+    entries = sums.at(kernels.largest(sums.values, capacity)) if sums.indices.numel() > capacity else sums
     number = entries.indices.numel()
     row = entries.indices.new_zeros(HEAD + capacity * (1 + dtype.itemsize // 4))
     flag = flag_of(transport.step.is_finite, torch.int32, row.device)
-    row[: HEAD - 1] = torch.cat([count_of(mine), flag, count_of(sums)])
+    row[: HEAD - 1] = torch.cat([count_of(mine.indices), flag, count_of(sums.indices)])
     row[HEAD : HEAD + number] = entries.indices
     row[HEAD + capacity :].view(dtype)[:number] = entries.values
     rows = yield AllGather(mine=row, kind="values")
@@ -125,25 +126,18 @@ def gather_largest(
 
 
 def _largest_of(rows: Tensor, k: int, capacity: int, dtype: torch.dtype) -> Largest | None:
-    """Return the k largest sums of all ``rows`` (n, length); see `gather_largest`."""
+    """Return the k largest sums of all ``rows`` (n, length); see `_gather_rows`."""
     chosen, finite, there, _ = zip(*rows[:, :HEAD].tolist(), strict=True)  # host sync: list lengths
     sizes = [min(count, capacity) for count in there]
-    indices = _firsts(rows[:, HEAD : HEAD + capacity], sizes)
-    values = _firsts(rows[:, HEAD + capacity :].view(dtype), sizes)
-    places, smallest, held = largest_places(values.abs(), min(k, sum(sizes)), sizes)
+    tables = rows[:, HEAD : HEAD + capacity], rows[:, HEAD + capacity :].view(dtype)
+    indices, values = (torch.cat([row[:size] for row, size in zip(table, sizes, strict=True)]) for table in tables)
+    places, smallest, held = _largest_places(values.abs(), min(k, sum(sizes)), sizes)
     if any(count == size < number for count, size, number in zip(held, sizes, there, strict=True)):
-        return None  # a row may have been too short
+        return None
     return Largest(SparseValues(indices, values).at(places), Header(chosen, all(finite), []), smallest, held)
 
 
-def _firsts(table: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the first ``sizes[r]`` of each row of ``table`` (n, capacity), one after the other."""
-    if min(sizes) == table.shape[1]:
-        return table.reshape(-1)
-    return torch.cat([row[:size] for row, size in zip(table, sizes, strict=True)])
-
-
-def largest_places(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> tuple[Tensor, float | None, tuple[int, ...]]:
+def _largest_places(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> tuple[Tensor, float | None, tuple[int, ...]]:
     """Return where the k largest of several lists are, ascending, ties to the first; the smallest; how many of each.
 
     Args:
@@ -159,7 +153,7 @@ def largest_places(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> tuple[Te
     return places, threshold, tuple(int(stop - start) for start, stop in pairwise(spots))
 
 
-def largest_by_histogram(
+def _by_histogram(
     state: OktopkState, sums: SparseValues, balance: float | None, mine: SparseValues, transport: Transport
 ) -> Reduction[Largest]:
     """Return the k largest sums of all regions: those above a bin of magnitudes, and the largest inside it.
@@ -177,7 +171,7 @@ def largest_by_histogram(
     inside = torch.nonzero(bins == cut).view(-1)
     sizes = [row[cut] for row in histogram]
     near = yield AllGatherLists(mine=magnitudes.index_select(0, inside), counts=sizes, kind="counts")
-    places, smallest, counts = yield Once(work=lambda: largest_places(near, missing, sizes))
+    places, smallest, counts = yield Once(work=lambda: _largest_places(near, missing, sizes))
     own = places[sum(counts[:rank]) :][: counts[rank]] - sum(sizes[:rank])
     keep = bins > cut
     keep[inside.index_select(0, own)] = True

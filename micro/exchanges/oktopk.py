@@ -1,7 +1,7 @@
 """Ok-Topk: every rank adds up one region of the vector, and the k largest sums go to all."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -14,15 +14,13 @@ from micro.comm import Comm
 from micro.exchanges.base import Exchange, Needs, Transport
 from micro.exchanges.gathering import Header, count_of, gather_header, header_call
 from micro.exchanges.largest_sums import (
+    HEAD,
     NUM_SUM_BINS,
     Largest,
     OktopkState,
-    capacity_after,
     capacity_for,
     fits,
-    gather_largest,
-    largest_by_histogram,
-    row_bytes,
+    largest_sums,
 )
 from micro.exchanges.regions import add_up, add_up_calls, gather_sums, gather_sums_calls
 from micro.exchanges.traffic import Choice
@@ -116,8 +114,10 @@ class Oktopk(Exchange[OktopkState]):
             state.held = ()
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         _, sums = yield from add_up(mine, tuple(pairwise(state.boundaries)), transport)
-        select = self._largest_sums if self.rule == "repaired" else self._above_threshold
-        largest = yield from select(state, sums, mine, transport)
+        if self.rule == "published":
+            largest = yield from self._above_threshold(state, sums, mine, transport)
+        else:
+            largest = yield from largest_sums(state, sums, self.balance, mine, transport)
         total = largest.sums
         return Exchanged(
             update=(SparseValues(total.indices, total.values / transport.comm.world_size),),
@@ -155,28 +155,6 @@ class Oktopk(Exchange[OktopkState]):
             return parts * (count // world_size)  # the last region gets the rest
         return parts * count // world_size
 
-    def _largest_sums(
-        self, state: OktopkState, sums: SparseValues, mine: SparseValues, transport: Transport
-    ) -> Reduction[Largest]:
-        """Return the k largest of all regions' sums, exactly; the state keeps the smallest of them.
-
-        Args:
-            sums: of this rank's region.
-            mine: what this rank chose.
-        """
-        k, largest = transport.step.target_count, None
-        capacity = capacity_after(state, k, transport)
-        if capacity is not None:
-            largest = yield from gather_largest(sums, k, capacity, mine, transport)
-            if largest is None:  # a row was too small
-                state.room *= 2
-        if largest is None:
-            found = yield from largest_by_histogram(state, sums, self.balance, mine, transport)
-            largest = replace(found, overfull=capacity is not None)
-        if largest.held:
-            state.threshold, state.held = largest.smallest, largest.held
-        return largest
-
     def _above_threshold(
         self, state: OktopkState, sums: SparseValues, mine: SparseValues, transport: Transport
     ) -> Reduction[Largest]:
@@ -197,7 +175,7 @@ class Oktopk(Exchange[OktopkState]):
         held, width = total / choice.world_size, choice.dtype.itemsize
         capacity = capacity_for(held + math.sqrt(held))  # regions follow what is chosen: the most is near the mean
         if isinstance(choice.wire.indices, Int32) and fits(capacity, total, choice.world_size):
-            return (*to_regions, ("gather_rows", row_bytes(capacity, width))), total
+            return (*to_regions, ("gather_rows", 4 * HEAD + (4 + width) * capacity)), total
         histogram: Calls = header_call(NUM_SUM_BINS), ("gather_lists", NEAR_SHARE * held * width)
         return (*to_regions, *histogram, *gather_sums_calls(choice)), total
 
@@ -216,7 +194,7 @@ def _reevaluated(
 
 def _counted(sums: SparseValues, mine: SparseValues, transport: Transport) -> Reduction[tuple[Header, list[int]]]:
     """Return the header of the step, and how many of its ``sums`` each rank has."""
-    extra, is_finite = count_of(sums), transport.step.is_finite
+    extra, is_finite = count_of(sums.indices), transport.step.is_finite
     header = yield from gather_header(mine.indices, is_finite=is_finite, extra=extra)
     return header, [count for (count,) in header.extras]
 

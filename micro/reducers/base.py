@@ -252,6 +252,7 @@ class Reducer(Part, ABC):
                 key: {name: piece.clone() for name, piece in pieces.items()} for key, pieces in state.pieces().items()
             },
             "shapes": dict(zip(state.layout.names, state.layout.shapes, strict=True)),
+            **({"factors": {name: factor.clone() for name, factor in state.factors.items()}} if state.factors else {}),
             **{name: part.save(getattr(state, name)) for name, part in self.stateful_parts.items()},
         }
 
@@ -271,6 +272,7 @@ class Reducer(Part, ABC):
             raise ValueError(f"state keeps {given} for each parameter, the reducer {own}: use the method that saved it")
         state.step = saved["step"]
         self._fill_(state, saved["memory"])
+        state.factors |= {name: factor.to(device) for name, factor in saved.get("factors", {}).items()}
         for name, part in self.stateful_parts.items():
             if name in saved:
                 setattr(state, name, part.load(saved[name]))
@@ -295,6 +297,7 @@ class Reducer(Part, ABC):
         for bucket in old:
             for key, kept in bucket.pieces(set(layout.names)).items():
                 pieces[key] |= kept
+            state.factors |= {name: factor for name, factor in bucket.factors.items() if name in state.factors}
         self._fill_(state, pieces)
         for name, part in self.stateful_parts.items():
             states = [(bucket.layout, getattr(bucket, name)) for bucket in old]

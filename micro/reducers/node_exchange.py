@@ -78,7 +78,7 @@ def share_header(
         num_updated: elements of its update that are not zero.
     """
     nodes = levels.between.world_size
-    row = [1, *(0 for _ in range(NUM_FACTS - 1 + nodes))]
+    row = [1] + [0] * (NUM_FACTS - 1 + nodes)
     if outcome is not None:
         stats = outcome.stats
         row = [int(not outcome.findings), num_updated, stats.target_count, stats.global_count, *stats.counts]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,11 +56,11 @@ def batches_of(layout: Layout, rank: int, min_compression: float, device: str) -
         if rows * columns >= min_compression * min(rank, rows, columns) * (rows + columns) > 0:
             by_shape.setdefault((rows, columns), []).append((name, place))
             whole[place] = False
-    batches = tuple(
-        Batch(tuple(name for name, _ in group), tuple(place for _, place in group), *shape, min(rank, *shape))
-        for shape, group in by_shape.items()
-    )
-    return batches, torch.nonzero(whole).view(-1).to(device)
+    batches = []
+    for shape, group in by_shape.items():
+        names, places = zip(*group, strict=True)
+        batches.append(Batch(names, places, *shape, min(rank, *shape)))
+    return tuple(batches), torch.nonzero(whole).view(-1).to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,26 +172,6 @@ class PowerSGD(Reducer):
         stats = stats_of(start, comm, grad.device, step=state.step - 1, numel=grad.numel())
         findings = made.findings(state.layout, bad)
         return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
-
-    def save(self, state: BucketState) -> dict[str, Any]:
-        """Return the state as plain data and tensors."""
-        return Reducer.save(self, state) | {"factors": {name: factor.clone() for name, factor in state.factors.items()}}
-
-    def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> BucketState:
-        """Return the state that ``save`` described."""
-        state = Reducer.load(self, saved, dtype, device)
-        if "factors" in saved:
-            state.factors = {name: factor.to(device) for name, factor in saved["factors"].items()}
-        return state
-
-    def rebuild(
-        self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
-    ) -> BucketState:
-        """Return the state of a new bucket; residuals and factors follow their parameters."""
-        state = Reducer.rebuild(self, layout, old, dtype, device)
-        for bucket in old:
-            state.factors |= {name: factor for name, factor in bucket.factors.items() if name in state.factors}
-        return state
 
 
 def _copied(batches: Sequence[Batch], acc: Tensor, state: BucketState) -> list[Tensor]:

@@ -110,6 +110,9 @@ class ShareState(BucketState):
         return {key: {} for key in self.keys} if self.inner is None else self.inner.pieces(names)
 
 
+Make = Callable[[Layout, torch.dtype, torch.device], BucketState]
+
+
 class ShareReducer(WrappingReducer):
     """A reducer that leaves one share of every bucket to another one, with all that is kept of it."""
 
@@ -119,22 +122,39 @@ class ShareReducer(WrappingReducer):
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> ShareState:
         """Return a state with nothing kept."""
-        return self._made(layout, dtype, device, None, self.reducer.start)
+        return self._give_(_empty(layout, dtype, device), None, self.reducer.start)
+
+    def _give_(self, state: ShareState, place: int | None, make: Make) -> ShareState:
+        """Give the state the share of this place, and what ``make`` makes of its layout; the memory of both is one."""
+        state.place, (state.share, state.rest) = place, self.parts(state.layout, place)
+        if place is not None:
+            one = self.reducer.start(_smallest(state.layout), torch.float32, torch.device("cpu"))
+            state.keys = tuple(one.pieces())
+        if state.share is not None:
+            like = state.memory["residual"]
+            state.inner = make(state.share.layout, like.dtype, like.device)
+            state.memory.update(state.inner.memory)  # not replaced: a reducer around this one has it too
+            state.inner.memory = state.memory
+        return state
 
     def save(self, state: BucketState) -> dict[str, Any]:
-        """Return the state as plain data and tensors: the other reducer's, and the shapes of all parameters."""
+        """Return the shapes of all parameters, what is kept, and under 'share' all else of the other reducer's."""
         assert isinstance(state, ShareState)
-        outer, inner = self._save_both(state, state.inner)
-        return outer | {"share": inner}
+        state.check_whole()
+        inner: dict[str, Any] = {"memory": {}}
+        if state.inner is not None:
+            state.inner.step = state.step
+            inner = self.reducer.save(state.inner)
+        shapes = dict(zip(state.layout.names, state.layout.shapes, strict=True))
+        memory = inner.pop("memory")
+        return {"method": self.method, "step": state.step, "memory": memory, "shapes": shapes, "share": inner}
 
     def load(self, saved: dict[str, Any], dtype: torch.dtype, device: torch.device) -> ShareState:
         """Return the state that ``save`` described; see Reducer."""
         self.check_method(saved)
-        inner = {**saved["share"], "memory": saved["memory"]}
-        layout, place = saved_layout(saved), saved.get("place")
-        state = self._made(layout, dtype, device, place, lambda _, *of: self.reducer.load(inner, *of))
-        state.step = saved["step"]
-        return state
+        inner = saved["share"] | {"memory": saved["memory"]}
+        state = _empty(saved_layout(saved), dtype, device, saved["step"])
+        return self._give_(state, saved.get("place"), lambda _, *of: self.reducer.load(inner, *of))
 
     def rebuild(
         self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device
@@ -143,9 +163,8 @@ class ShareReducer(WrappingReducer):
         before = [bucket for bucket in old if isinstance(bucket, ShareState)]
         place = next((bucket.place for bucket in before if bucket.place is not None), None)
         inner = [bucket.inner for bucket in before if bucket.inner is not None]
-        state = self._made(layout, dtype, device, place, lambda of, *more: self.reducer.rebuild(of, inner, *more))
-        state.step = max((bucket.step for bucket in old), default=0)
-        return state
+        state = _empty(layout, dtype, device, max((bucket.step for bucket in old), default=0))
+        return self._give_(state, place, lambda of, *more: self.reducer.rebuild(of, inner, *more))
 
     def rescale_(self, state: BucketState, factor: float) -> None:
         """Multiply what is kept of the share; see Reducer."""
@@ -159,30 +178,10 @@ class ShareReducer(WrappingReducer):
         if state.share is not None and state.inner is not None:
             self.reducer.keep_(state.inner, state.share.part_of(unsent))
 
-    def _made(
-        self,
-        layout: Layout,
-        dtype: torch.dtype,
-        device: torch.device,
-        place: int | None,
-        make: Callable[..., BucketState],
-    ) -> ShareState:
-        nothing = torch.zeros(0, dtype=torch.promote_types(dtype, torch.float32), device=device)
-        state = ShareState(layout, 0, {"residual": nothing})
-        self._fill(state, place, make)
-        return state
 
-    def _fill(self, state: ShareState, place: int | None, make: Callable[..., BucketState]) -> None:
-        """Give the state its share, and what ``make`` makes of the share's layout; the memory of both is one."""
-        state.place, (state.share, state.rest) = place, self.parts(state.layout, place)
-        if place is not None:
-            one = self.reducer.start(_smallest(state.layout), torch.float32, torch.device("cpu"))
-            state.keys = tuple(one.pieces())
-        if state.share is not None:
-            like = state.memory["residual"]
-            state.inner = make(state.share.layout, like.dtype, like.device)
-            state.memory.update(state.inner.memory)  # not replaced: a reducer around this one has it too
-            state.inner.memory = state.memory
+def _empty(layout: Layout, dtype: torch.dtype, device: torch.device, step: int = 0) -> ShareState:
+    nothing = torch.zeros(0, dtype=torch.promote_types(dtype, torch.float32), device=device)
+    return ShareState(layout, step, {"residual": nothing})
 
 
 def _smallest(layout: Layout) -> Layout:

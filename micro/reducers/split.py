@@ -78,15 +78,10 @@ class Split(ShareReducer):
 
     def parts(self, layout: Layout, place: int | None = None) -> tuple[Share | None, Share | None]:
         """Return the sparse parameters of ``layout`` and the dense ones; None where there are none."""
-        are_dense = list(map(self.is_dense, layout.names, layout.shapes))
-        sparse, dense = (
-            Share.of(
-                layout,
-                [(0, numel) if is_in == kind else None for numel, is_in in zip(layout.numels, are_dense, strict=True)],
-            )
-            for kind in (False, True)
-        )
-        return sparse, dense
+        are_dense = map(self.is_dense, layout.names, layout.shapes)
+        pairs = [((0, numel), is_dense) for numel, is_dense in zip(layout.numels, are_dense, strict=True)]
+        sparse = Share.of(layout, [None if is_dense else whole for whole, is_dense in pairs])
+        return sparse, Share.of(layout, [whole if is_dense else None for whole, is_dense in pairs])
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the patterns do not fit; see Reducer."""
@@ -165,11 +160,8 @@ class Split(ShareReducer):
 def _together(dense: StepStats, sparse: StepStats, comm: Comm) -> StepStats:
     """Return the statistics of a step in which both shares were reduced, whose traffic ``comm`` has."""
     numel, count = dense.numel + sparse.numel, dense.numel + sparse.target_count
-    spans = replace(
-        sparse.spans,
-        exchange=dense.spans.exchange + sparse.spans.exchange,
-        rest=dense.spans.rest + sparse.spans.rest,
-    )
+    one, other = dense.spans, sparse.spans
+    spans = replace(other, exchange=one.exchange + other.exchange, rest=one.rest + other.rest)
     return replace(
         sparse,
         numel=numel,

@@ -90,7 +90,7 @@ class TwoLevel(ShareReducer):
         within, between = levels.within, levels.between
         within.traffic, between.traffic = Traffic(), comm.traffic
         if state.place is None:
-            self._fill(state, within.rank, self.reducer.start)
+            self._give_(state, within.rank, self.reducer.start)
         assert state.place == within.rank, f"state of place {state.place} used at place {within.rank}"
         shards, inner, outcome = node_shards(layout, self.ranks_per_node), state.inner, None
         update = yield from over(within, node_mean(grad, shards, within))
@@ -106,7 +106,11 @@ class TwoLevel(ShareReducer):
         findings = () if header.is_finite else ((yield from find(grad, outcome, layout)),)
         comm.traffic.add_local(within.traffic)
         state.step += 1
-        of_shard = outcome.stats if outcome else None
+        of_shard: dict[str, Any] = {}
+        if outcome is not None:
+            shard = outcome.stats
+            of_shard = {"threshold": shard.threshold, "select": shard.spans.select}
+            of_shard |= {"forgotten": shard.forgotten, "overfull": shard.overfull}
         stats = stats_of(
             start,
             comm,
@@ -118,22 +122,17 @@ class TwoLevel(ShareReducer):
             target_count=header.target_count,
             counts=header.counts,
             global_count=header.global_count,
-            threshold=of_shard.threshold if of_shard else None,
-            select=of_shard.spans.select if of_shard else 0.0,
-            forgotten=of_shard.forgotten if of_shard else None,
-            overfull=of_shard is not None and of_shard.overfull,
+            **of_shard,
         )
-        whole = Outcome(stats=stats, grad=grad, findings=findings)
         if outcome is None or inner is None:
-            return whole
-        delivered, kept_by = outcome, inner
+            return Outcome(stats=stats, grad=grad, findings=findings)
 
         def on_deliver() -> None:
-            delivered.deliver()
+            outcome.deliver()
             if unsent is not None:
-                self.reducer.keep_(kept_by, unsent)
+                self.reducer.keep_(inner, unsent)
 
-        return replace(whole, on_deliver=on_deliver, on_drop=outcome.drop)
+        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver, on_drop=outcome.drop)
 
     def volume(self, bucket: Bucket) -> Volume:
         """Return what the ranks of a node send each other, and what the reducer sends of each shard; see Reducer.
@@ -144,14 +143,15 @@ class TwoLevel(ShareReducer):
         local, n = self.ranks_per_node, bucket.world_size
         if n % local:
             raise ValueError(f"ranks_per_node must divide the number of ranks, got {local} for {n} ranks")
+        shards = [shard and self._between(bucket, shard) for shard in node_shards(bucket.named, local)]
         volume_of = cache(self.reducer.volume)  # most shards are equal
-        shards = [shard and volume_of(self._between(bucket, shard)) for shard in node_shards(bucket.named, local)]
-        num_updated = sum(shard.num_updated for shard in shards if shard)
+        volumes = [shard and volume_of(shard) for shard in shards]
+        num_updated = sum(volume.num_updated for volume in volumes if volume)
         return Volume(
             world_size=n,
             ranks_per_node=local,
             local_calls=local_calls(bucket, local, num_updated),
-            place_calls=tuple(shard.calls if shard else () for shard in shards),
+            place_calls=tuple(volume.calls if volume else () for volume in volumes),
             num_updated=num_updated,
         )
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from micro.comm import Comm
 from micro.nonfinite import Policy
-from micro.reducers.base import BucketState, Reducer, check_reducer
+from micro.reducers.base import Reducer, check_reducer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,21 +67,6 @@ class WrappingReducer(Reducer):
     def prepare(self, comm: Comm, device: torch.device) -> None:
         """Make what the reducer needs of the ranks; see Reducer."""
         self.reducer.prepare(comm, device)
-
-    def _save_both(self, state: BucketState, inner: BucketState | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a bucket, and what is inside it, as plain data and tensors; the memory, which is of both, once.
-
-        Args:
-            inner: the reducer's state; None where the bucket has nothing for it.
-        """
-        state.check_whole()
-        saved: dict[str, Any] = {"memory": {}}
-        if inner is not None:
-            inner.step = state.step
-            saved = self.reducer.save(inner)
-        shapes = dict(zip(state.layout.names, state.layout.shapes, strict=True))
-        outer = {"method": self.method, "step": state.step, "memory": saved.pop("memory"), "shapes": shapes}
-        return outer, saved
 
 
 def layers(reducer: Reducer) -> Iterator[Reducer]:
