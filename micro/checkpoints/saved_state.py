@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from micro.checkpoints.description import misfit
-from micro.wrappers import plain_names
 
 FORMAT = "micro.attachment"
 VERSION = 1
@@ -31,10 +30,14 @@ def header(*, rank: int, world_size: int, step: int, scope: str, method: dict[st
 
 
 def check_header(saved: Any, *, rank: int, world_size: int, scope: str, method: dict[str, Any]) -> None:
-    """Raise ValueError unless this rank can go on from ``saved``; a state without version is of micro before 0.2."""
-    check_format(saved)
-    if "version" not in saved:
-        return
+    """Raise ValueError unless this rank can go on from ``saved``."""
+    if not isinstance(saved, Mapping) or "buckets" not in saved or saved.get("format") != FORMAT:
+        given = f"keys {', '.join(map(str, saved))}" if isinstance(saved, Mapping) else type(saved).__name__
+        raise ValueError(f"state must be what Attachment.state_dict() returned, got {given or 'no keys'}")
+    if saved["version"] > VERSION:
+        raise ValueError(
+            f"state has version {saved['version']}, this micro reads up to {VERSION}: install a newer micro"
+        )
     if saved["world_size"] != world_size:
         remedy = f"load micro.average(states, {world_size})[rank] of the states of all {saved['world_size']} ranks"
         if saved["scope"] in SHARDS:
@@ -49,28 +52,3 @@ def check_header(saved: Any, *, rank: int, world_size: int, scope: str, method: 
     found = misfit(saved["method"], method) or found
     if found is not None:
         raise ValueError(f"state was saved with {found[0]}, this reducer has {found[1]}: use the method that saved it")
-
-
-def check_format(saved: Any) -> None:
-    """Raise ValueError unless ``saved`` is a state of an attachment that this version can read."""
-    if not isinstance(saved, Mapping) or "buckets" not in saved or saved.get("format", FORMAT) != FORMAT:
-        given = f"keys {', '.join(map(str, saved))}" if isinstance(saved, Mapping) else type(saved).__name__
-        raise ValueError(f"state must be what Attachment.state_dict() returned, got {given or 'no keys'}")
-    version = saved.get("version", VERSION)
-    if version > VERSION:
-        raise ValueError(f"state has version {version}, this micro reads up to {VERSION}: install a newer micro")
-
-
-def plain_buckets(buckets: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return saved buckets with the names of their parameters as they are without wrappers."""
-    plain = plain_names(name for bucket in buckets for name in bucket["shapes"])
-    if all(name == full for full, name in plain.items()):
-        return buckets
-    renamed: list[dict[str, Any]] = _renamed(buckets, plain)
-    return renamed
-
-
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(value, dict):
-        return {names.get(key, key): _renamed(each, names) for key, each in value.items()}
-    return [_renamed(each, names) for each in value] if isinstance(value, list) else value

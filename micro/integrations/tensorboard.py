@@ -1,21 +1,13 @@
 """The numbers of each step for TensorBoard."""
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
-from micro.integrations.checks import check_every, check_has
+from micro.integrations.on_step import Log, one_of
 from micro.summary import StepSummary
 
 
-class Writer(Protocol):
-    """A ``torch.utils.tensorboard.SummaryWriter``, as far as it is used here."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        """Add one number."""
-
-
-def log_to(writer: Writer, *, prefix: str = "micro/", every: int = 1) -> Callable[[StepSummary], None]:
-    """Return an ``on_step`` for ``micro.attach`` that adds the numbers of a step to ``writer``.
+def log_to(writer: Any, *, prefix: str = "micro/", every: int = 1) -> Log:
+    """Return an ``on_step`` for ``micro.attach`` that adds the numbers of a step to ``writer``, a SummaryWriter.
 
     Give it on one rank, and nothing on the others: ``on_step=log_to(writer) if rank == 0 else None``.
 
@@ -26,12 +18,9 @@ def log_to(writer: Writer, *, prefix: str = "micro/", every: int = 1) -> Callabl
     Raises:
         ValueError: no such writer, or every below 1.
     """
-    check_has(writer, "add_scalar", "a SummaryWriter")
-    check_every(every)
 
     def log(step: StepSummary) -> None:
-        if step.step % every == 0:
-            for name, value in step.numbers().items():
-                writer.add_scalar(f"{prefix}{name}", value, global_step=step.step)
+        for name, value in step.numbers().items():
+            writer.add_scalar(f"{prefix}{name}", value, global_step=step.step)
 
-    return log
+    return one_of(every, log, writer, "add_scalar")

@@ -31,7 +31,8 @@ class MicroCallback(TrainerCallback):
 
     Raises:
         ValueError: out of ``train``, where there is one process only (its model is in no DistributedDataParallel), or
-            the checkpoint has no file of this rank, or one that does not fit; see micro.attach.
+            the checkpoint has no files, or such as do not fit; see micro.attach.
+        FileNotFoundError: it has none of this rank.
     """
 
     def __init__(self, trainer: Trainer, reducer: Reducer, *, resize: bool = False, **settings: Any) -> None:
@@ -75,26 +76,22 @@ class MicroCallback(TrainerCallback):
             self.attachment.close()
 
     def _read(self, folder: Path, attachment: Attachment) -> dict[str, Any]:
-        rank, world_size = attachment.comm.rank, attachment.comm.world_size
-        own, files = _file(folder, rank), sorted(folder.glob("micro_rank*.pt"))
+        rank, world_size = attachment.rank, attachment.world_size
+        files = sorted(folder.glob("micro_rank*.pt"))
         if not files:
             raise ValueError(
                 f"{folder} has no files micro_rank*.pt: it was saved without this callback, or not to its end; resume "
                 "from another checkpoint"
             )
-        saved = _load(own if own in files else files[0])
-        if saved["world_size"] == world_size:
-            if own not in files:
-                raise ValueError(
-                    f"{folder} has no file {own.name}: it was not saved to its end; resume from another checkpoint"
-                )
-            return saved
+        saved_size = _load(files[0])["world_size"]
+        if saved_size == world_size:
+            return _load(_file(folder, rank))
         if not self._resize:
             raise ValueError(
-                f"{folder} is of {saved['world_size']} ranks, this group has {world_size}: start as many, or average "
+                f"{folder} is of {saved_size} ranks, this group has {world_size}: start as many, or average "
                 "them with MicroCallback(..., resize=True)"
             )
-        return average([_load(_file(folder, old)) for old in range(saved["world_size"])], world_size)[rank]
+        return average([_load(_file(folder, old)) for old in range(saved_size)], world_size)[rank]
 
 
 def _file(folder: Path, rank: int) -> Path:

@@ -14,7 +14,6 @@ import micro
 
 TOPK = micro.SparseReducer(micro.TopK(), density=0.1, exchange=micro.Gather())
 MICRO = micro.SparseReducer(micro.Micro(), density=0.1)
-SKIP = micro.SparseReducer(micro.Micro(), density=0.1, nonfinite="skip")
 LR = 0.1
 
 

@@ -146,29 +146,28 @@ def closed_and_attached_again() -> tuple[bool, list[int], int]:
     return alike, num_groups, len(again.stats)
 
 
-def refusals() -> tuple[list[str], list[int]]:
-    """Return the words of each refusal; the number of process groups before and after."""
+def refusals(cases: list[str]) -> tuple[list[str], int]:
+    """Return the words of each refusal, and how many process groups are left of them."""
     mesh, local, node = meshes()
-    sharded, replicated = build(local), build(mesh)
-    other = build(local, seed=dist.get_rank() // 2)
-    num_groups = [len(dist.distributed_c10d._world.pg_map)]
-    words = []
-    is_first, none = dist.get_rank() < 2, dict[str, Any]()
-    for model, reducer, replicas, settings in (
-        (sharded, MICRO, None, none),
-        (sharded, MICRO, local, none),
-        (sharded, MICRO, mesh, none),
-        (replicated, MICRO, node, none),
-        (other, MICRO, node, none),
-        (sharded, MICRO if is_first else TOPK, node, none),
-        (sharded, MICRO, node, {"clip": 1.0 if is_first else 2.0}),
-        (sharded, MICRO, node, {"clip": -1.0 if dist.get_rank() == 3 else 1.0}),
-    ):
-        with pytest.raises(ValueError, match=r".") as caught:
-            micro.attach_fsdp(model, reducer, replicas=replicas, **settings)
-        words.append(str(caught.value))
-    num_groups.append(len(dist.distributed_c10d._world.pg_map))
-    return words, num_groups
+    sharded, is_first = build(local), dist.get_rank() < 2
+    given: dict[str, dict[str, Any]] = {
+        "of this node": {"replicas": local},
+        "two dimensions": {"replicas": mesh},
+        "averages by itself": {"model": build(mesh)},
+        "weights": {"model": build(local, seed=dist.get_rank() // 2)},
+        "reducers": {"reducer": MICRO if is_first else TOPK},
+        "clip": {"clip": 1.0 if is_first else 2.0},
+        "one rank": {"clip": -1.0 if dist.get_rank() == 3 else 1.0},
+    }
+    num_groups = len(dist.distributed_c10d._world.pg_map)
+    words = [
+        words_of(
+            ValueError,
+            lambda case=case: micro.attach_fsdp(**{"model": sharded, "reducer": MICRO, "replicas": node} | given[case]),  # type: ignore[misc]
+        )
+        for case in cases
+    ]
+    return words, len(dist.distributed_c10d._world.pg_map) - num_groups
 
 
 # The tests
@@ -254,16 +253,20 @@ def test_the_script_of_the_page_trains_and_resumes_as_if_it_had_not_been_stopped
     assert sum(whole[0][-10:]) < 0.6 * sum(whole[0][:10])
 
 
+REFUSED = {
+    "of this node": "must be the ranks that hold the same shard",
+    "two dimensions": "one dimension, got 2",
+    "averages by itself": "averages densely by itself",
+    "weights": "weights must be the same on all ranks",
+    "reducers": "settings must be the same on all ranks, rank 0 has reducer",
+    "clip": "settings must be the same on all ranks, rank 0 has clip=",
+    "one rank": "clip must be positive, got -1.0",
+}
+
+
 def test_what_cannot_work_is_refused_on_all_ranks_with_nothing_left_behind() -> None:
-    for words, (before, after) in ranks(4).run(refusals):
-        none, same_node, two_dimensions, replicated, weights_differ, reducers_differ, clips_differ, negative = words
-        assert "has no replicas" in none
-        assert "must be the ranks that hold the same shard" in same_node
-        assert "one dimension, got 2" in two_dimensions
-        assert "averages densely by itself" in replicated
-        assert "weights must be the same on all ranks at the start" in weights_differ
-        assert "settings must be the same on all ranks, rank 0 has reducer" in reducers_differ
-        assert "settings must be the same on all ranks, rank 0 has clip=" in clips_differ
-        assert "clip must be positive, got -1.0" in negative
-        assert all("\n" not in each for each in words)
-        assert after == before
+    for words, num_left in ranks(4).run(refusals, list(REFUSED)):
+        for said, key in zip(words, REFUSED.values(), strict=True):
+            assert key in said
+            assert "\n" not in said
+        assert num_left == 0

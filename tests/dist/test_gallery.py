@@ -3,7 +3,6 @@
 import functools
 import importlib
 import os
-import re
 import signal
 import sys
 from pathlib import Path
@@ -108,14 +107,6 @@ def test_a_framework_is_killed_and_goes_on_as_the_plain_loop(
 ) -> None:
     require(FRAMEWORKS[script])
     assert_same(kill_and_resume(script, tmp_path / "checkpoints", expected[0].steps // 2), expected)
-
-
-@pytest.mark.parametrize("script", ["train_ddp", "tutorial", *FRAMEWORKS])
-def test_a_script_says_how_to_start_it_as_it_is_started_here(script: str) -> None:
-    text = (GALLERY / f"{script}.py").read_text()
-    commands = re.findall(rf"^\S+ .*{script}\.py.*$", text, re.MULTILINE)
-    assert len(commands) == 2
-    assert all(command.startswith(f"torchrun --nproc-per-node 2 {script}.py ") for command in commands)
 
 
 def test_the_tutorial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

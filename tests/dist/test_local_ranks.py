@@ -88,21 +88,6 @@ def test_training_goes_on_beside_an_exchange() -> None:
     assert ranks(2).run(steps_beside_an_exchange) == [True, True]
 
 
-def refused() -> str:
-    model = network()
-    with torch.no_grad():
-        model[0].weight += dist.get_rank()
-    with pytest.raises(ValueError, match="weights must be the same on all ranks at the start") as caught:
-        micro.LocalSteps(model, torch.optim.SGD(model.parameters()), micro.DenseReducer(), every=2)
-    return str(caught.value)
-
-
-def test_weights_that_differ_at_the_start_are_refused_on_all_ranks() -> None:
-    first, second = ranks(2).run(refused)
-    assert first == second
-    assert "'0.weight' of rank 1" in first
-
-
 def between_replicas() -> Tensor:
     """Train two replicas of two ranks each: DDP within, rounds between."""
     rank = dist.get_rank()

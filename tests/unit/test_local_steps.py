@@ -15,10 +15,9 @@ import micro
 from micro.comm import Comm
 from micro.local import RoundStats
 from micro.reducers.wrapping import innermost
-from tests.local_training import ADAM, LR, SGD, SPARSE, Inner, assert_same, backward, flat, network, on_ranks, trained
+from tests.local_training import ADAM, LR, SGD, SPARSE, Inner, backward, flat, network, on_ranks, trained
 from tests.products import grid
 from tests.refusals import refused
-from tests.saving import through_a_file
 from tests.sparsifiers import TABLE, Row
 
 NESTEROV = micro.Outer(lr=0.7, momentum=0.9, nesterov=True)
@@ -195,36 +194,7 @@ def test_a_rank_that_has_finished_counts_in_the_mean_as_one_that_stands_still() 
     torch.testing.assert_close(found, before - moved / 2)
 
 
-# --- states -----------------------------------------------------------------------------------------------------------
-
-
-@grid(
-    reducer=[SPARSE, micro.SparseReducer(micro.Micro(), 0.2), micro.DenseReducer(), micro.PowerSGD(rank=1)],
-    stop=[2, 3, 4],
-)
-def test_a_run_resumed_in_the_middle_of_a_round_goes_on_bit_for_bit(reducer: micro.Reducer, stop: int) -> None:
-    outer = NESTEROV if reducer.name == "dense" else micro.Outer(lr=0.9)
-
-    def run(saved: list[Any] | None, steps: range) -> list[Any]:
-        def work(comm: Comm) -> Any:
-            model = network(has_norm=True)
-            optimizer = ADAM(model.parameters())
-            with micro.LocalSteps(model, optimizer, reducer, every=3, outer=outer, comm=comm) as local:
-                parts = {"model": model, "optimizer": optimizer, "local": local}
-                for name, part in parts.items() if saved else ():
-                    part.load_state_dict(saved[comm.rank][name])  # type: ignore[attr-defined, index]
-                take_steps(model, optimizer, steps, comm.rank)
-                return through_a_file({name: part.state_dict() for name, part in parts.items()})  # type: ignore[attr-defined]
-
-        return on_ranks(2, work)
-
-    whole, resumed = run(None, range(7)), run(run(None, range(stop)), range(stop, 7))
-    for one, other in zip(whole, resumed, strict=True):
-        assert_same(dict(one["model"]), dict(other["model"]))
-        for a, b in zip(one["local"]["buckets"], other["local"]["buckets"], strict=True):
-            for key in ("memory", "start", "outer"):
-                assert_same(a[key], b[key])
-        assert one["local"]["num_rounds"] == other["local"]["num_rounds"] == 2
+# --- buffers, and what is not finite ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policy", ["mean", "first", "own"])

@@ -120,36 +120,43 @@ def test_weights_are_equal_after_the_end_whatever_was_under_way() -> None:
         assert torch.equal(end, found[0][2])
 
 
-@pytest.mark.parametrize("reducer", [SPARSE, micro.DenseReducer()], ids=["topk", "dense"])
-def test_a_run_resumed_with_an_exchange_under_way_goes_on_bit_for_bit(reducer: micro.Reducer) -> None:
-    num_steps, settings = 9, {"every": 4, "fragments": 2, "delay": 2, "mix": 0.5}
+STREAMING: dict[str, Any] = {"every": 4, "fragments": 2, "delay": 2, "mix": 0.5}
+AT_ONCE: dict[str, Any] = {"every": 3, "outer": micro.Outer(lr=0.9)}
 
-    def run(saved: list[Any] | None, first: int, last: int) -> list[Any]:
-        models = [network(has_norm=True) for _ in range(2)]
 
+@pytest.mark.parametrize(
+    ("reducer", "settings"),
+    [
+        (SPARSE, STREAMING),
+        (micro.DenseReducer(), STREAMING),
+        (micro.SparseReducer(micro.Micro(), 0.2), AT_ONCE),
+        (micro.DenseReducer(), AT_ONCE | {"outer": NESTEROV}),
+        (micro.PowerSGD(rank=1), AT_ONCE),
+    ],
+)
+def test_a_resumed_run_goes_on_bit_for_bit_with_an_exchange_under_way_too(
+    reducer: micro.Reducer, settings: dict[str, Any]
+) -> None:
+    def run(saved: list[Any] | None, steps: range) -> list[Any]:
         def work(comm: Comm) -> Any:
-            model, ended = models[comm.rank], []
+            model, ended = network(has_norm=True), list[Any]()
             optimizer = ADAM(model.parameters())
             with micro.LocalSteps(model, optimizer, reducer, comm=comm, **settings) as local:
-                local.on_round = lambda stats: ended.append(
-                    (stats.fragment, stats.bytes_sent, stats.summary.select_s >= 0)
-                )
-                if saved:
-                    model.load_state_dict(saved[comm.rank]["model"])
-                    optimizer.load_state_dict(saved[comm.rank]["optimizer"])
-                    local.load_state_dict(saved[comm.rank]["local"])
-                for step in range(first, last):
+                local.on_round = lambda s: ended.append((s.fragment, s.bytes_sent, s.summary.select_s >= 0))
+                parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "local": local}
+                for name, part in parts.items() if saved else ():
+                    part.load_state_dict(saved[comm.rank][name])  # type: ignore[index]
+                for step in steps:
                     backward(model, step, comm.rank)
                     optimizer.step()
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "local": local.state_dict()}
-                return through_a_file({**state, "ended": ended})
+                return through_a_file({name: part.state_dict() for name, part in parts.items()} | {"ended": ended})
 
         return on_ranks(2, work)
 
-    whole = run(None, 0, num_steps)
+    whole = run(None, range(9))
     for stop in range(2, 8):
-        begun = run(None, 0, stop)
-        resumed = run(begun, stop, num_steps)
+        begun = run(None, range(stop))
+        resumed = run(begun, range(stop, 9))
         for one, first, other in zip(whole, begun, resumed, strict=True):
             assert one["ended"] == first["ended"] + other["ended"]
             assert_same(one["model"], other["model"])
