@@ -15,14 +15,15 @@ from data.folder_text import FolderText
 from data.imagenet import ImageNet
 from data.interaction_batches import EvalUsers, InteractionBatches, ranking_sums
 from data.latent import Latent
-from data.manuals_bytes import ManualsBytes
+from data.manuals import Manuals, ManualsBytes
 from data.masked_batches import IGNORED_TARGET, EvalMasked, MaskedBatches
 from data.movielens import Movielens1m, Movielens20m, Movielens100k
 from data.seeding import generator, mix
 from data.source import Batches, Classification, Content, DatasetInfo, Interactions, Source, Text
 from data.synthetic import Synthetic
-from data.text import UNKNOWN, Manuals, Ptb, WikiText2
+from data.text import UNKNOWN
 from data.text_batches import EvalColumns, TextBatches
+from data.text_files import Ptb, WikiText2
 
 __all__ = [
     "IGNORED_TARGET",
@@ -53,20 +54,12 @@ __all__ = [
 ]
 
 _SOURCES: dict[str, type[Source]] = {
-    "cifar10": Cifar10,
-    "cifar100": Cifar100,
-    "digits": Digits,
-    "imagenet": ImageNet,
-    "latent": Latent,
-    "manuals": Manuals,
-    "manuals_bytes": ManualsBytes,
-    "movielens100k": Movielens100k,
-    "movielens1m": Movielens1m,
-    "movielens20m": Movielens20m,
-    "ptb": Ptb,
-    "synthetic": Synthetic,
-    "text": FolderText,
-    "wikitext2": WikiText2,
+    source.NAME: source
+    for source in (
+        *(Cifar10, Cifar100, Digits, ImageNet, Synthetic),
+        *(FolderText, Manuals, ManualsBytes, Ptb, WikiText2),
+        *(Latent, Movielens100k, Movielens1m, Movielens20m),
+    )
 }
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.cifar import CIFAR10, CIFAR100, Layout
+from data.cifar import Cifar10, Cifar100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,12 @@ class Entry:
     files: tuple[File, ...]
 
 
-def _cifar(layout: Layout, url: str, md5: str) -> Entry:
-    md5s = layout.train_md5 | layout.test_md5
+def _cifar(source: type[Cifar10], url: str, md5: str) -> Entry:
+    md5s = source.TRAIN_MD5 | source.TEST_MD5
     return Entry(
-        name=layout.name,
-        about=f"60,000 images of 32x32 pixels in {layout.num_classes} classes; www.cs.toronto.edu/~kriz/cifar.html",
-        folder=layout.folder,
+        name=source.NAME,
+        about=f"60,000 images of 32x32 pixels in {source.NUM_CLASSES} classes; www.cs.toronto.edu/~kriz/cifar.html",
+        folder=source.FOLDER,
         archives=(Archive(url=url, checksum=f"md5:{md5}"),),
         files=tuple(File(name=name, checksum=f"md5:{value}") for name, value in md5s.items()),
     )
@@ -87,10 +87,10 @@ def _movielens(size: str, about: str, file: str, md5: str) -> Entry:
 
 # The sums of both archives are those of torchvision/datasets/cifar.py.
 _CIFAR10 = _cifar(
-    CIFAR10, "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"
+    Cifar10, "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"
 )
 _CIFAR100 = _cifar(
-    CIFAR100, "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"
+    Cifar100, "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"
 )
 _WIKITEXT2 = Entry(
     name="wikitext2",

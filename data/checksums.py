@@ -1,10 +1,10 @@
 """Checksums of a data set's files: compared with the published ones, and with those when it was prepared."""
 
-import hashlib
 import json
 from pathlib import Path
 
 from data.catalogue import Entry
+from data.file_sums import sum_of
 
 RECORD = "prepared.json"  # in a set's folder: file -> sha256
 
@@ -12,8 +12,7 @@ RECORD = "prepared.json"  # in a set's folder: file -> sha256
 def checksum_of(path: Path, like: str) -> str:
     """Return ``kind:sum`` of a file, of the kind of another such text."""
     kind = like.split(":")[0]
-    with path.open("rb") as file:
-        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+    return f"{kind}:{sum_of(path, kind)}"
 
 
 def record(entry: Entry, folder: Path) -> None:

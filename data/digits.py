@@ -4,13 +4,14 @@ import zlib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from data.seeding import generator
-from data.source import Classification, DatasetInfo, channel_stats, sha256
+from data.source import Classification, Source, channel_stats, sha256
 
 FILE = "datasets/data/digits.csv.gz"  # within scikit-learn; a row is an image and its class
 NUM_IMAGES = 1797
@@ -19,13 +20,15 @@ MAX_PIXEL = 16  # a pixel counts the set bits of a 4x4 block
 SPLIT_SEED = 1797  # not the run's seed: runs that differ in seed are measured on the same test images
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digits:
+@dataclass(frozen=True, kw_only=True)
+class Digits(Source):
     """1,797 images of 8x8 pixels in 10 classes, scaled to [0, 1]; a fixed stratified split into 1,437 and 360.
 
     Source: Alpaydin & Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998; the
     copy inside scikit-learn is the original's test part.
     """
+
+    NAME: ClassVar[str] = "digits"
 
     def load(self, root: str | None, seed: int) -> Classification:
         """Read the images; neither argument matters."""
@@ -43,19 +46,6 @@ class Digits:
             mean=mean,
             std=std,
         )
-
-    def check(self, root: str | None) -> None:
-        """Raise ValueError when scikit-learn is not installed or ships other images."""
-        _read()
-
-    def info(self, root: str | None) -> DatasetInfo:
-        """Return the sizes, which are fixed."""
-        sizes = {"in_channels": 1, "num_classes": 10, "image_size": 8}
-        return DatasetInfo(kind="images", sizes=sizes, num_train=NUM_IMAGES - NUM_TEST, num_test=NUM_TEST)
-
-    def checksums(self, root: str | None) -> dict[str, str]:
-        """Return nothing: the settings and the seed say it all."""
-        return {}
 
 
 def _read() -> tuple[Tensor, Tensor]:

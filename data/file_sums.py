@@ -5,8 +5,9 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import IO
 
 SUMS = ".checksums"  # in the folder of files: large file -> its size, its time of change in ns, its sha256
 LARGE = 16 << 20  # bytes; smaller files are read each time
@@ -34,18 +35,20 @@ def sums_of(folder: Path, paths: Iterable[Path], *, remedy: str = "") -> dict[st
             is_known = status.st_size >= LARGE and known.get(name, [])[:2] == stamp
             if remedy and status.st_size >= LARGE and not is_known:
                 raise ValueError(f"{path} is not as it was prepared, or was not: {remedy}")
-            found[name] = known[name] if is_known else [*stamp, _sum_of(path)]
+            found[name] = known[name] if is_known else [*stamp, sum_of(path)]
         except OSError as error:
             raise ValueError(f"{path} cannot be read ({error.strerror}): it is part of the data") from error
     large = {name: entry for name, entry in found.items() if int(entry[0]) >= LARGE}
     if any(known.get(name) != entry for name, entry in large.items()):
-        _keep_sums(folder, known | large)
+        content = json.dumps(known | large, indent=1).encode()
+        try_to_write(folder / SUMS, lambda file: file.write(content))
     return {name: str(entry[2]) for name, entry in found.items()}
 
 
-def _sum_of(path: Path) -> str:
+def sum_of(path: Path, kind: str = "sha256") -> str:
+    """Return the checksum of a file. Raises: OSError."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, kind).hexdigest()
 
 
 def _known_sums(folder: Path) -> dict[str, list[int | str]]:
@@ -55,11 +58,13 @@ def _known_sums(folder: Path) -> dict[str, list[int | str]]:
     return {}
 
 
-def _keep_sums(folder: Path, sums: dict[str, list[int | str]]) -> None:
-    draft = folder / f"{SUMS}.{uuid.uuid4().hex}"  # ranks may write at the same time
+def try_to_write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file whole or not at all; where the folder cannot be written, there is none."""
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # ranks may write at the same time
     try:
-        draft.write_text(json.dumps(sums, indent=1) + "\n")
-        os.replace(draft, folder / SUMS)
+        with draft.open("xb") as file:
+            write(file)
+        os.replace(draft, path)
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink()

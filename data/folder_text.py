@@ -2,28 +2,27 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from data.checksums import RECORD
 from data.file_sums import sums_of
-from data.source import DatasetInfo, Text, shortened
-from data.text import check_counts, in_numbers, sizes_of, words_of_lines
-from data.text_bytes import BYTES, one_each
-from data.token_files import FEWEST, Part, tokens_of
+from data.source import DatasetInfo, Source, Text, info_of, shortened
+from data.text import BYTES, FEWEST_WORDS, in_numbers, one_each, words_of_lines
+from data.token_files import FEWEST, Part, Tokens, tokens_of
 
 UNITS = ("bytes", "words", "tokens")
 HELD_OUT = 10  # of files that are no splits, the last tenth of each is for the test
 SPLIT_OF = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid", "test": "test"}  # word in a name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderText:
+@dataclass(frozen=True, kw_only=True)
+class FolderText(Source):
     """The text files of a folder and the folders in it, in the order of their paths; hidden ones are left out.
 
     A word of a file's name, or of a folder's that it is in, tells its split: ``train``, ``valid`` (or ``val``, or
@@ -47,6 +46,9 @@ class FolderText:
         ValueError: a setting is out of range.
     """
 
+    NAME: ClassVar[str] = "text"
+    LEAST: ClassVar[dict[str, int]] = {"max_words": FEWEST_WORDS}
+
     unit: str = "bytes"
     endings: str = "txt,md,tokens,raw"
     max_words: int | None = None
@@ -54,15 +56,15 @@ class FolderText:
     num_test: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.unit not in UNITS:
             raise ValueError(f"unit of text must be one of {', '.join(UNITS)}, got {self.unit!r}")
         if not isinstance(self.endings, str) or not self._suffixes():
             raise ValueError(f"endings of text must be endings of names between commas, got {self.endings!r}")
         if self.unit == "bytes" and self.max_words is not None:
             raise ValueError(f"max_words of text is for words, got {self.max_words!r} for bytes: leave it out")
-        if self.unit == "tokens" and (not isinstance(self.max_words, int) or self.max_words < FEWEST):
+        if self.unit == "tokens" and (self.max_words is None or self.max_words < FEWEST):
             raise ValueError(f"max_words of text must be at least {FEWEST} for tokens, got {self.max_words!r}")
-        check_counts("text", self)
 
     def load(self, root: str | None, seed: int) -> Text:
         """Read the files; the seed does not matter."""
@@ -75,21 +77,22 @@ class FolderText:
 
     def _text(self, folder: Path, train: list[Path], test: list[Path]) -> Text:
         checksums = sums_of(folder, dict.fromkeys([*train, *test]))
+        if self.unit == "words":
+            learnt, measured = ([word for part in parts for word in part] for parts in _cut(train, test, _words))
+            return in_numbers(learnt[: self.num_train], measured[: self.num_test], self.max_words, checksums)
         if self.unit == "bytes":
-            return self._cut(*_bytes(train, test), words=BYTES, num_bytes=one_each(), checksums=checksums)
-        if self.unit == "tokens":
+            of_train, of_test = (_joined(parts) for parts in _cut(train, test, _mapped))
+            found = Tokens(train=of_train, test=of_test, words=BYTES, num_bytes=one_each())
+        else:
             assert self.max_words is not None
             found = tokens_of(folder, *_parts(train, test), self.max_words, checksums)
-            return self._cut(found.train, found.test, words=found.words, num_bytes=found.num_bytes, checksums=checksums)
-        words = _words(train, test)
-        return in_numbers(words[0][: self.num_train], words[1][: self.num_test], self.max_words, checksums)
-
-    def _cut(self, train: Tensor, test: Tensor, **about: Any) -> Text:
-        return Text(train=train[: self.num_train], test=test[: self.num_test], **about)
-
-    def check(self, root: str | None) -> None:
-        """Read the files and drop them; raise ValueError for the first that is missing or wrong."""
-        self.load(root, 0)
+        return Text(
+            train=found.train[: self.num_train],
+            test=found.test[: self.num_test],
+            words=found.words,
+            num_bytes=found.num_bytes,
+            checksums=checksums,
+        )
 
     def info(self, root: str | None) -> DatasetInfo:
         """Count bytes, words or tokens; note what is not used, and test files that are learnt from."""
@@ -100,7 +103,7 @@ class FolderText:
             notes.append(
                 "has files of valid or test, none of train: all but the last tenth of each file is learnt from"
             )
-        return replace(sizes_of(text), notes=tuple(notes))
+        return replace(info_of(text), notes=tuple(notes))
 
     def checksums(self, root: str | None) -> dict[str, str]:
         """Return the checksums of the files."""
@@ -166,14 +169,14 @@ def _folder(root: str | None) -> Path:
     return folder
 
 
-def _bytes(train: list[Path], test: list[Path]) -> tuple[Tensor, Tensor]:
-    """Return the bytes (num,) uint8 of both splits."""
+def _cut(train: list[Path], test: list[Path], read: Callable[[Path], Any]) -> tuple[list[Any], list[Any]]:
+    """Return what is read of the files of both splits, the last tenth of each where they are the same files."""
     if train is not test:
-        return _joined([_mapped(path) for path in train]), _joined([_mapped(path) for path in test])
-    files = [_mapped(path) for path in train]
+        return [read(path) for path in train], [read(path) for path in test]
+    files = [read(path) for path in train]
     cuts = [len(content) - len(content) // HELD_OUT for content in files]
     parts = [(content[:cut], content[cut:]) for content, cut in zip(files, cuts, strict=True)]
-    return _joined([part for part, _ in parts]), _joined([part for _, part in parts])
+    return [part for part, _ in parts], [part for _, part in parts]
 
 
 def _mapped(path: Path) -> Tensor:
@@ -204,20 +207,7 @@ def _last_tenth(path: Path) -> int:
         return place + next((skipped for skipped, byte in enumerate(file.read(4)) if byte & 0xC0 != 0x80), 0)
 
 
-def _words(train: list[Path], test: list[Path]) -> tuple[list[str], list[str]]:
-    if train is not test:
-        return [word for p in train for word in _read(p)], [word for p in test for word in _read(p)]
-    learnt: list[str] = []
-    measured: list[str] = []
-    for path in train:
-        words = _read(path)
-        cut = len(words) - len(words) // HELD_OUT
-        learnt += words[:cut]
-        measured += words[cut:]
-    return learnt, measured
-
-
-def _read(path: Path) -> list[str]:
+def _words(path: Path) -> list[str]:
     try:
         return words_of_lines(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:

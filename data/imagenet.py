@@ -4,6 +4,7 @@ import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from data.augment import centre
 from data.file_sums import sums_of
-from data.source import Classification, DatasetInfo
+from data.source import Classification, Published
 
 FOLDER = "imagenet"
 SPLITS = ("train", "val")
@@ -21,8 +22,8 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageNet:
+@dataclass(frozen=True, kw_only=True)
+class ImageNet(Published):
     """About 1.28 million training and 50,000 validation photographs in 1,000 classes, as square uint8 images.
 
     The files are those of ``python -m data.prepare imagenet --from DIR``. Pixels are read when a batch needs them:
@@ -37,16 +38,16 @@ class ImageNet:
     are cut out of that square and not out of the original photograph.
     """
 
-    image_size: int = 224
+    NAME: ClassVar[str] = "imagenet"
+    FOLDER: ClassVar[str] = FOLDER
+    OPTIONS: ClassVar[str] = " --from DIR"
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.image_size, int) or isinstance(self.image_size, bool) or self.image_size < 1:
-            raise ValueError(f"image_size of imagenet must be a whole number of at least 1, got {self.image_size!r}")
+    image_size: int = 224
 
     def load(self, root: str | None, seed: int) -> Classification:
         """Map the files; the seed does not matter."""
-        folder = self._folder(root)
-        classes = _classes(folder)
+        folder = self.folder(root)
+        classes = self._classes(folder)
         (train_inputs, train_targets), (test_inputs, test_targets) = (
             self._split(folder, split, len(classes)) for split in SPLITS
         )
@@ -62,48 +63,43 @@ class ImageNet:
             std=STD,
         )
 
-    def check(self, root: str | None) -> None:
-        """Look at the files' headers and labels; raise ValueError for the first that is missing or wrong."""
-        self.load(root, 0)
-
-    def info(self, root: str | None) -> DatasetInfo:
-        """Return the sizes, from the files' headers."""
-        folder = self._folder(root)
-        num_train, num_test = (len(_array(folder / f"{split}_images.npy")) for split in SPLITS)
-        sizes = {"in_channels": 3, "num_classes": len(_classes(folder)), "image_size": self.image_size}
-        return DatasetInfo(kind="images", sizes=sizes, num_train=num_train, num_test=num_test)
-
     def checksums(self, root: str | None) -> dict[str, str]:
         """Return the checksums of images, labels and classes, of large files as they were prepared."""
-        folder = self._folder(root)
-        return sums_of(folder, files_in(folder), remedy=f"run python -m data.prepare imagenet --root {folder.parent}")
-
-    def _folder(self, root: str | None) -> Path:
-        if root is None:
-            raise ValueError(f"dataset imagenet needs a data root, got None: name the folder that holds {FOLDER}")
-        folder = Path(root).expanduser() / FOLDER
-        if not folder.is_dir():
-            raise ValueError(f"{folder} is not a folder: {_remedy(folder)}")
-        return folder
+        folder = self.folder(root)
+        return sums_of(folder, files_in(folder), remedy=self.remedy(folder))
 
     def _split(self, folder: Path, split: str, num_classes: int) -> tuple[Tensor, Tensor]:
         """Return (num, 3, size, size) uint8 images, mapped, and (num,) int64 targets."""
-        path, labels = folder / f"{split}_images.npy", np.array(_array(folder / f"{split}_labels.npy"))
-        images = _array(path)
-        right = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] == 3 and len(images)
-        if not right or images.shape[2] != images.shape[3]:
-            raise ValueError(
-                f"{path} must hold uint8 of shape (num, 3, size, size), "
-                f"got {images.dtype} of shape {images.shape}: {_remedy(folder)}"
-            )
+        path = folder / f"{split}_images.npy"
+        images, labels = self._array(path), np.array(self._array(folder / f"{split}_labels.npy"))
+        is_right = images.dtype == np.uint8 and images.ndim == 4 and images.shape[1] == 3 and len(images)
+        if not is_right or images.shape[2] != images.shape[3]:
+            found = f"{images.dtype} of shape {images.shape}"
+            raise self.wrong(path, f"must hold uint8 of shape (num, 3, size, size), got {found}")
         if images.shape[2] < self.image_size:
             raise ValueError(
                 f"image_size of imagenet must be at most the {images.shape[2]} pixels that {path} was prepared with, "
                 f"got {self.image_size}"
             )
         if labels.shape != images.shape[:1] or labels.min() < 0 or labels.max() >= num_classes:
-            raise ValueError(f"{split}_labels.npy does not fit {path} and classes.json: {_remedy(folder)}")
+            raise self.wrong(folder / f"{split}_labels.npy", f"does not fit {path} and classes.json")
         return _mapped(images), torch.from_numpy(labels.astype(np.int64))
+
+    def _array(self, path: Path) -> np.ndarray:
+        try:
+            array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        except OSError as error:
+            raise self.wrong(path, f"cannot be read ({error.strerror or error})") from error
+        except (ValueError, EOFError) as error:
+            raise self.wrong(path, f"is torn or no .npy file ({error})") from error
+        return array
+
+    def _classes(self, folder: Path) -> list[str]:
+        path = folder / "classes.json"
+        try:
+            return [str(name) for name in json.loads(self.read(path))]
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+            raise self.wrong(path, f"must hold a list of class names ({error})") from error
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -118,25 +114,3 @@ def _mapped(array: np.ndarray) -> Tensor:
         # kernel would count its whole size as memory.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writ")
         return torch.from_numpy(array)
-
-
-def _array(path: Path) -> np.ndarray:
-    try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror or error}): {_remedy(path.parent)}") from error
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is torn or no .npy file ({error}): {_remedy(path.parent)}") from error
-    return array
-
-
-def _classes(folder: Path) -> list[str]:
-    path = folder / "classes.json"
-    try:
-        return [str(name) for name in json.loads(path.read_text())]
-    except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{path} must hold a list of class names ({error}): {_remedy(folder)}") from error
-
-
-def _remedy(folder: Path) -> str:
-    return f"run python -m data.prepare imagenet --from DIR --root {folder.parent}, DIR holding train and val"

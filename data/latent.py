@@ -1,18 +1,19 @@
 """Interactions drawn from a model of latent factors: data for a recommender without a download."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from data.leave_one_out import leave_one_out
 from data.seeding import generator
-from data.source import DatasetInfo, Interactions, check_drawn, sha256
+from data.source import DatasetInfo, Interactions, Source, check_drawn, sha256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
+@dataclass(frozen=True, kw_only=True)
+class Latent(Source):
     """Users who take items one after the other, by taste and by popularity.
 
     User u wants item i with the score
@@ -40,6 +41,9 @@ class Latent:
     arXiv 1903.06059, section 2.
     """
 
+    NAME: ClassVar[str] = "latent"
+    LEAST: ClassVar[dict[str, int]] = {"draw": 0}
+
     num_users: int = 600
     num_items: int = 400
     num_taken: int = 20
@@ -50,12 +54,7 @@ class Latent:
     draw: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is float:
-                _not_negative(field.name, value)
-            else:
-                _whole(field.name, value, at_least=0 if field.name == "draw" else 1)
+        super().__post_init__()
         scores, vectors = self.num_users * self.num_items, (self.num_users + self.num_items) * self.num_factors
         check_drawn("num_users, num_items and num_factors", scores + vectors)
         needed = self.num_taken + 1 + self.num_negatives
@@ -80,21 +79,14 @@ class Latent:
             checksums={"latent/items": sha256(items)},
         )
 
-    def check(self, root: str | None) -> None:
-        """Accept: the settings were checked when this object was built."""
-
     def info(self, root: str | None) -> DatasetInfo:
-        """Return the sizes."""
+        """Return the sizes, which the settings say."""
         return DatasetInfo(
             kind="interactions",
             sizes={"num_users": self.num_users, "num_items": self.num_items},
             num_train=self.num_users * self.num_taken,
             num_test=self.num_users,
         )
-
-    def checksums(self, root: str | None) -> dict[str, str]:
-        """Return nothing: the settings and the seed say it all."""
-        return {}
 
     def scores(self) -> Tensor:
         """Return the scores that the items were drawn from, which no model can beat: (num_users, num_items) float64."""
@@ -108,15 +100,3 @@ class Latent:
         places = torch.randperm(self.num_items, generator=random)
         taste = self.strength / math.sqrt(self.num_factors) * users @ items.T
         return taste - self.popularity * places.double().log1p()
-
-
-def _whole(name: str, value: object, *, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
-        raise ValueError(f"{name} must be an integer of at least {at_least}, got {value!r}")
-    if value >= 2**63:
-        raise ValueError(f"{name} must be below 2^63, got {value!r}")
-
-
-def _not_negative(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be a finite number of at least 0, got {value!r}")

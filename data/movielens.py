@@ -1,9 +1,5 @@
 """MovieLens: the films that each user rated, as implicit feedback."""
 
-import contextlib
-import hashlib
-import os
-import uuid
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,31 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.file_sums import sums_of
+from data.file_sums import sums_of, try_to_write
 from data.leave_one_out import leave_one_out, tested_users
-from data.source import DatasetInfo, Interactions
+from data.source import DatasetInfo, Interactions, Published
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Which file holds the ratings, and the format of its lines.
-
-    Attributes:
-        folder, file: the file's place below the data root.
-        delimiter: one character.
-        columns: of user, item and time, from 0.
-        header: the first line, if it is none of the ratings.
-    """
-
-    folder: str
-    file: str
-    delimiter: str
-    columns: tuple[int, int, int]
-    header: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Movielens:
+@dataclass(frozen=True, kw_only=True)
+class _Movielens(Published):
     """Every rating, whatever its stars, is a film that the user took; the latest of each user is held out.
 
     Users and films are numbered from 0 in the order of their ids. Of ratings with equal times, that of the later
@@ -53,32 +31,23 @@ class _Movielens:
     film against 99 others.
     """
 
-    name: ClassVar[str]
-    layout: ClassVar[Layout]
+    FILE: ClassVar[str]
+    DELIMITER: ClassVar[str]  # one character
+    COLUMNS: ClassVar[tuple[int, int, int]]  # of user, item and time, from 0
+    HEADER: ClassVar[str | None] = None  # the first line, if it is none of the ratings
 
     num_negatives: int = 100
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.num_negatives, int) or isinstance(self.num_negatives, bool) or self.num_negatives < 1:
-            raise ValueError(f"num_negatives must be an integer of at least 1, got {self.num_negatives!r}")
-
     def load(self, root: str | None, seed: int) -> Interactions:
         """Read the pairs and draw the negatives of the test; the seed does not matter."""
-        path = self._path(root)
-        checksum = self._checksum(path)
-        users, items = self._pairs(path, checksum)
+        checksums = self.checksums(root)
+        users, items = self._pairs(self._path(root), *checksums.values())
         sizes = _sizes(users, items)
-        checksums = {f"{self.layout.folder}/{self.layout.file}": checksum}
         return leave_one_out(users, items, num_negatives=self.num_negatives, checksums=checksums, **sizes)
-
-    def check(self, root: str | None) -> None:
-        """Parse the file, unless its cache is there; raise ValueError when it is missing or wrong."""
-        self.info(root)
 
     def info(self, root: str | None) -> DatasetInfo:
         """Count users, films and pairs, which writes the cache that `load` reads."""
-        path = self._path(root)
-        users, items = self._pairs(path, self._checksum(path))
+        users, items = self._pairs(self._path(root), *self.checksums(root).values())
         sizes = _sizes(users, items)
         num_test = len(tested_users(users, num_negatives=self.num_negatives, **sizes))
         return DatasetInfo(kind="interactions", sizes=sizes, num_train=len(users) - num_test, num_test=num_test)
@@ -89,17 +58,10 @@ class _Movielens:
         return sums_of(path.parent.parent, [path])
 
     def _path(self, root: str | None) -> Path:
-        folder = self.layout.folder
-        if root is None:
-            raise ValueError(f"dataset {self.name} needs a data root, got None: name the folder that holds {folder}")
-        return Path(root).expanduser() / folder / self.layout.file
-
-    def _checksum(self, path: Path) -> str:
-        try:
-            with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise ValueError(f"{path} cannot be read ({error.strerror}): {self._remedy(path)}") from error
+        path = self.folder(root) / self.FILE
+        if not path.is_file():
+            raise self.wrong(path, "is not there")
+        return path
 
     def _pairs(self, path: Path, checksum: str) -> tuple[Tensor, Tensor]:
         """Return (num,) int64 users, ascending, and their items in the order of time."""
@@ -107,59 +69,44 @@ class _Movielens:
         pairs = _read_cache(cache)
         if pairs is None:
             pairs = _in_time(*self._parse(path))
-            _write_cache(cache, pairs)
+            try_to_write(cache, lambda file: np.save(file, pairs))
         users, items = torch.from_numpy(pairs).long()
         return users, items
 
     def _parse(self, path: Path) -> np.ndarray:
         """Return (3, num) int64: users, items and times as in the file."""
-        layout = self.layout
         try:
             with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
                 warnings.simplefilter("error")  # numpy only warns when the file is empty
-                if layout.header is not None and file.readline().strip() != layout.header:
-                    raise ValueError(f"its first line is not {layout.header}")
+                if self.HEADER is not None and file.readline().strip() != self.HEADER:
+                    raise ValueError(f"its first line is not {self.HEADER}")
                 table = np.loadtxt(
-                    file, dtype=np.int64, delimiter=layout.delimiter, comments=None, usecols=layout.columns, ndmin=2
+                    file, dtype=np.int64, delimiter=self.DELIMITER, comments=None, usecols=self.COLUMNS, ndmin=2
                 )
         except (OSError, ValueError, Warning) as error:
-            fault = " ".join(str(error).split())
-            raise ValueError(f"{path} is not a file of MovieLens ratings ({fault}): {self._remedy(path)}") from error
+            raise self.wrong(path, f"is not a file of ratings ({' '.join(str(error).split())})") from error
         return table.T
-
-    def _remedy(self, path: Path) -> str:
-        again = f"remove {path.parent} and run" if path.parent.is_dir() else "run"
-        return f"{again} python -m data.prepare {self.name} --root {path.parent.parent}"
 
 
 class Movielens100k(_Movielens):
     """100,000 ratings of 1,682 films by 943 users."""
 
-    __slots__ = ()
-    name = "movielens100k"
-    layout = Layout(folder="ml-100k", file="u.data", delimiter="\t", columns=(0, 1, 3))
+    NAME, FOLDER, FILE = "movielens100k", "ml-100k", "u.data"
+    DELIMITER, COLUMNS = "\t", (0, 1, 3)
 
 
 class Movielens1m(_Movielens):
     """1,000,209 ratings of 3,706 films by 6,040 users."""
 
-    __slots__ = ()
-    name = "movielens1m"
-    layout = Layout(folder="ml-1m", file="ratings.dat", delimiter=":", columns=(0, 2, 6))  # '::' hides empty columns
+    NAME, FOLDER, FILE = "movielens1m", "ml-1m", "ratings.dat"
+    DELIMITER, COLUMNS = ":", (0, 2, 6)  # '::' hides empty columns
 
 
 class Movielens20m(_Movielens):
     """20,000,263 ratings of 26,744 films by 138,493 users."""
 
-    __slots__ = ()
-    name = "movielens20m"
-    layout = Layout(
-        folder="ml-20m",
-        file="ratings.csv",
-        delimiter=",",
-        columns=(0, 1, 3),
-        header="userId,movieId,rating,timestamp",
-    )
+    NAME, FOLDER, FILE = "movielens20m", "ml-20m", "ratings.csv"
+    DELIMITER, COLUMNS, HEADER = ",", (0, 1, 3), "userId,movieId,rating,timestamp"
 
 
 def _sizes(users: Tensor, items: Tensor) -> dict[str, int]:
@@ -178,28 +125,9 @@ def _in_time(user_ids: np.ndarray, item_ids: np.ndarray, times: np.ndarray) -> n
 
 
 def _read_cache(path: Path) -> np.ndarray | None:
-    """Return what `_in_time` returned, or None where the file is missing, torn or of another kind."""
+    """Return what `_in_time` returned, or None where the file is missing or torn."""
     try:
-        pairs = np.lib.format.open_memmap(path, mode="r")
-    except (OSError, ValueError):
+        pairs: np.ndarray = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
         return None
-    if pairs.dtype != np.int32 or pairs.ndim != 2 or len(pairs) != 2 or pairs.size == 0:
-        return None
-    users, items = np.array(pairs)
-    steps = np.diff(users, prepend=-1)
-    dense = users[0] == 0 and steps.min() >= 0 and steps.max() <= 1
-    if not dense or items.min() < 0 or items.max() >= len(items) or not np.bincount(items).all():
-        return None
-    return np.stack([users, items])
-
-
-def _write_cache(path: Path, pairs: np.ndarray) -> None:
-    """Write the cache whole or not at all; where the folder cannot be written, there is none."""
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # ranks may write at the same time
-    try:
-        with part.open("xb") as file:
-            np.save(file, pairs)
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
+    return pairs if pairs.dtype == np.int32 and pairs.ndim == len(pairs) == 2 else None

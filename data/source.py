@@ -1,11 +1,15 @@
-"""The contents of a data set, and the protocols that data sets and batches implement."""
+"""The contents of a data set, and what data sets and batches have in common."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 from torch import Tensor
+
+from data.character_vocabulary import characters_of_words
 
 MOST_SHOWN = 5  # names, in a line
 MOST_DRAWN = 2**32  # numbers of a data set that is drawn: 16 GiB
@@ -106,20 +110,88 @@ class DatasetInfo:
     notes: tuple[str, ...] = ()
 
 
-class Source(Protocol):
-    """A data set that can be read: a frozen dataclass whose fields are its settings."""
+class Source:
+    """A data set that can be read: a frozen dataclass whose fields are its settings, checked by their types.
+
+    Attributes:
+        NAME: of the data set.
+        LEAST: setting -> its smallest value; that of other whole numbers is 1.
+    """
+
+    NAME: ClassVar[str]
+    LEAST: ClassVar[dict[str, int]] = {}
+
+    def __post_init__(self) -> None:
+        for field in fields(cast(Any, self)):
+            value, least = getattr(self, field.name), self.LEAST.get(field.name, 1)
+            if field.type == int | None and value is None:
+                continue
+            if field.type in (int, int | None):
+                is_right = type(value) is int and least <= value < 2**63
+                wanted = f"a whole number of at least {least}, below 2^63"
+            elif field.type is float:
+                is_right = type(value) in (int, float) and 0 <= value < math.inf
+                wanted = "a finite number of at least 0"
+            elif field.type is bool:
+                is_right, wanted = isinstance(value, bool), "true or false"
+            else:
+                continue
+            if not is_right:
+                raise ValueError(f"{field.name} of {self.NAME} must be {wanted}, got {value!r}")
 
     def load(self, root: str | None, seed: int) -> Content:
         """Read everything; raise ValueError in one line when a file is missing or wrong."""
+        raise NotImplementedError
 
     def check(self, root: str | None) -> None:
         """Raise what `load` would raise, without keeping anything."""
+        self.info(root)
 
     def info(self, root: str | None) -> DatasetInfo:
         """Return the sizes."""
+        return info_of(self.load(root, 0))
 
     def checksums(self, root: str | None) -> dict[str, str]:
         """Return what is read -> its sha256, large files once; nothing where the settings and the seed say it all."""
+        return {}
+
+
+class Published(Source):
+    """A data set in files that ``python -m data.prepare`` puts below the data root.
+
+    Attributes:
+        FOLDER: of the files.
+        OPTIONS: that the command needs.
+    """
+
+    FOLDER: ClassVar[str]
+    OPTIONS: ClassVar[str] = ""
+
+    def folder(self, root: str | None) -> Path:
+        """Return where the files are. Raises: ValueError."""
+        if root is None:
+            raise ValueError(
+                f"dataset {self.NAME} needs a data root, got None: name the folder that holds {self.FOLDER}"
+            )
+        folder = Path(root).expanduser() / self.FOLDER
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is not a folder: {self.remedy(folder)}")
+        return folder
+
+    def remedy(self, folder: Path) -> str:
+        """Return what puts the files into their folder."""
+        return f"run python -m data.prepare {self.NAME}{self.OPTIONS} --root {folder.parent}"
+
+    def wrong(self, path: Path, fault: str) -> ValueError:
+        """Return the error of a file that is missing or wrong."""
+        return ValueError(f"{path} {fault}: remove {path.parent} and {self.remedy(path.parent)}")
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file. Raises: ValueError."""
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise self.wrong(path, f"cannot be read ({error.strerror})") from error
 
 
 class Batches(Protocol):
@@ -136,6 +208,25 @@ class Batches(Protocol):
             epoch: number of the epoch, from 0.
             start: number of batches to skip; the rest equal those of the whole epoch bit for bit.
         """
+
+
+def info_of(content: Content) -> DatasetInfo:
+    """Return the sizes of a data set that is loaded."""
+    match content:
+        case Classification():
+            sizes = {"in_channels": content.in_channels, "num_classes": content.num_classes}
+            sizes["image_size"] = content.test_inputs.shape[-1]
+            num_train, num_test = len(content.train_inputs), len(content.test_inputs)
+            return DatasetInfo(kind="images", sizes=sizes, num_train=num_train, num_test=num_test)
+        case Text():
+            letters = characters_of_words(content.words)
+            sizes = {"num_words": len(content.words), "num_characters": int(letters.max()) + 1}
+            sizes["word_length"] = letters.shape[1]
+            return DatasetInfo(kind="text", sizes=sizes, num_train=len(content.train), num_test=len(content.test))
+        case Interactions():
+            sizes = {"num_users": content.num_users, "num_items": content.num_items}
+            num_test = int((content.test_items >= 0).sum())
+            return DatasetInfo(kind="interactions", sizes=sizes, num_train=len(content.users), num_test=num_test)
 
 
 def check_drawn(settings: str, numel: int) -> None:

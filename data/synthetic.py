@@ -1,16 +1,17 @@
 """Images drawn at random, for tests and benchmarks that need data of a given size."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from data.seeding import generator
-from data.source import Classification, DatasetInfo, channel_stats, check_drawn, sha256
+from data.source import Classification, DatasetInfo, Source, channel_stats, check_drawn, sha256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Synthetic:
+@dataclass(frozen=True, kw_only=True)
+class Synthetic(Source):
     """One Gaussian blob per class: a centre image, and samples of unit variance around it.
 
     Attributes:
@@ -23,16 +24,15 @@ class Synthetic:
         ValueError: a setting is not an integer of at least 1, or the images need more memory than allowed.
     """
 
+    NAME: ClassVar[str] = "synthetic"
+
     num_samples: int = 1024
     image_size: int = 8
     channels: int = 1
     num_classes: int = 10
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{field.name} must be an integer of at least 1, got {value!r}")
+        super().__post_init__()
         images = self.num_samples + max(1, self.num_samples // 5) + self.num_classes
         check_drawn("num_samples, num_classes, channels and image_size", images * self.channels * self.image_size**2)
 
@@ -56,21 +56,14 @@ class Synthetic:
             std=std,
         )
 
-    def check(self, root: str | None) -> None:
-        """Accept: the settings were checked when this object was built."""
-
     def info(self, root: str | None) -> DatasetInfo:
-        """Return the sizes."""
+        """Return the sizes, which the settings say."""
         return DatasetInfo(
             kind="images",
             sizes={"in_channels": self.channels, "num_classes": self.num_classes, "image_size": self.image_size},
             num_train=self.num_samples,
             num_test=max(1, self.num_samples // 5),
         )
-
-    def checksums(self, root: str | None) -> dict[str, str]:
-        """Return nothing: the settings and the seed say it all."""
-        return {}
 
 
 def _draw(centres: Tensor, num_samples: int, random: torch.Generator) -> tuple[Tensor, Tensor]:

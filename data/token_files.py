@@ -58,7 +58,7 @@ class Tokens:
     """A text in tokens.
 
     Attributes:
-        train, test: (num,) int32, mapped into memory.
+        train, test: (num,) int32, or uint8 bytes.
         words: the tokens as text; bytes that are no character of their own have the letters that GPT-2 gives them.
         num_bytes: (num_words,) int64 of each token.
     """

@@ -73,7 +73,7 @@ def read_images(path: Path) -> None:
     """Read the array of objects that a data set of images would have been."""
     array = path.with_name("train_images.npy")
     np.save(array, np.array([pickle.loads, path.read_bytes()], dtype=object), allow_pickle=True)
-    imagenet._array(array)
+    imagenet.ImageNet()._array(array)
 
 
 @pytest.mark.parametrize("read", [read_checkpoint, read_images, lambda path: state_of(path.read_bytes())])

@@ -226,6 +226,6 @@ def test_a_folder_that_cannot_be_written_goes_without_cache(tmp_path: Path, monk
         raise PermissionError(13, "Permission denied")
 
     path = write(tmp_path)
-    monkeypatch.setattr("data.movielens.os.replace", refuse)  # a superuser may write everywhere
+    monkeypatch.setattr("data.file_sums.os.replace", refuse)  # a superuser may write everywhere
     assert read(tmp_path).num_users == 3
     assert list(path.parent.iterdir()) == [path]
