@@ -147,13 +147,13 @@ def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: t
     received = yield AllGatherLists(mine=encoded, counts=sizes, kind="values")
     if codec.lossless:  # values as they are: what follows each other is one list
         return codec.decode(received, sum(counts), dtype)
-
-    def decode() -> Tensor:
-        wires = zip(received.split(sizes), counts, strict=True)
-        return torch.cat([coding.decode(codec, wire, count, dtype) for wire, count in wires])
-
-    values: Tensor = yield Once(work=decode)
+    values: Tensor = yield Once(work=lambda: decoded(codec, received.split(sizes), counts, dtype))
     return values
+
+
+def decoded(codec: Codec, wires: Sequence[Tensor], counts: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return the values of several messages, one list after the other."""
+    return torch.cat([coding.decode(codec, wire, count, dtype) for wire, count in zip(wires, counts, strict=True)])
 
 
 def values_call(choice: Choice) -> Call:

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
-from torch import Tensor
 
 from micro.codecs import coding
 from micro.codecs.indices import Int32, Spans
 from micro.exchanges.base import Transport
-from micro.exchanges.gathering import gather_indices
+from micro.exchanges.gathering import decoded, gather_indices
 from micro.exchanges.traffic import Choice
 from micro.on_device import on_device
 from micro.partition import equal_slices
@@ -118,13 +117,8 @@ def _scatter(
     received = zip(pieces[::2], coming, here, strict=True)
     indices = torch.cat([form.decode(place, count, b - a) + a for place, count, (a, b) in received])
     if not codec.lossless:
-        entries = SparseValues(entries.indices, _decoded(wires, leaving, transport, dtype))
-    return entries, SparseValues(indices, _decoded(pieces[1::2], coming, transport, dtype))
-
-
-def _decoded(wires: Sequence[Tensor], counts: list[int], transport: Transport, dtype: torch.dtype) -> Tensor:
-    codec = transport.wire.values
-    return torch.cat([coding.decode(codec, wire, count, dtype) for wire, count in zip(wires, counts, strict=True)])
+        entries = SparseValues(entries.indices, decoded(codec, wires, leaving, dtype))
+    return entries, SparseValues(indices, decoded(codec, pieces[1::2], coming, dtype))
 
 
 def _scatter_rows(
