@@ -3,6 +3,7 @@
 Source: Szegedy, Liu, Jia et al., Going Deeper with Convolutions, CVPR 2015, arXiv 1409.4842, table 1 and section 5.
 """
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from models.registry import register
 
+Conv = Callable[[int, int, int], nn.Sequential]  # of in_channels, out_channels, size
 AUXILIARY_WEIGHT = 0.3  # section 5
 
 
@@ -41,19 +43,43 @@ STAGE4 = (
 STAGE5 = (Widths(256, 160, 320, 32, 128, 128), Widths(384, 192, 384, 48, 128, 128))
 
 
-class Inception(nn.Module):
-    """1x1, 3x3 and 5x5 convolutions and a max-pooling side by side, their channels in a row."""
+def conv_relu(in_channels: int, out_channels: int, size: int, *, stride: int = 1) -> nn.Sequential:
+    """Return a convolution that keeps the side, or divides it by the stride, and a ReLU."""
+    conv = nn.Conv2d(in_channels, out_channels, size, stride=stride, padding=size // 2)
+    return nn.Sequential(conv, nn.ReLU(inplace=True))
 
-    def __init__(self, in_channels: int, widths: Widths) -> None:
+
+class Inception(nn.Module):
+    """1x1, 3x3 and 5x5 convolutions and a max-pooling side by side, their channels in a row.
+
+    Args:
+        conv: makes a convolution of (in_channels, out_channels, size).
+        five: sizes of the convolutions of the third branch.
+    """
+
+    def __init__(self, in_channels: int, widths: Widths, *, conv: Conv = conv_relu, five: Sequence[int] = (5,)) -> None:
         super().__init__()
-        self.one = _conv(in_channels, widths.one, 1)
-        self.three = nn.Sequential(_conv(in_channels, widths.reduce3, 1), _conv(widths.reduce3, widths.three, 3))
-        self.five = nn.Sequential(_conv(in_channels, widths.reduce5, 1), _conv(widths.reduce5, widths.five, 5))
-        self.pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _conv(in_channels, widths.pool, 1))
+        self.one = conv(in_channels, widths.one, 1)
+        self.three = nn.Sequential(conv(in_channels, widths.reduce3, 1), conv(widths.reduce3, widths.three, 3))
+        inputs = (widths.reduce5, *[widths.five] * (len(five) - 1))
+        self.five = nn.Sequential(
+            conv(in_channels, widths.reduce5, 1),
+            *(conv(width, widths.five, size) for width, size in zip(inputs, five, strict=True)),
+        )
+        self.pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), conv(in_channels, widths.pool, 1))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map (batch, in_channels, h, w) to (batch, widths.total, h, w)."""
         return torch.cat([self.one(inputs), self.three(inputs), self.five(inputs), self.pool(inputs)], 1)
+
+
+def stage(
+    in_channels: int, modules: Sequence[Widths], *, conv: Conv = conv_relu, five: Sequence[int] = (5,)
+) -> nn.Sequential:
+    """Return inception modules one after the other."""
+    before = (in_channels, *(widths.total for widths in modules[:-1]))
+    pairs = zip(before, modules, strict=True)
+    return nn.Sequential(*(Inception(width, widths, conv=conv, five=five) for width, widths in pairs))
 
 
 class AuxiliaryHead(nn.Module):
@@ -61,7 +87,7 @@ class AuxiliaryHead(nn.Module):
 
     def __init__(self, in_channels: int, num_classes: int) -> None:
         super().__init__()
-        self.conv = _conv(in_channels, 128, 1)
+        self.conv = conv_relu(in_channels, 128, 1)
         self.hidden = nn.Linear(128 * 4 * 4, 1024)
         self.dropout = nn.Dropout(0.7)
         self.head = nn.Linear(1024, num_classes)
@@ -81,17 +107,17 @@ class GoogLeNet(nn.Module):
     def __init__(self, *, in_channels: int, num_classes: int, auxiliary: bool) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            _conv(in_channels, 64, 7, stride=2),
+            conv_relu(in_channels, 64, 7, stride=2),
             _halve(),
             nn.LocalResponseNorm(5),
-            _conv(64, 64, 1),
-            _conv(64, 192, 3),
+            conv_relu(64, 64, 1),
+            conv_relu(64, 192, 3),
             nn.LocalResponseNorm(5),
             _halve(),
         )
-        self.stage3 = _stage(192, STAGE3)
-        self.stage4 = _stage(STAGE3[-1].total, STAGE4)
-        self.stage5 = _stage(STAGE4[-1].total, STAGE5)
+        self.stage3 = stage(192, STAGE3)
+        self.stage4 = stage(STAGE3[-1].total, STAGE4)
+        self.stage5 = stage(STAGE4[-1].total, STAGE5)
         self.halve = _halve()
         self.dropout = nn.Dropout(0.4)
         self.head = nn.Linear(STAGE5[-1].total, num_classes)
@@ -143,15 +169,5 @@ def googlenet(*, in_channels: int, num_classes: int, auxiliary: bool = False) ->
     return GoogLeNet(in_channels=in_channels, num_classes=num_classes, auxiliary=auxiliary)
 
 
-def _conv(in_channels: int, out_channels: int, size: int, *, stride: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(in_channels, out_channels, size, stride=stride, padding=size // 2)
-    return nn.Sequential(conv, nn.ReLU(inplace=True))
-
-
 def _halve() -> nn.MaxPool2d:
     return nn.MaxPool2d(3, stride=2, padding=1)
-
-
-def _stage(in_channels: int, modules: tuple[Widths, ...]) -> nn.Sequential:
-    before = (in_channels, *(widths.total for widths in modules[:-1]))
-    return nn.Sequential(*(Inception(width, widths) for width, widths in zip(before, modules, strict=True)))

@@ -5,32 +5,12 @@ Ioffe & Szegedy, Batch Normalization, ICML 2015, arXiv 1502.03167, for the norma
 convolutions in place of a 5x5.
 """
 
-import torch
 from torch import Tensor, nn
 
-from models.googlenet import STAGE3, STAGE4, STAGE5, Widths, initialise_
+from models.googlenet import STAGE3, STAGE4, STAGE5, initialise_, stage
 from models.registry import register
 
 STEM_WIDTH = 192
-
-
-class NormalisedInception(nn.Module):
-    """A 1x1, a 3x3 and two 3x3 convolutions and a max-pooling side by side, their channels in a row."""
-
-    def __init__(self, in_channels: int, widths: Widths) -> None:
-        super().__init__()
-        self.one = _conv(in_channels, widths.one, 1)
-        self.three = nn.Sequential(_conv(in_channels, widths.reduce3, 1), _conv(widths.reduce3, widths.three, 3))
-        self.five = nn.Sequential(
-            _conv(in_channels, widths.reduce5, 1),
-            _conv(widths.reduce5, widths.five, 3),
-            _conv(widths.five, widths.five, 3),
-        )
-        self.pool = nn.Sequential(nn.MaxPool2d(3, stride=1, padding=1), _conv(in_channels, widths.pool, 1))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map (batch, in_channels, h, w) to (batch, widths.total, h, w)."""
-        return torch.cat([self.one(inputs), self.three(inputs), self.five(inputs), self.pool(inputs)], 1)
 
 
 class GoogLeNetCifar(nn.Module):
@@ -42,9 +22,9 @@ class GoogLeNetCifar(nn.Module):
     def __init__(self, *, in_channels: int, num_classes: int) -> None:
         super().__init__()
         self.stem = _conv(in_channels, STEM_WIDTH, 3)
-        self.stage3 = _stage(STEM_WIDTH, STAGE3)
-        self.stage4 = _stage(STAGE3[-1].total, STAGE4)
-        self.stage5 = _stage(STAGE4[-1].total, STAGE5)
+        self.stage3 = stage(STEM_WIDTH, STAGE3, conv=_conv, five=(3, 3))
+        self.stage4 = stage(STAGE3[-1].total, STAGE4, conv=_conv, five=(3, 3))
+        self.stage5 = stage(STAGE4[-1].total, STAGE5, conv=_conv, five=(3, 3))
         self.halve = nn.MaxPool2d(3, stride=2, padding=1)
         self.head = nn.Linear(STAGE5[-1].total, num_classes)
         initialise_(self)
@@ -73,8 +53,3 @@ def googlenet_cifar(*, in_channels: int, num_classes: int) -> nn.Module:
 def _conv(in_channels: int, out_channels: int, size: int) -> nn.Sequential:
     conv = nn.Conv2d(in_channels, out_channels, size, padding=size // 2)
     return nn.Sequential(conv, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True))
-
-
-def _stage(in_channels: int, modules: tuple[Widths, ...]) -> nn.Sequential:
-    before = (in_channels, *(widths.total for widths in modules[:-1]))
-    return nn.Sequential(*(NormalisedInception(width, widths) for width, widths in zip(before, modules, strict=True)))

@@ -137,7 +137,7 @@ def resnet18(*, in_channels: int, num_classes: int, stem: str = "cifar") -> nn.M
     Raises:
         ValueError: no such stem.
     """
-    return _basic_resnet(in_channels, num_classes, stem, blocks=(2, 2, 2, 2))
+    return _resnet(in_channels, num_classes, stem, blocks=(2, 2, 2, 2), block=BasicBlock)
 
 
 @register("images")
@@ -152,7 +152,7 @@ def resnet34(*, in_channels: int, num_classes: int, stem: str = "cifar") -> nn.M
     Raises:
         ValueError: no such stem.
     """
-    return _basic_resnet(in_channels, num_classes, stem, blocks=(3, 4, 6, 3))
+    return _resnet(in_channels, num_classes, stem, blocks=(3, 4, 6, 3), block=BasicBlock)
 
 
 @register("images")
@@ -168,7 +168,7 @@ def resnet50(*, in_channels: int, num_classes: int, stem: str = "imagenet") -> n
     Raises:
         ValueError: no such stem.
     """
-    return _bottleneck_resnet(in_channels, num_classes, stem, blocks=(3, 4, 6, 3))
+    return _resnet(in_channels, num_classes, stem, blocks=(3, 4, 6, 3), block=Bottleneck)
 
 
 @register("images")
@@ -183,7 +183,7 @@ def resnet152(*, in_channels: int, num_classes: int, stem: str = "imagenet") -> 
     Raises:
         ValueError: no such stem.
     """
-    return _bottleneck_resnet(in_channels, num_classes, stem, blocks=(3, 8, 36, 3))
+    return _resnet(in_channels, num_classes, stem, blocks=(3, 8, 36, 3), block=Bottleneck)
 
 
 @register("images")
@@ -241,25 +241,17 @@ def imagenet_stem(in_channels: int, width: int) -> nn.Sequential:
 STEMS = {"imagenet": imagenet_stem, "cifar": cifar_stem}
 
 
-def _basic_resnet(in_channels: int, num_classes: int, stem: str, *, blocks: Sequence[int]) -> nn.Module:
+def _resnet(
+    in_channels: int, num_classes: int, stem: str, *, blocks: Sequence[int], block: type[BasicBlock | Bottleneck]
+) -> nn.Module:
+    expansion = EXPANSION if block is Bottleneck else 1
     return ResNet(
         num_classes=num_classes,
         stem=_stem(stem, in_channels),
         stem_width=64,
-        widths=(64, 128, 256, 512),
+        widths=[expansion * width for width in (64, 128, 256, 512)],
         blocks=blocks,
-        block=partial(BasicBlock, shortcut=projection_shortcut),
-    )
-
-
-def _bottleneck_resnet(in_channels: int, num_classes: int, stem: str, *, blocks: Sequence[int]) -> nn.Module:
-    return ResNet(
-        num_classes=num_classes,
-        stem=_stem(stem, in_channels),
-        stem_width=64,
-        widths=(256, 512, 1024, 2048),
-        blocks=blocks,
-        block=partial(Bottleneck, shortcut=projection_shortcut),
+        block=partial(block, shortcut=projection_shortcut),
     )
 
 
