@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from micro.codecs.messages import Messages
-from micro.kernels import coding
+from micro.kernels import code_blocks, coding
 from micro.kernels.absorbing import absorb_
 from micro.kernels.code import Code, Kind
 from micro.kernels.floats import converts_halves
@@ -39,8 +39,8 @@ def encode(
     if code.has_header:
         found, added = None if grad is None else absorb_(values, grad), _NOTHING
         bits, settings = x.view(np.int32), _settings(code)
-        highest = in_parts(lambda a, b: coding.highest_exponent(settings, bits[a:b], a, drawn), x.size)
-        coding.put_header(memory, max(highest))
+        highest = in_parts(lambda a, b: code_blocks.highest_exponent(settings, bits[a:b], a, drawn), x.size)
+        code_blocks.put_header(memory, max(highest))
 
     def work(a: int, b: int) -> tuple[int, int]:
         vectors = *_summands(x[a:b], added[a:b]), left[a:b]
