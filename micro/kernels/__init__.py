@@ -3,8 +3,12 @@
 All forms give the same indices and, but for sums that thresholds are fitted to, the same bits.
 """
 
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
+from threading import Timer
 from types import ModuleType
 
 import torch
@@ -15,6 +19,8 @@ from micro.kernels import reference
 from micro.kernels.code import Code
 from micro.kernels.sums import Sums
 from micro.kernels.table import compiled, forms, has_numba, module, on_gpu
+
+NOTE_S = 1.0  # of compiling, after which a user is told why the start takes so long
 
 __all__ = [
     "above",
@@ -239,11 +245,27 @@ def prepare(device: torch.device = CPU) -> None:
     if not (compiled(x) or on_gpu(x)):
         return
     places = torch.zeros(1 << 13, dtype=torch.int32, device=device)
-    absorb_(x, torch.ones(2, device=device))
-    absorb_and_sum_(x, torch.ones(2, device=device))
-    sums_above(x, 0.5)
-    above(x, 0.5)
-    magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)
-    largest(x, 1)
-    distinct(places, 1)
-    add_at_(x, places, gather(x, places))
+    with _noted_after(NOTE_S):
+        absorb_(x, torch.ones(2, device=device))
+        absorb_and_sum_(x, torch.ones(2, device=device))
+        sums_above(x, 0.5)
+        above(x, 0.5)
+        magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)
+        largest(x, 1)
+        indices, magnitudes, _ = collect(x, 0, 1, 18)
+        keep(indices, magnitudes, 1, 1, 2, 0)
+        distinct(places, 1)
+        add_at_(x, places, gather(x, places))
+
+
+@contextmanager
+def _noted_after(seconds: float) -> Iterator[None]:
+    """Say that loops are compiled where that takes longer than this: on stderr, by one rank of a machine."""
+    note = Timer(seconds, lambda: print("micro compiles its loops, once for this machine", file=sys.stderr, flush=True))
+    note.daemon = True
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        note.start()
+    try:
+        yield
+    finally:
+        note.cancel()

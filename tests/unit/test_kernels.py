@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -261,3 +262,17 @@ def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
         spec.loader.exec_module(loops)
     assert len(reported) == 1
     assert loops.gather(torch.arange(5.0), torch.tensor([4, 0], dtype=torch.int32)).tolist() == [4.0, 0.0]
+
+
+def test_a_user_is_told_why_the_start_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not kernels.compiled(torch.ones(1)):
+        pytest.skip("numba is not installed: nothing is compiled")
+    for limit_s, slow_s, is_told in ((3600.0, 0.0, False), (0.0, 0.2, True)):
+        monkeypatch.setattr(kernels, "NOTE_S", limit_s)
+        monkeypatch.setattr(kernels, "largest", lambda *_, slow_s=slow_s: time.sleep(slow_s))
+        kernels.prepare.cache_clear()
+        kernels.prepare()
+        assert ("compiles" in capsys.readouterr().err) == is_told
+    kernels.prepare.cache_clear()
