@@ -45,7 +45,9 @@ class Document:
             document: Self = read_as(cls, found)
         except OSError as error:
             raise BadFile(f"cannot read {path}: {error.strerror}") from None
-        except (ValueError, RecursionError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadFile(f"{path} is not JSON: {error}") from None
+        except ValueError as error:
             raise BadFile(f"{path}: {error}") from None
         return document
 

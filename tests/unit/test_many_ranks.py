@@ -16,7 +16,7 @@ GATHER = micro.Gather()
 OPERATIONS = {  # of a whole reduction on a CPU, views of tensors among them, with compiled loops and 4 ranks
     "micro": (micro.SparseReducer(micro.Micro(), DENSITY), 37),
     "micro gather": (micro.SparseReducer(micro.Micro(), DENSITY, GATHER), 45),
-    "micro slack": (micro.SparseReducer(micro.Micro(slack=0.2), DENSITY), 105),
+    "micro slack": (micro.SparseReducer(micro.Micro(slack=0.2), DENSITY), 115),
     "micro repaired": (micro.SparseReducer(micro.Micro(rule="repaired"), DENSITY), 52),
     "micro published": (micro.SparseReducer(micro.Micro(rule="published"), DENSITY), 48),
     "exdyna": (micro.SparseReducer(ExDyna(), DENSITY), 37),
