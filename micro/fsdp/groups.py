@@ -116,30 +116,16 @@ def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Seque
     Raises:
         ValueError: they are not given, or cannot be such ranks, or FSDP averages over replicas by itself.
     """
-    if any(getattr(group.param_group.mesh_info, "replicate_mesh_dim", None) is not None for group in groups):
-        raise ValueError(
-            "model is sharded over a mesh with replicas, which FSDP averages densely by itself: shard it over the "
-            "ranks of a node alone, fully_shard(model, mesh=mesh['local']), and give replicas=mesh['node']"
-        )
+    first = check_one_mesh(groups, "attach_fsdp")
     if replicas is None:
         raise ValueError(
             "model has no replicas: its gradients are reduced shard by shard, and nothing is left to exchange. "
             "Shard it within each node, fully_shard(model, mesh=mesh['local']), and give replicas=mesh['node']"
         )
-    meshes: list[Any] = [each.sharded_param.device_mesh for group in groups for each in group.param_group.fsdp_params]
-    num_dims = max((mesh.ndim for mesh in meshes), default=1)
-    if num_dims > 1:
-        raise ValueError(
-            f"model is sharded over a mesh of {num_dims} dimensions, attach_fsdp takes one, that of fully_shard: "
-            "leave out tensor parallelism"
-        )
     if isinstance(replicas, DeviceMesh):
         if replicas.ndim != 1:
             raise ValueError(f"replicas must be a mesh of one dimension, got {replicas.ndim}: give mesh['node']")
         replicas = replicas.get_group()
-    first, *others = {tuple(ranks_of(group.process_group)) for group in groups}
-    if others:
-        raise ValueError(f"parameters are sharded over different ranks, {[first, *others]}: give fully_shard one mesh")
     given, own_rank = ranks_of(replicas), dist.get_rank()
     if set(given) & set(first) != {own_rank}:
         raise ValueError(
@@ -147,6 +133,30 @@ def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Seque
             f"and the model is sharded over {list(first)}"
         )
     return replicas
+
+
+def check_one_mesh(groups: Sequence[ShardGroup], call: str) -> tuple[int, ...]:
+    """Return the ranks over which all parameters are sharded, and nothing else.
+
+    Raises:
+        ValueError: they are sharded over different ranks, or over a mesh of several dimensions.
+    """
+    if any(getattr(group.param_group.mesh_info, "replicate_mesh_dim", None) is not None for group in groups):
+        raise ValueError(
+            "model is sharded over a mesh with replicas, which FSDP averages densely by itself: shard it over the "
+            "ranks of a node alone, fully_shard(model, mesh=mesh['local']), and give attach_fsdp replicas=mesh['node']"
+        )
+    meshes: list[Any] = [each.sharded_param.device_mesh for group in groups for each in group.param_group.fsdp_params]
+    num_dims = max((mesh.ndim for mesh in meshes), default=1)
+    if num_dims > 1:
+        raise ValueError(
+            f"model is sharded over a mesh of {num_dims} dimensions, {call} takes one, that of fully_shard: "
+            "leave out tensor parallelism"
+        )
+    first, *others = {tuple(ranks_of(group.process_group)) for group in groups}
+    if others:
+        raise ValueError(f"parameters are sharded over different ranks, {[first, *others]}: give fully_shard one mesh")
+    return first
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:

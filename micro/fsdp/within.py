@@ -12,7 +12,7 @@ from micro.drivers.attachment import Driver
 from micro.drivers.meeting import meeting
 from micro.flat import Layout
 from micro.fsdp.backward_end import BackwardEnd
-from micro.fsdp.groups import ShardGroup, call_after_backward, shard_groups
+from micro.fsdp.groups import ShardGroup, call_after_backward, check_one_mesh, ranks_of, shard_groups
 from micro.group_comm import GroupComm
 from micro.nonfinite import REMEDY, NonFiniteGradient
 from micro.objects import gather_objects
@@ -22,6 +22,8 @@ from micro.reducers.scattered import check_scatters, reduce_to_shards
 from micro.reducers.sparse import SparseReducer
 from micro.requests import AllReduce, carried_out
 from micro.stats import StepStats
+
+UNUSED = "reduce_scatter_unused_params"  # FSDP's: parameters without a gradient count as zero
 
 
 def attach_within(model: nn.Module, reducer: Reducer) -> "WithinAttachment":
@@ -35,7 +37,7 @@ def attach_within(model: nn.Module, reducer: Reducer) -> "WithinAttachment":
     large as the unsharded gradient, in single precision at least. Call it once on all ranks, before the first backward.
 
     Micro-batches wait with ``set_requires_gradient_sync(False)``. Parameters of a module that a backward did not use
-    count as zero. Over a mesh of two dimensions FSDP averages the shards over the replicas densely, as without it.
+    count as zero. float16 is refused: its scaler would change the units of the residuals.
 
     A gradient that is not finite makes the step zero for all modules, and what they had sent goes back into the
     residuals.
@@ -46,19 +48,30 @@ def attach_within(model: nn.Module, reducer: Reducer) -> "WithinAttachment":
 
     Raises:
         ValueError: on all ranks: torch lacks ``FSDPModule.set_custom_reduce_scatter``, a model that is not one of
-            fully_shard or is not sharded, parts that follow the whole update, or ranks have different settings.
+            fully_shard, is sharded over one rank or over a mesh of several dimensions, or has another reducer, parts
+            that follow the whole update, or ranks have different settings.
         NonFiniteGradient: out of backward(), on all ranks, where the policy is to stop.
     """
     with meeting("micro.fsdp.attach_within", lambda: None) as entry:
         groups = shard_groups(model)
         sparse = check_scatters(reducer)
-        for group in groups:
-            if not hasattr(group.module, "set_custom_reduce_scatter"):
-                raise ValueError(f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter: use 2.15")
-            if group.process_group is None or dist.get_world_size(group.process_group) == 1:
-                raise ValueError("model is sharded over one rank: there is no reduce-scatter to compress")
+        _check_groups(groups)
         entry.settings |= {"reducer": reducer}
     return WithinAttachment(model, groups, sparse)
+
+
+def _check_groups(groups: Sequence[ShardGroup]) -> None:
+    """Raise ValueError where the reduce-scatter of FSDP's groups cannot be compressed."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+    for group in groups:
+        if not all(hasattr(group.module, f"set_{name}") for name in ("custom_reduce_scatter", UNUSED)):
+            raise ValueError(f"torch {torch.__version__} has no reduce-scatter of FSDP's to set: use 2.15")
+        if group.hook is not None or not isinstance(group.param_group._reduce_scatter_comm, DefaultReduceScatter):
+            raise ValueError("model has a reducer or another reduce-scatter already: close that attachment first")
+    check_one_mesh(groups, "attach_within")
+    if len(ranks_of(groups[0].process_group)) == 1:
+        raise ValueError("model is sharded over one rank: there is no reduce-scatter to compress")
 
 
 class WithinAttachment(Driver):
@@ -78,7 +91,8 @@ class WithinAttachment(Driver):
         reducer.prepare(self.comm, groups[0].device)
         self.stats: list[StepStats] = []
         self.skipped = False
-        self._modules = [_Module(group, reducer, self.comm) for group in groups]
+        trained = [group for group in groups if any(p.requires_grad for p in group.parameters().values())]
+        self._modules = [_Module(group, reducer, self.comm) for group in trained]
         self._leave = call_after_backward(model, BackwardEnd(self._end_backward).wait_for_callbacks)
 
     def residuals(self) -> list[Tensor]:
@@ -87,9 +101,9 @@ class WithinAttachment(Driver):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank keeps, one bucket per module; save one per rank. It holds plain data and tensors."""
-        states = [module.state for module in self._modules if module.state is not None]
-        step = max((state.step for state in states), default=0)
-        return {**self._header(step), "buckets": [self.reducer.save(state) for state in states]}
+        saved = [self.reducer.save(module.state) if module.state else module.saved for module in self._modules]
+        buckets = [bucket for bucket in saved if bucket is not None]
+        return {**self._header(max((bucket["step"] for bucket in buckets), default=0)), "buckets": buckets}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` returned, on the same rank.
@@ -151,6 +165,7 @@ class _Module:
         self.order = 0
         self._first_bad: int | None = None
         self._applied: Tensor | None = None
+        self._counted_unused: bool = getattr(group.param_group, UNUSED)
         group.module.set_custom_reduce_scatter(self)
         group.module.set_reduce_scatter_unused_params(True, recurse=False)
 
@@ -159,7 +174,7 @@ class _Module:
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
         self.group.module.set_custom_reduce_scatter(DefaultReduceScatter())
-        self.group.module.set_reduce_scatter_unused_params(False, recurse=False)
+        self.group.module.set_reduce_scatter_unused_params(self._counted_unused, recurse=False)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return memory for FSDP's messages."""
@@ -172,6 +187,8 @@ class _Module:
         """Reduce ``input_tensor`` (world_size * shard,) into ``output_tensor`` (shard,)."""
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError(f"FSDP divides gradients by {op}: leave out set_gradient_divide_factor")
+        if input_tensor.dtype == torch.float16:
+            raise ValueError("FSDP reduces in float16, whose scaler attach_within does not follow: use bfloat16")
         state = self._state_of(input_tensor)
         self._comm.begin_step()
         found = carried_out(reduce_to_shards(self._reducer, state, input_tensor, self._comm), self._comm)

@@ -1,6 +1,7 @@
 """attach_within() on two and four real ranks: the reduce-scatter of fully_shard, compressed."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,11 +44,13 @@ def made(reducer: micro.Reducer | None = None, **settings: Any) -> tuple[Net, Wi
     return net, None if reducer is None else attach_within(net, reducer)
 
 
-def even(reducer: micro.Reducer | None, **settings: Any) -> tuple[nn.Module, WithinAttachment | None]:
+def even(
+    reducer: micro.Reducer | None, *, sharded: bool = True, **settings: Any
+) -> tuple[nn.Module, WithinAttachment | None]:
     """Return a model whose shards are not padded: codes of few bits send something of zeros too."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8))
-    for module in (net[0], net[2], net):
+    for module in (net[0], net[2], net) if sharded else ():
         fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **settings)
     return net, None if reducer is None else attach_within(net, reducer)
 
@@ -100,20 +103,35 @@ def resumed(name: str) -> bool:
         for mine, theirs in zip(again.parameters(), net.parameters(), strict=True):
             mine.to_local().copy_(theirs.to_local())
     second.load_state_dict(attachment.state_dict())
+    second.load_state_dict(second.state_dict())  # saved again before it goes on
     one, two = train(net, range(3, 6)), train(again, range(3, 6))
     return all(torch.equal(a[name], b[name]) for a, b in zip(one, two, strict=True) for name in a)
 
 
-def nan_here() -> tuple[str, bool, float, float, bool]:
-    """Return the error; whether gradients are zero; what waited before, with the finite part since, and after."""
+def nan_here() -> tuple[str, bool, bool, bool]:
+    """Return the error; whether gradients are zero; whether that step was skipped, and the last one."""
     net, attachment = made(REDUCERS["topk+gather"])
     assert attachment is not None
     train(net, range(2))
     words = words_of(micro.NonFiniteGradient, lambda: backward(net, 2, float("inf") if dist.get_rank() == 1 else 1.0))
-    are_zero = not any(piece.any() for piece in whole(net).values())
+    are_zero, was_skipped = not any(piece.any() for piece in whole(net).values()), attachment.skipped
     update_(net)
-    applied = train(net, range(3, 5))
-    return words, are_zero, attachment.stats[0].step, float(attachment.skipped), bool(applied)
+    train(net, range(3, 5))
+    return words, are_zero, was_skipped, attachment.skipped
+
+
+def kept_of_a_skipped_step(name: str) -> tuple[float, float]:
+    """Return what waits after a step that is skipped; what waited before, with rank 0's gradient, which is finite."""
+    net, attachment = even(replace(REDUCERS[name], nonfinite="skip"))
+    alone, _ = even(None, sharded=False)
+    assert attachment is not None
+    net(batch(0).float()).square().sum().backward()
+    net.zero_grad()
+    before = waiting(attachment)
+    (net(batch(1).float()).square().sum() * (float("nan") if dist.get_rank() == 1 else 1.0)).backward()
+    assert attachment.skipped
+    alone(batch(1, rank=0).float()).square().sum().backward()
+    return waiting(attachment), before + sum(float(p.grad.sum()) for p in alone.parameters() if p.grad is not None)
 
 
 def accumulated() -> bool:
@@ -148,6 +166,9 @@ def refusals() -> list[str]:
             net, micro.SparseReducer(micro.TopK(), 0.1, feedback=micro.EF21(), exchange=micro.Gather())
         ),
         lambda: attach_within(Net(), EVERYTHING),
+        lambda: attach_within(build(init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))), EVERYTHING),
+        lambda: backward(made(EVERYTHING, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16))[0], 0),
+        lambda: attach_within(made(EVERYTHING)[0], EVERYTHING),
         lambda: attach_within(net, REDUCERS["micro" if dist.get_rank() else "topk+union"]),
     ]
     return [words_of(ValueError, case) for case in cases]
@@ -188,10 +209,16 @@ def test_a_restored_run_equals_the_uninterrupted_one(name: str) -> None:
 
 
 def test_a_gradient_that_is_not_finite_stops_all_ranks() -> None:
-    for words, are_zero, step, was_skipped, goes_on in ranks(2).run(nan_here):
+    for words, are_zero, was_skipped, is_skipped in ranks(2).run(nan_here):
         assert "on rank 1 is not finite at step 2" in words
         assert are_zero
-        assert (step, was_skipped, goes_on) == (4, 0.0, True)
+        assert (was_skipped, is_skipped) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["topk+gather", "micro", "int8"])
+def test_what_a_skipped_step_had_sent_waits(name: str) -> None:
+    for kept, expected in ranks(2).run(kept_of_a_skipped_step, name):
+        assert kept == pytest.approx(expected, rel=1e-4, abs=1e-3)
 
 
 def test_micro_batches_wait() -> None:
@@ -209,10 +236,9 @@ def test_bytes_are_those_of_a_reduce_scatter() -> None:
 
 
 def test_what_cannot_be_scattered_is_refused_on_all_ranks() -> None:
+    named = ("powersgd", "oktopk", "ef21", "fully_shard", "replicas", "float16", "already", "same on all ranks")
     for words in ranks(2).run(refusals):
-        for given, expected in zip(
-            words, ("powersgd", "oktopk", "ef21", "fully_shard", "same on all ranks"), strict=True
-        ):
+        for given, expected in zip(words, named, strict=True):
             assert expected in given
 
 
