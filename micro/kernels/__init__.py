@@ -260,8 +260,9 @@ def prepare(device: torch.device = CPU) -> None:
 
 @contextmanager
 def _noted_after(seconds: float) -> Iterator[None]:
-    """Say that loops are compiled where that takes longer than this: on stderr, by one rank of a machine."""
-    note = Timer(seconds, lambda: print("micro compiles its loops, once for this machine", file=sys.stderr, flush=True))
+    """Say why the start takes long where it takes longer than this: on stderr, by one rank of a machine."""
+    words = "micro loads its compiled loops: on their first use on a machine they are compiled, for some seconds"
+    note = Timer(seconds, lambda: print(words, file=sys.stderr, flush=True))
     note.daemon = True
     if os.environ.get("LOCAL_RANK", "0") == "0":
         note.start()

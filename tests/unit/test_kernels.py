@@ -274,5 +274,5 @@ def test_a_user_is_told_why_the_start_takes_long(
         monkeypatch.setattr(kernels, "largest", lambda *_, slow_s=slow_s: time.sleep(slow_s))
         kernels.prepare.cache_clear()
         kernels.prepare()
-        assert ("compiles" in capsys.readouterr().err) == is_told
+        assert (capsys.readouterr().err != "") == is_told
     kernels.prepare.cache_clear()
