@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ PUBLISHED_NORMS = re.compile(r"\.bn\d")  # norm layers in the public code's sens
 def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """Return the optimizer of the averaged gradient; `set_lr_` sets its learning rate before each step."""
     groups = _groups(config, model)
+    if config.name == "muon":
+        return MuonWithAdamW(groups, lr=lr, betas=(config.betas[0], config.betas[1]), vectors=embeddings(model))
     if config.name == "adam":
         return torch.optim.Adam(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
     if config.name == "sign":
@@ -71,6 +74,55 @@ class PublishedNesterov(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(parameter)
         velocity = state["momentum_buffer"].mul_(group["momentum"]).add_(gradient)
         parameter.add_(gradient.add_(velocity), alpha=-group["lr"])
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for hidden matrices, AdamW for all else, both by one learning rate.
+
+    Source: Jordan et al., 2024, kellerjordan.github.io/posts/muon, as torch.optim.Muon has it, with steps as long as
+    AdamW's (Liu et al., arXiv 2502.16982: ``match_rms_adamw``).
+
+    Args:
+        groups: as of any optimizer; the matrices of each become a group of their own.
+        vectors: parameters of two dimensions that are not for Muon, by id: the rows of an embedding are vectors.
+    """
+
+    def __init__(
+        self, groups: Iterable[dict[str, Any]], *, lr: float, betas: tuple[float, float], vectors: Collection[int]
+    ) -> None:
+        def chosen(are_matrices: bool) -> list[dict[str, Any]]:
+            parts = [
+                {**group, "params": [p for p in group["params"] if _is_matrix(p, vectors) == are_matrices]}
+                for group in groups
+            ]
+            return [{**part, "is_matrix": are_matrices} for part in parts if part["params"]]
+
+        groups = list(groups)
+        kinds: list[tuple[Any, list[dict[str, Any]], dict[str, Any]]] = [
+            (torch.optim.Muon, chosen(True), {"adjust_lr_fn": "match_rms_adamw"}),
+            (torch.optim.AdamW, chosen(False), {"betas": betas}),
+        ]
+        self._inner = [kind(own, lr=lr, **settings) for kind, own, settings in kinds if own]
+        super().__init__([group for inner in self._inner for group in inner.param_groups], {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update each parameter that has a gradient."""
+        assert closure is None
+        for inner in self._inner:
+            is_matrix = isinstance(inner, torch.optim.Muon)
+            inner.param_groups = [group for group in self.param_groups if group["is_matrix"] == is_matrix]
+            inner.state = self.state  # loading a state makes new ones
+            inner.step()
+
+
+def _is_matrix(parameter: Tensor, vectors: Collection[int]) -> bool:
+    return parameter.ndim == 2 and id(parameter) not in vectors
+
+
+def embeddings(model: nn.Module) -> set[int]:
+    """Return the ids of the weights of embeddings."""
+    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
 
 
 def _groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, object]]:

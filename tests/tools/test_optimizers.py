@@ -121,6 +121,40 @@ def test_options_train_like_the_plain_run(tmp_path: Path, option: str, model: st
         assert changed.digest != plain.digest
 
 
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(5, 4)
+        self.widen = nn.Linear(4, 6)
+
+
+def stepped(model: nn.Module, optimizers: list[torch.optim.Optimizer], gradients: list[list[torch.Tensor]]) -> None:
+    for of_step in gradients:
+        for parameter, gradient in zip(model.parameters(), of_step, strict=True):
+            parameter.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_muon_steps_hidden_matrices_and_adamw_all_else_also_from_a_saved_state() -> None:
+    config = OptimizerConfig(name="muon", weight_decay=0.1, betas=[0.9, 0.95])
+    ours, theirs = Words(), Words()
+    gradients = [[torch.randn_like(p) for p in ours.parameters()] for _ in range(4)]
+    adamw = torch.optim.AdamW(
+        [theirs.embedding.weight, theirs.widen.bias], lr=0.02, betas=(0.9, 0.95), weight_decay=0.1
+    )
+    muon = torch.optim.Muon([theirs.widen.weight], lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    stepped(theirs, [muon, adamw], gradients)
+    first = build_optimizer(config, ours, 0.02)
+    stepped(ours, [first], gradients[:2])
+    resumed = build_optimizer(config, ours, 0.02)
+    resumed.load_state_dict(first.state_dict())
+    stepped(ours, [resumed], gradients[2:])
+    for own, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(own, expected)
+
+
 def test_sign_moves_every_weight_by_the_rate_and_decays_it_apart() -> None:
     config = OptimizerConfig(name="sign", weight_decay=0.5)
     assert steps_of(config, [0.3, -7.0, 0.0], lr=0.1) == pytest.approx(
