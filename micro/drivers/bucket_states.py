@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.drivers.memory_order import as_in_memory, logical
+from micro.drivers.memory_order import as_in_memory, logical, orders_of_shards
 from micro.flat import Layout
 from micro.reducers.base import BucketState, Reducer, saved_layout
 
@@ -49,7 +49,12 @@ class BucketStates:
     def save(self) -> list[dict[str, Any]]:
         """Return the states as plain data and tensors, the elements of each parameter in logical order."""
         self._settle()
-        return [logical(self._reducer.save(state), self._parameters) for state in self._states.values()]
+        saved = [self._reducer.save(state) for state in self._states.values()]
+        return [logical(each, self._parameters) | self._orders(each) for each in saved]
+
+    def _orders(self, bucket: dict[str, Any]) -> dict[str, Any]:
+        orders = orders_of_shards(bucket, self._parameters)
+        return {"orders": orders} if orders else {}
 
     def rescale_(self, factor: float) -> None:
         """Multiply all that is kept by ``factor``; see Reducer."""
@@ -70,7 +75,8 @@ class BucketStates:
         """Put what ``save`` returned in place of all states; where it does not fit, they stay as they are.
 
         Raises:
-            ValueError: it names parameters that the model does not have, or of other shapes, or is of another method.
+            ValueError: it names parameters that the model does not have, or of other shapes, or is of another method, or
+                holds shards of parameters in another memory format.
         """
         states: dict[tuple[str, ...], BucketState] = {}
         for bucket in saved:
@@ -79,6 +85,10 @@ class BucketStates:
                 own = tuple(self._parameters[name].shape) if name in self._parameters else "none"
                 if own != shape:
                     raise ValueError(f"state holds '{name}' of shape {shape}, the model has {own}")
+            if bucket.get("orders", {}) != self._orders(bucket).get("orders", {}):
+                raise ValueError(
+                    "state holds shards of parameters in another memory format: load it into a model in that"
+                )
             one = self._parameters[layout.names[0]]
             placed = as_in_memory(bucket, self._parameters)
             states[layout.names] = self._reducer.load(placed, one.dtype, one.device)

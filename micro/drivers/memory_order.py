@@ -31,6 +31,16 @@ def as_in_memory(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> di
     return placed
 
 
+def orders_of_shards(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """Return the order of dimensions, largest stride first, of parameters of which a saved bucket holds a part alone.
+
+    A part of the elements in one order is no part in another: such a state goes only to a model in the same format.
+    """
+    others = _out_of_order(bucket, parameters)
+    kept = [(name, piece) for pieces in bucket["memory"].values() for name, piece in pieces.items() if name in others]
+    return {name: _order(others[name]) for name, piece in kept if piece.numel() != others[name].numel()}
+
+
 def _order(parameter: Tensor) -> list[int]:
     """Return the dimensions of a parameter, the one of the largest stride first."""
     strides = parameter.stride()

@@ -208,6 +208,15 @@ def test_a_state_is_laid_out_in_the_memory_format_of_the_model_that_loads_it(
     torch.testing.assert_close(found["selector"], expected["selector"])
 
 
+def test_a_part_of_a_parameter_goes_to_no_model_in_another_memory_format() -> None:
+    own = convolution(torch.channels_last, micro.SparseReducer(micro.TopK(), density=0.05))
+    saved = own.state_dict()
+    pieces = saved["buckets"][0]["memory"]["residual"]
+    pieces["weight"] = pieces["weight"][:10]  # as in two levels, saved by a contiguous model
+    with pytest.raises(ValueError, match="memory format"):
+        own.load_state_dict(saved)
+
+
 def composed(**parts: Any) -> micro.SparseReducer:
     return micro.SparseReducer(**{"selector": micro.TopK(), "density": 0.2} | parts)
 
