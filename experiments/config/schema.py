@@ -218,8 +218,8 @@ class OptimizerConfig:
     """How gradients become an update.
 
     Attributes:
-        name: sgd, adam, adamw, whose weight decay leaves Adam's moments alone, muon, for hidden matrices, with adamw for
-            all else, or sign: every weight moves by the rate.
+        name: sgd, adam, adamw, whose weight decay leaves Adam's moments alone, muon, for hidden matrices, with adamw
+            for all else, or sign: every weight moves by the rate.
         momentum: of sgd.
         nesterov: none; pytorch: a step of g + momentum * m; published: of g + m, as the public code of MiCRO, DEFT,
             ExDyna and SAGE (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step

@@ -75,8 +75,8 @@ class BucketStates:
         """Put what ``save`` returned in place of all states; where it does not fit, they stay as they are.
 
         Raises:
-            ValueError: it names parameters that the model does not have, or of other shapes, or is of another method, or
-                holds shards of parameters in another memory format.
+            ValueError: it names parameters that the model does not have, or of other shapes, or is of another method,
+                or holds shards of parameters in another memory format.
         """
         states: dict[tuple[str, ...], BucketState] = {}
         for bucket in saved:
