@@ -27,7 +27,8 @@ def checkout(recipe: dict[str, Any], place: Path) -> Path:
     """Lay out the recipe's revision, changed as it says; return the program's folder."""
     source = Path(str(CHECKOUTS)) / recipe["repository"].split("/")[1]
     subprocess.run(["git", "clone", "--quiet", "--no-checkout", source, place], check=True)
-    subprocess.run(["git", "-C", place, "checkout", recipe["revision"], "--", recipe["folder"]], check=True)
+    files = recipe.get("files", recipe["folder"])
+    subprocess.run(["git", "-C", place, "checkout", recipe["revision"], "--", files], check=True)
     folder = place / recipe["folder"]
     for edit in recipe["edits"] + recipe["without_gpu"]:
         file = folder / edit["file"]
