@@ -17,6 +17,7 @@ LR, BATCH = 0.05, 6
 Inner = Callable[[Any], torch.optim.Optimizer]
 SGD: Inner = partial(torch.optim.SGD, lr=LR)
 ADAM: Inner = partial(torch.optim.AdamW, lr=0.01, betas=(0.9, 0.95))
+NESTEROV = micro.Outer(lr=0.7, momentum=0.9, nesterov=True)
 SPARSE = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather())
 
 
@@ -39,29 +40,54 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def on_ranks(world_size: int, work: Callable[[Comm], Any]) -> list[Any]:
+def simulated(world_size: int, work: Callable[[Comm], Any]) -> list[Any]:
     torch.manual_seed(0)
     with closing(SimulatedRanks(world_size)) as group:
         return group.run(work)
+
+
+class Run:
+    """A model that a rank trains with local steps; a context manager."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        reducer: micro.Reducer = SPARSE,
+        inner: Inner = SGD,
+        *,
+        model: nn.Module | None = None,
+        has_norm: bool = False,
+        **settings: Any,
+    ) -> None:
+        self.rank = comm.rank
+        self.model = model or network(has_norm=has_norm)
+        self.optimizer = inner(self.model.parameters())
+        self.local = micro.LocalSteps(self.model, self.optimizer, reducer, **{"every": 2, "comm": comm} | settings)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.local.close()
+
+    def train(self, *steps: int) -> Tensor:
+        """Return the weights after these steps."""
+        for step in steps:
+            backward(self.model, step, self.rank)
+            self.optimizer.step()
+        return flat(self.model)
 
 
 def trained(
     world_size: int, num_steps: int, reducer: micro.Reducer, inner: Inner = SGD, **settings: Any
 ) -> list[list[Tensor]]:
     """Return for each rank its weights after each step."""
-    models = [network() for _ in range(world_size)]
 
     def work(comm: Comm) -> list[Tensor]:
-        model = models[comm.rank]
-        optimizer, seen = inner(model.parameters()), []
-        with micro.LocalSteps(model, optimizer, reducer, comm=comm, **settings):
-            for step in range(num_steps):
-                backward(model, step, comm.rank)
-                optimizer.step()
-                seen.append(flat(model))
-        return seen
+        with Run(comm, reducer, inner, **settings) as run:
+            return [run.train(step) for step in range(num_steps)]
 
-    return on_ranks(world_size, work)
+    return simulated(world_size, work)
 
 
 def assert_same(one: Any, other: Any) -> None:

@@ -21,7 +21,6 @@ class Record:
     current: threading.local = field(default_factory=threading.local)
 
     def note(self, what: str, stream: str, event: int | None = None) -> None:
-        """Add a call."""
         self.calls.append((what, stream, event))
 
 
@@ -33,12 +32,10 @@ class RecordedEvent:
         self._stream = ""
 
     def record(self, stream: "RecordedStream | None" = None) -> None:
-        """Note that it is recorded on a stream, the current one by default."""
         self._stream = stream.name if stream else getattr(self._record.current, "name", MAIN)
         self._record.note("record", self._stream, self.number)
 
     def synchronize(self) -> None:
-        """Note that the host waits."""
         self._record.note("host waits", self._stream, self.number)
 
     def elapsed_time(self, later: "RecordedEvent") -> float:
@@ -53,17 +50,14 @@ class RecordedStream:
         self._record, self.name = record, name
 
     def record_event(self, event: object = None) -> RecordedEvent:
-        """Return an event that was recorded here."""
         made = RecordedEvent(self._record)
         made.record(self)
         return made
 
     def wait_event(self, event: RecordedEvent) -> None:
-        """Note that what comes later waits for ``event``."""
         self._record.note("wait", self.name, event.number)
 
     def synchronize(self) -> None:
-        """Note that the host waits for all."""
         self._record.note("host waits", self.name)
 
 

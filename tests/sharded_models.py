@@ -1,19 +1,15 @@
-"""Models of fully_shard on a group of one rank, their backwards and gradients, for tests of micro.attach_fsdp."""
+"""Models of fully_shard on a group of one rank, for tests of micro.attach_fsdp."""
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import micro
-from tests.small_models import TwoHeads, batch
+from tests.small_models import TwoHeads, wrapped
 
 REDUCER = micro.SparseReducer(micro.Micro(), density=0.2)
-SKIP = micro.SparseReducer(micro.Micro(), density=0.2, nonfinite="skip")
-
-Named = dict[str, Tensor]
 
 
 def one_rank_mesh() -> DeviceMesh:
@@ -22,58 +18,27 @@ def one_rank_mesh() -> DeviceMesh:
 
 def sharded(model: nn.Module | None = None, **settings: Any) -> nn.Module:
     """Return a model, TwoHeads by default, of which each child is an FSDP module, as the whole is."""
-    model = model or TwoHeads()
+    model = TwoHeads() if model is None else model
     for child in model.children():
         fully_shard(child, mesh=one_rank_mesh(), **settings)
     return fully_shard(model, mesh=one_rank_mesh(), **settings)
 
 
-def attached(
-    reducer: micro.Reducer = REDUCER, model: nn.Module | None = None, **settings: Any
-) -> tuple[nn.Module, micro.ShardedAttachment]:
-    model = sharded(model)
-    return model, micro.attach_fsdp(model, reducer, replicas=one_rank_mesh(), **settings)
+def attach(model: nn.Module, reducer: micro.Reducer = REDUCER, **settings: Any) -> micro.ShardedAttachment:
+    return micro.attach_fsdp(model, reducer, replicas=one_rank_mesh(), **settings)
 
 
-def backward(model: nn.Module, step: int, *, factor: float = 1.0, **settings: Any) -> None:
-    (model(batch(step), **settings).square().sum() * factor).backward()
+def attached_by(
+    driver: str, reducer: micro.Reducer, model: nn.Module | None = None, **settings: Any
+) -> tuple[Any, micro.Attachment | micro.ShardedAttachment]:
+    """Return a model with an attachment: of "ddp", which has a bucket for each layer, or of "fsdp"."""
+    if driver == "fsdp":
+        made = sharded(model)
+        return made, attach(made, reducer, **settings)
+    ddp = wrapped(model)
+    return ddp, micro.attach(ddp, reducer, **settings)
 
 
-def gradients(model: nn.Module) -> Named:
-    """Return copies of the gradients by name, where there are any."""
-    return {
-        name: p.grad.to_local().clone()
-        for name, p in model.named_parameters()
-        if p.grad is not None  # type: ignore[attr-defined]
-    }
-
-
-def given(step: int, **settings: Any) -> Named:
-    """Return the gradients of a step of TwoHeads without any reducer."""
-    plain = TwoHeads()
-    backward(plain, step, **settings)
-    return {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-
-
-def kept(attachment: micro.ShardedAttachment) -> Named:
-    """Return copies of the residuals by name."""
-    return {
-        name: piece.clone()
-        for bucket in attachment.state_dict()["buckets"]
-        for name, piece in bucket["memory"].get("residual", {}).items()
-    }
-
-
-def total(*parts: Named) -> Named:
-    """Return the sum by name."""
-    sums: Named = {}
-    for part in parts:
-        for name, tensor in part.items():
-            sums[name] = sums[name] + tensor.view_as(sums[name]) if name in sums else tensor.clone()
-    return sums
-
-
-def assert_same(one: Named, other: Named) -> None:
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        torch.testing.assert_close(tensor, other[name].view_as(tensor), rtol=1e-5, atol=1e-6)
+def attached(reducer: micro.Reducer = REDUCER, **settings: Any) -> tuple[nn.Module, micro.ShardedAttachment]:
+    model = sharded()
+    return model, attach(model, reducer, **settings)

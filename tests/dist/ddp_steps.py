@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.scope import Scope
+from tests.small_models import kept
 
 TINY_MB = 1e-4  # about one layer of Net per bucket
 
@@ -98,11 +99,6 @@ def gradients(net: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for name, p in named(net).items()}
 
 
-def residuals(saved: dict[str, Any]) -> dict[str, Tensor]:
-    kept = [bucket["memory"].get("residual", {}) for bucket in saved["buckets"]]
-    return {name: piece for pieces in kept for name, piece in pieces.items()}
-
-
 def over_ranks(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return sums over all ranks, on the CPU; micro's own group is not used for it."""
     total = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -163,12 +159,27 @@ def ddp_gradients(ddp: DistributedDataParallel, losses: Losses, step: int) -> di
     return gradients(ddp.module)
 
 
+def flat(tensors: dict[str, Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors.values()])
+
+
+def alike(
+    one: DistributedDataParallel, other: DistributedDataParallel, losses: Losses, steps: range, rounding: float = 0.0
+) -> bool:
+    """Return whether two models have the same gradients in all of these steps."""
+    pairs = [[ddp_gradients(model, losses, step) for model in (one, other)] for step in steps]
+    return all(
+        torch.allclose(mine[name], theirs[name], rtol=rounding, atol=rounding)
+        for mine, theirs in pairs
+        for name in mine
+    )
+
+
 def keep_books(
     net: type[nn.Module],
     losses: Losses,
     reducer: micro.Reducer,
     settings: dict[str, Any],
-    num_steps: int = 6,
     scope: Scope = "bucket",
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[list[tuple[str, ...]]]]:
     """Return the sum of all gradients; what was sent plus what is kept; the buckets' names after each step."""
@@ -176,7 +187,7 @@ def keep_books(
     given = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in named(ddp.module).items()}
     sent = copy.deepcopy(given)
     buckets = []
-    for step in range(num_steps):
+    for step in range(6):
         for name, grad in local_gradients(ddp.module, losses, step).items():
             given[name] += grad
         for name, grad in ddp_gradients(ddp, losses, step).items():
@@ -187,9 +198,9 @@ def keep_books(
         assert len(set(steps)) == 1, "buckets count steps apart"
     # what DDP hands out is a mean and the same everywhere, so its sum over ranks is what they sent
     booked = over_ranks(sent)
-    for name, kept in over_ranks(residuals(attachment.state_dict())).items():
-        if kept.numel():
-            booked[name] += kept.view_as(booked[name])
+    for name, piece in over_ranks(kept(attachment)).items():
+        if piece.numel():
+            booked[name] += piece.view_as(booked[name])
     return over_ranks(given), booked, buckets
 
 

@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -15,11 +16,18 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro import private_comm
 from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss, words_of
-from tests.dist.processes import COLLECTIVE_S, ranks
+from tests.dist.on_ranks import of_all, on_ranks, the_same
+from tests.dist.processes import COLLECTIVE_S
 from tests.faults import Fault, Faulty, InjectedError
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
-SOON_S = COLLECTIVE_S / 3
+
+
+def wrapped(net: type[Net] = Net, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:
+    return DistributedDataParallel(build(net), bucket_cap_mb=TINY_MB, process_group=group)
+
+
+# --- a failure on one rank --------------------------------------------------------------------------------------------
 
 
 class Raising(torch.autograd.Function):
@@ -42,160 +50,112 @@ class NetThatFails(Net):
         return super().forward(Raising.apply(hidden) if dist.get_rank() == 1 else hidden, used[2:])
 
 
-def wrapped() -> DistributedDataParallel:
-    return DistributedDataParallel(build(Net), bucket_cap_mb=TINY_MB)
+def fail_in(where: str, settings: dict[str, Any], models: dist.ProcessGroup | None) -> str:
+    """Return how a backward of this rank ends.
 
-
-def ends(fails: Callable[[str, dist.ProcessGroup | None], tuple[str, float]], kind: str) -> tuple[str, float]:
-    """Return how the backward of a rank ended, and after how many seconds.
-
-    Args:
-        kind: "made", the group that is made for the attachment; "own", one of the user's; "model", the model's.
+    What is kept of a step that was broken off is neither gone on from nor saved; the model may be used again.
     """
-    group = None if kind == "made" else dist.new_group(range(dist.get_world_size()))
-    ended = fails(kind, group)
-    gc.collect()
-    if group is not None:
-        dist.destroy_process_group(group)  # a rank's waits for a collective that was left, until the other's is gone
-    return ended
-
-
-def attach_over(
-    kind: str, group: dist.ProcessGroup | None, net: type[Net], reducer: micro.Reducer
-) -> tuple[DistributedDataParallel, micro.Attachment]:
-    own: dict[str, Any] = {"own": {"process_group": group}, "model": {"lane": "caller"}, "made": {}}[kind]
-    models = group if kind == "model" else None
-    model = DistributedDataParallel(build(net), bucket_cap_mb=TINY_MB, process_group=models)
-    return model, micro.attach(model, reducer, **own)
-
-
-def fail_between_collectives(kind: str, group: dist.ProcessGroup | None) -> tuple[str, float]:
-    """Fail in the middle of a step of a sparse method: what is kept is then neither gone on from nor saved."""
-    reducer = Faulty(reducer=MICRO, fault=Fault("fails", rank=1, at=0, op="AllGatherLists"), step=1)
-    model, attachment = attach_over(kind, group, Net, reducer)
-    ddp_gradients(model, one_loss, 0)
-    failed = how_it_ends(lambda: ddp_gradients(model, one_loss, 1))
-    words_of(RuntimeError, attachment.state_dict).index("broke off (")
-    attachment.close()
-    if kind != "model":
+    model = wrapped(NetThatFails if where == "backward" else Net, models)
+    if where == "backward":
+        return how_it_ends(model, 0, micro.attach(model, MICRO, **settings))
+    fault = Fault("fails", rank=1, at=0, op="AllGatherLists")
+    with micro.attach(model, Faulty(reducer=MICRO, fault=fault, step=1), **settings) as attachment:
+        ddp_gradients(model, one_loss, 0)
+        failed = how_it_ends(model, 1)
+        assert "broke off (" in words_of(RuntimeError, attachment.state_dict)
+    if models is None:
         with micro.attach(model, DENSE):
             assert all(bool(grad.any()) for grad in ddp_gradients(model, one_loss, 2).values())
     return failed
 
 
-def fail_in_backward(kind: str, group: dist.ProcessGroup | None) -> tuple[str, float]:
-    model, attachment = attach_over(kind, group, NetThatFails, MICRO)
-
-    def step() -> None:
-        with attachment:
-            ddp_gradients(model, one_loss, 0)
-
-    return how_it_ends(step)
-
-
-def how_it_ends(step: Callable[[], object]) -> tuple[str, float]:
+def how_it_ends(model: DistributedDataParallel, step: int, closes: Any = None) -> str:
+    """Return the error, which leaves the context of the attachment where it is given."""
     started = time.perf_counter()
-    try:
-        step()
-    except (InjectedError, LookupError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}", time.perf_counter() - started
-    return "no error", time.perf_counter() - started
+    with pytest.raises((InjectedError, LookupError, RuntimeError)) as caught, closes or nullcontext():
+        ddp_gradients(model, one_loss, step)
+    assert time.perf_counter() - started < COLLECTIVE_S / 3
+    return f"{caught.type.__name__}: {caught.value}"
 
 
-KEYS = ["density", "split", "per_tensor", "clip", "lane", "scaler"]
-OTHER_DENSITY = micro.SparseReducer(micro.Micro(), density=0.2)
-DIFFERENT: list[dict[str, Any]] = [  # what rank 1 has where rank 0 has the defaults
-    {"reducer": OTHER_DENSITY},
-    {"start_step": 3},
-    {"scope": "tensor", "clip": 1.0},
-    {"clip": 1.0},
-    {"lane": "caller"},
-    {"scaler": torch.amp.GradScaler("cpu")},
-    {"clip": -1.0},  # which rank 1 refuses
+@pytest.mark.parametrize("kind", ["made", "own", "model"])
+@pytest.mark.parametrize(
+    ("where", "words"), [("reducer", "InjectedError: in AllGatherLists"), ("backward", "LookupError: backward fails")]
+)
+@on_ranks(2)
+def test_a_failure_on_one_rank_ends_all_soon(where: str, words: str, kind: str) -> None:
+    """Over a group that is made for the attachment, one of the user's, or the model's."""
+    group = None if kind == "made" else dist.new_group(range(2))
+    own: dict[str, Any] = {"own": {"process_group": group}, "model": {"lane": "caller"}, "made": {}}[kind]
+    ended = fail_in(where, own, group if kind == "model" else None)
+    gc.collect()
+    if group is not None:
+        dist.destroy_process_group(group)  # a rank's waits for a collective that was left, until the other's is gone
+    assert ended == (words if dist.get_rank() == 1 else f"PeerError: rank 1 failed: {words}")
+
+
+# --- ranks that differ ------------------------------------------------------------------------------------------------
+
+DIFFERENT: list[tuple[dict[str, Any], str]] = [  # what rank 1 has where rank 0 has the defaults, and what is named
+    ({"reducer": micro.SparseReducer(micro.Micro(), density=0.2)}, "density"),
+    ({"start_step": 3}, "split"),
+    ({"scope": "tensor", "clip": 1.0}, "per_tensor"),
+    ({"clip": 1.0}, "clip"),
+    ({"lane": "caller"}, "lane"),
+    ({"scaler": torch.amp.GradScaler("cpu")}, "scaler"),
 ]
 
 
-def attach_with_another_setting_on_rank_1() -> list[str]:
-    model = wrapped()
-    words = []
-    for other in DIFFERENT:
-        given: dict[str, Any] = {"reducer": MICRO} | (other if dist.get_rank() == 1 else {})
-        words.append(words_of(ValueError, lambda given=given: micro.attach(model, **given)))  # type: ignore[misc]
-    micro.attach(model, MICRO)
-    return words
-
-
+@on_ranks(2)
 def test_settings_that_differ_between_ranks_or_that_one_refuses_are_refused_on_all() -> None:
-    (*first, refused), (*second, own) = ranks(2).run(attach_with_another_setting_on_rank_1)
-    assert first == second
-    assert all("rank 0 has " in words and ", rank 1 " in words for words in first)
-    assert all(key in words for key, words in zip(KEYS, first, strict=True))
+    model, differs = wrapped(), dist.get_rank() == 1
+
+    def words_with(other: dict[str, Any]) -> str:
+        given = {"reducer": MICRO} | (other if differs else {})
+        return words_of(ValueError, lambda: micro.attach(model, **given))
+
+    for other, key in DIFFERENT:
+        words = the_same(words_with(other))
+        assert "rank 0 has " in words
+        assert ", rank 1 " in words
+        assert key in words
+    refused, own = of_all(words_with({"clip": -1.0}))
     assert "clip" in own
     assert refused == f"rank 1 refused micro.attach: {own}"
+    micro.attach(model, MICRO)
 
 
-def seconds_to_join() -> float:
-    """Return how long this rank takes to make a group that rank 1 is slow to join."""
-    make, dist_rank = private_comm._new_group_like, dist.get_rank()
+@on_ranks(2)
+def test_no_rank_has_the_new_group_before_all_have_joined_it() -> None:
+    make: Callable[..., dist.ProcessGroup] = private_comm._new_group_like
 
     def make_late(*args: Any) -> dist.ProcessGroup:
         made = make(*args)
-        time.sleep(0.3 * dist_rank)
+        time.sleep(0.3 * dist.get_rank())
         return made
 
     dist.barrier()
     started = time.perf_counter()
     with patch.object(private_comm, "_new_group_like", make_late):
         private_comm.PrivateComm(None, torch.device("cpu")).close()
-    return time.perf_counter() - started
+    assert time.perf_counter() - started > 0.25
 
 
-def test_no_rank_has_the_new_group_before_all_have_joined_it() -> None:
-    assert min(ranks(2).run(seconds_to_join)) > 0.25
-
-
-def train_at(scales: tuple[float, float]) -> str:
-    """Return what a backward raises where the ranks' scalers have these scales."""
-    model, scaler = wrapped(), torch.amp.GradScaler("cpu", init_scale=scales[dist.get_rank()])
+@on_ranks(2)
+def test_scales_that_differ_are_refused_and_what_a_joined_rank_keeps_follows_the_others() -> None:
+    rank, model = dist.get_rank(), wrapped()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0 + 4.0 * rank)
     with micro.attach(model, MICRO, scaler=scaler):
-        return words_of(ValueError, lambda: scaler.scale(next(one_loss(model, 0))).backward())
-
-
-def scales_of_a_rank_that_has_joined() -> tuple[float, float]:
-    """Return the scale of what is kept, and that of the rank's own scaler, which grows with each of its steps."""
+        words = words_of(ValueError, lambda: scaler.scale(next(one_loss(model, 0))).backward())
+    assert "got 4 on rank 0 and 8 on rank 1" in words
     model, scaler = wrapped(), torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attachment = micro.attach(model, MICRO, scaler=scaler)
     with model.join():
-        for step in range(2 + 2 * dist.get_rank()):
+        for step in range(2 + 2 * rank):
             optimizer.zero_grad()
             scaler.scale(next(one_loss(model, step))).backward()
             scaler.step(optimizer)
             scaler.update()
-    return float(attachment.state_dict()["loss_scale"]), scaler.get_scale()
-
-
-def test_scales_that_differ_between_ranks_are_refused_on_all() -> None:
-    for words in ranks(2).run(train_at, (4.0, 8.0)):
-        assert "got 4 on rank 0 and 8 on rank 1" in words
-
-
-def test_what_a_joined_rank_keeps_follows_the_scale_of_the_others() -> None:
-    assert ranks(2).run(scales_of_a_rank_that_has_joined) == [(32.0, 16.0), (32.0, 64.0)]
-
-
-@pytest.mark.parametrize("kind", ["made", "own", "model"])
-@pytest.mark.parametrize(
-    ("fails", "words"),
-    [
-        (fail_between_collectives, "InjectedError: in AllGatherLists"),
-        (fail_in_backward, "LookupError: backward fails"),
-    ],
-)
-def test_a_failure_on_one_rank_ends_all_soon(
-    fails: Callable[[str, dist.ProcessGroup | None], tuple[str, float]], words: str, kind: str
-) -> None:
-    (peer, after_s), (failed, _) = ranks(2).run(ends, fails, kind)
-    assert failed == words
-    assert peer == f"PeerError: rank 1 failed: {failed}"
-    assert after_s < SOON_S
+    assert float(attachment.state_dict()["loss_scale"]) == 32.0, "what is kept has the scale of the last backward"
+    assert scaler.get_scale() == (64.0 if rank else 16.0), "a rank's own scaler grows with each of its steps"

@@ -18,6 +18,7 @@ from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import Ended, train
+from tests.refusals import NOTHING, refused
 
 pytestmark = pytest.mark.xdist_group("ranks")
 WORDS = (
@@ -35,33 +36,33 @@ def model_of(config: TrainConfig) -> nn.Module:
     return build_model(config, {"in_channels": 1, "num_classes": 10, "image_size": 8})
 
 
-def measured(folder: Path, *, world_size: int = 2, turned: bool = False) -> dict[str, Path]:
+def measured(folder: Path, *, turned: bool = False) -> dict[str, str]:
     """Write files as the profiler does: the real order of ResNet-8's gradients, one millisecond each."""
     (config,) = prepare_runs([list(WORDS)])
-    model = model_of(config)
-    order: list[str] = []
+    model, order = model_of(config), list[str]()
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     model(torch.randn(2, 1, 8, 8)).sum().backward()
     sizes = gradient_bytes(model)
-    if turned:
-        order.reverse()
-    layers = tuple(Layer(name, sizes[name], MS * (1 + place)) for place, name in enumerate(order))
-    trace = Trace(model="resnet8", layers=layers, forward_s=10 * MS, backward_s=len(order) * MS)
+    named = reversed(order) if turned else order
+    layers = tuple(Layer(name, sizes[name], MS * (1 + place)) for place, name in enumerate(named))
     line = Curve(sizes=(0.0, 1e6), seconds=(MS / 2, 100 * MS))
-    link = LinkTable(
-        world_size=world_size, collectives=dict.fromkeys(("all_reduce", "gather_rows", "gather_lists"), line)
-    )
-    select = SelectTable(world_size=2, density=0.01, methods={"micro": Curve(sizes=(0.0, 1e6), seconds=(MS / 10, MS))})
-    files = {name: folder / f"{name}.json" for name in ("trace", "link", "select")}
-    trace.save(files["trace"])
-    link.save(files["link"])
-    select.save(files["select"])
-    return files
+    collectives = dict.fromkeys(("all_reduce", "gather_rows", "gather_lists"), line)
+    methods = {"micro": Curve(sizes=(0.0, 1e6), seconds=(MS / 10, MS))}
+    tables = {
+        "trace": Trace(model="resnet8", layers=layers, forward_s=10 * MS, backward_s=len(order) * MS),
+        "link": LinkTable(world_size=2, collectives=collectives),
+        "select": SelectTable(world_size=2, density=0.01, methods=methods),
+    }
+    for name, table in tables.items():
+        table.save(folder / f"{name}.json")
+    return {name: f"schedule.{name}={folder / name}.json" for name in tables}
 
 
-def words_with(files: dict[str, Path], *more: str, schedule: str = "exact") -> list[str]:
-    return [*WORDS, f"schedule={schedule}", *(f"schedule.{key}={path}" for key, path in files.items()), *more]
+def exact(folder: Path, *, turned: bool = False) -> list[str]:
+    """Return the words of a dense run that is planned from what was measured."""
+    files = measured(folder, turned=turned)
+    return [*WORDS, "schedule=exact", files["trace"], files["link"], "sparsifier=dense"]
 
 
 def trained(*words: str) -> Ended:
@@ -71,22 +72,24 @@ def trained(*words: str) -> Ended:
     return ended[0]
 
 
-@pytest.mark.dist
-@pytest.mark.parametrize("sparsifier", ["dense", "micro"])
-def test_a_training_runs_in_the_planned_buckets(tmp_path: Path, sparsifier: str) -> None:
-    files = measured(tmp_path)
-    schedule = "sparse_exact" if sparsifier == "micro" else "exact"
-    if sparsifier == "dense":
-        del files["select"]
-    output = tmp_path / "runs"
-    done = trained(*words_with(files, f"sparsifier={sparsifier}", f"output={output}", schedule=schedule))
-    assert done.returncode == 0, done.stderr
+def num_collectives(output: Path) -> tuple[Path, list[int]]:
+    """Return the folder of the only run, and the collectives of each of its steps."""
     (folder,) = output.iterdir()
+    return folder, [json.loads(line)["num_collectives"] for line in (folder / "steps.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(("sparsifier", "calls"), [("dense", 1), ("micro", 3)])
+def test_a_training_runs_in_the_planned_buckets(tmp_path: Path, sparsifier: str, calls: int) -> None:
+    words = exact(tmp_path)
+    if sparsifier == "micro":
+        words += [f"schedule.select={tmp_path / 'select.json'}", "schedule=sparse_exact", "sparsifier=micro"]
+    done = trained(*words, f"output={tmp_path / 'runs'}")
+    assert done.returncode == 0, done.stderr
+    folder, found = num_collectives(tmp_path / "runs")
     plan = Plan.load(folder / "plan.json")  # the run itself checks DDP's buckets against it, in its second step
     assert len(plan.groups) > 1
-    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    calls = {"dense": 1, "micro": 3}[sparsifier] * len(plan.groups)
-    assert min(row["num_collectives"] for row in rows[2:]) == calls  # more where MiCRO searches for its threshold
+    assert min(found[2:]) == calls * len(plan.groups)  # more where MiCRO searches for its threshold
 
 
 @pytest.mark.dist
@@ -94,16 +97,12 @@ def test_a_training_runs_in_the_planned_buckets(tmp_path: Path, sparsifier: str)
 def test_schedules_without_a_plan_make_their_buckets(tmp_path: Path, schedule: str, num_buckets: int) -> None:
     done = trained(*WORDS, f"schedule={schedule}", "sparsifier=dense", f"output={tmp_path}")
     assert done.returncode == 0, done.stderr
-    (folder,) = tmp_path.iterdir()
-    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    assert rows[-1]["num_collectives"] == num_buckets
+    assert num_collectives(tmp_path)[1][-1] == num_buckets
 
 
 @pytest.mark.dist
 def test_a_model_that_computes_in_another_order_than_its_trace_is_stopped(tmp_path: Path) -> None:
-    files = measured(tmp_path, turned=True)
-    del files["select"]
-    done = trained(*words_with(files, "sparsifier=dense", f"output={tmp_path / 'runs'}"))
+    done = trained(*exact(tmp_path, turned=True), f"output={tmp_path / 'runs'}")
     assert done.returncode == 1
     assert "backward does not follow the plan: bucket 0 differs by" in done.stderr
     assert "profile this model again" in done.stderr
@@ -123,24 +122,16 @@ def share_plan(words: list[str], widths: list[int]) -> tuple[str | None, str | N
 
 
 @pytest.mark.dist
-def test_all_ranks_hold_rank_0s_plan(tmp_path: Path) -> None:
-    files = measured(tmp_path)
-    del files["select"]
-    answers = ranks(2).run(share_plan, words_with(files, "sparsifier=dense"), [0, 0])
-    assert answers[0] == answers[1]
-    assert answers[0][0] is not None
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize(("widths", "by"), [([0, 3], "rank 1: "), ([3, 0], "")])
-def test_a_rank_with_another_model_stops_all_of_them(tmp_path: Path, widths: list[int], by: str) -> None:
-    files = measured(tmp_path)
-    del files["select"]
-    for digest, words in ranks(2).run(share_plan, words_with(files, "sparsifier=dense"), widths):
-        assert digest is None
-        assert words is not None
-        assert words.startswith(by)
-        assert "'extra.weight'" in words
+def test_all_ranks_hold_rank_0s_plan_and_a_rank_with_another_model_stops_all_of_them(tmp_path: Path) -> None:
+    words = exact(tmp_path)
+    first, second = ranks(2).run(share_plan, words, [0, 0])
+    assert first == second
+    assert first[0] is not None
+    for widths, by in (([0, 3], "rank 1: "), ([3, 0], "")):
+        for digest, refusal in ranks(2).run(share_plan, words, widths):
+            assert digest is None
+            assert refusal.startswith(by)
+            assert "'extra.weight'" in refusal
 
 
 def test_another_grouping_than_planned_is_told() -> None:
@@ -151,41 +142,30 @@ def test_another_grouping_than_planned_is_told() -> None:
             check_buckets(plan, buckets)
 
 
-def refusal(words: list[str]) -> str:
-    with pytest.raises(UserError) as caught:
-        prepare_runs([words])
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("words", "keys"),
+    ("words", "key", "given"),
     [
-        (("schedule=exact", "schedule.link=LINK", "sparsifier=dense"), ("schedule.trace",)),
-        (("schedule=layerwise", "FILES", "sparsifier=dense"), ("schedule.trace",)),
-        (("schedule=dear",), ("dear", "DDP")),
-        (("schedule=single", "cluster=simulated"), ("schedule=single",)),
-        (("schedule=exact", "FILES", "cluster.nproc_per_node=3"), ("2 workers", "3")),
-        (("schedule=exact", "FILES", "model=mlp", "model.settings={hidden: 4}"), ("another model",)),
-        (("schedule=sparse_exact", "FILES", "sparsifier=topk"), ("micro", "topk")),
-        (("sparsifier=dense", "scope=tensor"), ("dense",)),
-        (("scope=layer",), ("scope", "'layer'")),
+        (("schedule=exact", "link", "sparsifier=dense"), "schedule.trace", NOTHING),
+        (("schedule=layerwise", "trace", "link", "sparsifier=dense"), "schedule.trace", NOTHING),
+        (("schedule=dear",), "DDP", "dear"),
+        (("schedule=single", "cluster=simulated"), "schedule=single", NOTHING),
+        (("schedule=exact", "trace", "link", "select", "cluster.nproc_per_node=3"), "2 workers", 3),
+        (("schedule=exact", "trace", "link", "model=mlp", "model.settings={hidden: 4}"), "another model", NOTHING),
+        (("schedule=sparse_exact", "trace", "link", "select", "sparsifier=topk"), "micro", "topk"),
+        (("sparsifier=dense", "scope=tensor"), "dense", NOTHING),
+        (("scope=layer",), "scope", "'layer'"),
     ],
     ids=str,
 )
 def test_what_does_not_fit_is_refused_before_a_worker_starts(
-    tmp_path: Path, words: tuple[str, ...], keys: tuple[str, ...]
+    tmp_path: Path, words: tuple[str, ...], key: str, given: object
 ) -> None:
     files = measured(tmp_path)
-    given = [f"schedule.{key}={path}" for key, path in files.items()] if "FILES" in words else []
-    given += [word.replace("LINK", str(files["link"])) for word in words if word != "FILES"]
-    said = refusal([*WORDS, *given])
-    assert all(key in said for key in keys), said
+    refused(lambda: prepare_runs([[*WORDS, *(files.get(word, word) for word in words)]]), key, given, error=UserError)
 
 
 @pytest.mark.parametrize("broken", ["{", '{"format": "micro-link-1"}'])
 def test_a_torn_or_foreign_file_is_refused_by_its_name(tmp_path: Path, broken: str) -> None:
-    files = measured(tmp_path)
-    del files["select"]
-    files["trace"].write_text(broken)
-    assert str(files["trace"]) in refusal(words_with(files, "sparsifier=dense"))
+    words = exact(tmp_path)
+    (tmp_path / "trace.json").write_text(broken)
+    refused(lambda: prepare_runs([words]), f"{tmp_path / 'trace.json'}", error=UserError)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,8 +14,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 import micro
 from micro.fsdp import WithinAttachment, attach_within
 from tests.dist.ddp_steps import words_of
-from tests.dist.fsdp_steps import Net, backward, batch, build, train, update_
-from tests.dist.processes import ranks
+from tests.dist.fsdp_steps import Net, backward, batch, build, same, train, update_
+from tests.dist.on_ranks import on_ranks
+from tests.refusals import refused
 
 pytestmark = [
     pytest.mark.dist,
@@ -39,29 +39,30 @@ REDUCERS = {
 }
 
 
-def made(reducer: micro.Reducer | None = None, **settings: Any) -> tuple[Net, WithinAttachment | None]:
+def made(reducer: micro.Reducer | None = None, **settings: Any) -> tuple[Net, Any]:
     net = build(init_device_mesh("cpu", (dist.get_world_size(),)), **settings)
-    return net, None if reducer is None else attach_within(net, reducer)
+    return net, reducer and attach_within(net, reducer)
 
 
-def even(
-    reducer: micro.Reducer | None, *, sharded: bool = True, **settings: Any
-) -> tuple[nn.Module, WithinAttachment | None]:
+def even(reducer: micro.Reducer | None, **settings: Any) -> tuple[nn.Module, Any]:
     """Return a model whose shards are not padded: codes of few bits send something of zeros too."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8))
-    for module in (net[0], net[2], net) if sharded else ():
+    for module in (net[0], net[2], net):
         fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **settings)
-    return net, None if reducer is None else attach_within(net, reducer)
+    return net, reducer and attach_within(net, reducer)
 
 
-def whole(net: nn.Module) -> dict[str, Tensor]:
-    """Return the whole gradients, in double precision."""
-    return {name: p.grad.full_tensor().double() for name, p in net.named_parameters() if p.grad is not None}
+def step_of(net: nn.Module, step: int, factor: float = 1.0) -> Tensor:
+    """Return the whole gradient of a step, in double precision."""
+    net.zero_grad()
+    (net(batch(step).to(next(net.parameters()).dtype)).square().sum() * factor).backward()
+    return whole(net)
 
 
-def total(gradients: dict[str, Tensor]) -> Tensor:
-    return torch.cat([piece.view(-1) for _, piece in sorted(gradients.items())])
+def whole(net: nn.Module) -> Tensor:
+    found = {name: p.grad.full_tensor() for name, p in net.named_parameters() if p.grad is not None}
+    return torch.cat([piece.double().view(-1) for _, piece in sorted(found.items())])
 
 
 def waiting(attachment: WithinAttachment) -> float:
@@ -71,176 +72,120 @@ def waiting(attachment: WithinAttachment) -> float:
     return float(kept)
 
 
-# What runs on the ranks
-
-
-def beside_plain(name: str, settings: dict[str, Any]) -> tuple[float, float, float]:
+def beside_plain(world_size: int, name: str, **settings: Any) -> tuple[float, float, float]:
     """Return what was given, what was applied and waits, and how far the updates were from plain FSDP's."""
-    make = partial(even, **settings)
-    plain, _ = make(None)
-    net, attachment = make(REDUCERS[name])
-    assert attachment is not None
-    given = applied = distance = 0.0
-    n = dist.get_world_size()
-    for step in range(4):
-        for each in (plain, net):
-            each.zero_grad()
-            each(batch(step).float()).square().sum().backward()
-        mine, theirs = total(whole(net)), total(whole(plain))
-        given, applied = given + n * float(theirs.sum()), applied + n * float(mine.sum())
-        distance = max(distance, float((mine - theirs).abs().max()))
-    return given, applied + waiting(attachment), distance
+    (plain, _), (net, attachment) = even(None, **settings), even(REDUCERS[name], **settings)
+    given, applied = (torch.stack([step_of(each, step) for step in range(4)]) for each in (plain, net))
+    booked = world_size * float(applied.sum()) + waiting(attachment)
+    return world_size * float(given.sum()), booked, float((given - applied).abs().max())
 
 
-def resumed(name: str) -> bool:
-    """Return whether a restored run takes the steps of one that went on."""
-    net, attachment = made(REDUCERS[name])
-    again, second = made(REDUCERS[name])
-    assert attachment is not None
-    assert second is not None
+@pytest.mark.parametrize(
+    ("name", "world_size"), [*((name, 2) for name in REDUCERS), *((name, 4) for name in ("all", "int8", "micro"))]
+)
+@on_ranks()
+def test_nothing_of_a_gradient_is_lost(name: str, world_size: int) -> None:
+    given, booked, distance = beside_plain(world_size, name)
+    assert booked == pytest.approx(given, rel=1e-5, abs=1e-4)
+    assert (distance < 1e-5) == (name == "all"), "all values are FSDP's own mean, and no other method's are"
+
+
+@pytest.mark.parametrize("name", ["all", "topk+gather", "micro"])
+@on_ranks(2)
+def test_half_precision_loses_nothing_either(name: str) -> None:
+    given, booked, _ = beside_plain(2, name, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
+    assert booked == pytest.approx(given, rel=0.1, abs=0.3)  # plain FSDP rounds, and is what is compared with
+
+
+@pytest.mark.parametrize("name", ["topk+gather", "micro"])
+@on_ranks(2)
+def test_a_restored_run_equals_the_uninterrupted_one(name: str) -> None:
+    (net, attachment), (again, second) = made(REDUCERS[name]), made(REDUCERS[name])
     train(net, range(3))
     with torch.no_grad():
         for mine, theirs in zip(again.parameters(), net.parameters(), strict=True):
             mine.to_local().copy_(theirs.to_local())
     second.load_state_dict(attachment.state_dict())
     second.load_state_dict(second.state_dict())  # saved again before it goes on
-    one, two = train(net, range(3, 6)), train(again, range(3, 6))
-    return all(torch.equal(a[name], b[name]) for a, b in zip(one, two, strict=True) for name in a)
+    assert all(map(same, train(net, range(3, 6)), train(again, range(3, 6))))
 
 
-def nan_here() -> tuple[str, bool, bool, bool]:
-    """Return the error; whether gradients are zero; whether that step was skipped, and the last one."""
+@on_ranks(2)
+def test_a_gradient_that_is_not_finite_stops_all_ranks() -> None:
     net, attachment = made(REDUCERS["topk+gather"])
-    assert attachment is not None
     train(net, range(2))
-    words = words_of(micro.NonFiniteGradient, lambda: backward(net, 2, float("inf") if dist.get_rank() == 1 else 1.0))
-    are_zero, was_skipped = not any(piece.any() for piece in whole(net).values()), attachment.skipped
+    factor = float("inf") if dist.get_rank() == 1 else 1.0
+    words = words_of(micro.NonFiniteGradient, lambda: backward(net, 2, factor))
+    assert "on rank 1 is not finite at step 2" in words
+    assert not whole(net).any()
+    assert attachment.skipped
     update_(net)
     train(net, range(3, 5))
-    return words, are_zero, was_skipped, attachment.skipped
+    assert not attachment.skipped
 
 
-def kept_of_a_skipped_step(name: str) -> tuple[float, float]:
-    """Return what waits after a step that is skipped; what waited before, with rank 0's gradient, which is finite."""
-    net, attachment = even(replace(REDUCERS[name], nonfinite="skip"))
-    alone, _ = even(None, sharded=False)
-    assert attachment is not None
-    net(batch(0).float()).square().sum().backward()
-    net.zero_grad()
+@pytest.mark.parametrize("name", ["topk+gather", "micro", "int8"])
+@on_ranks(2)
+def test_what_a_skipped_step_had_sent_waits(name: str) -> None:
+    """Also the gradient of rank 0, which is finite."""
+    is_first = dist.get_rank() == 0
+    (net, attachment), (alone, _) = even(replace(REDUCERS[name], nonfinite="skip")), even(None)
+    step_of(net, 0)
     before = waiting(attachment)
-    (net(batch(1).float()).square().sum() * (float("nan") if dist.get_rank() == 1 else 1.0)).backward()
+    step_of(net, 1, 1.0 if is_first else float("nan"))
     assert attachment.skipped
-    alone(batch(1, rank=0).float()).square().sum().backward()
-    return waiting(attachment), before + sum(float(p.grad.sum()) for p in alone.parameters() if p.grad is not None)
+    own = 2 * float(step_of(alone, 1, 1.0 if is_first else 0.0).sum())
+    assert waiting(attachment) == pytest.approx(before + own, rel=1e-4, abs=1e-3)
 
 
-def accumulated() -> bool:
-    """Return whether two backwards of which the first waits are one of the sum."""
-    (net, _), (plain, _) = made(EVERYTHING), made()
+@on_ranks(2)
+def test_micro_batches_wait_and_a_closed_model_is_plain_fsdp() -> None:
+    (net, attachment), (plain, _) = made(EVERYTHING), made()
     for each in (net, plain):
         each.set_requires_gradient_sync(False)  # type: ignore[operator]
         backward(each, 0)
         each.set_requires_gradient_sync(True)  # type: ignore[operator]
         backward(each, 1)
-    return torch.allclose(total(whole(net)), total(whole(plain)))
+    assert torch.allclose(whole(net), whole(plain))
+    attachment.close()
+    assert torch.equal(step_of(net, 2), step_of(plain, 2))
 
 
-def bytes_sent(name: str) -> tuple[float, int, int]:
-    net, attachment = made(REDUCERS[name])
-    assert attachment is not None
-    for step in range(3):
-        backward(net, step)
-    return (
-        sum(s.bytes_sent for s in attachment.stats),
-        sum(s.numel for s in attachment.stats),
-        sum(s.target_count for s in attachment.stats),
-    )
-
-
-def refusals() -> list[str]:
-    net, _ = made()
-    cases: list[Callable[[], object]] = [
-        lambda: attach_within(net, micro.PowerSGD()),
-        lambda: attach_within(net, micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Oktopk())),
-        lambda: attach_within(
-            net, micro.SparseReducer(micro.TopK(), 0.1, feedback=micro.EF21(), exchange=micro.Gather())
-        ),
-        lambda: attach_within(Net(), EVERYTHING),
-        lambda: attach_within(build(init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))), EVERYTHING),
-        lambda: backward(made(EVERYTHING, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16))[0], 0),
-        lambda: attach_within(made(EVERYTHING)[0], EVERYTHING),
-        lambda: attach_within(net, REDUCERS["micro" if dist.get_rank() else "topk+union"]),
-    ]
-    return [words_of(ValueError, case) for case in cases]
-
-
-def closed() -> bool:
-    (net, attachment), (plain, _) = made(REDUCERS["micro"]), made()
-    assert attachment is not None
-    with attachment:
-        backward(net, 0)
-    net.zero_grad()
-    for each in (net, plain):
-        backward(each, 1)
-    return torch.equal(total(whole(net)), total(whole(plain)))
-
-
-# The tests
-
-
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize("name", REDUCERS)
-def test_nothing_of_a_gradient_is_lost(name: str, world_size: int) -> None:
-    for given, booked, distance in ranks(world_size).run(beside_plain, name, {}):
-        assert booked == pytest.approx(given, rel=1e-5, abs=1e-4)
-        assert (distance < 1e-5) == (name == "all"), "all values are FSDP's own mean, and no other method's are"
-
-
-@pytest.mark.parametrize("name", ["all", "topk+gather", "micro"])
-def test_half_precision_loses_nothing_either(name: str) -> None:
-    settings = {"mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)}
-    for given, booked, _ in ranks(2).run(beside_plain, name, settings):
-        assert booked == pytest.approx(given, rel=0.1, abs=0.3)  # plain FSDP rounds, and is what is compared with
-
-
-@pytest.mark.parametrize("name", ["topk+gather", "micro"])
-def test_a_restored_run_equals_the_uninterrupted_one(name: str) -> None:
-    assert all(ranks(2).run(resumed, name))
-
-
-def test_a_gradient_that_is_not_finite_stops_all_ranks() -> None:
-    for words, are_zero, was_skipped, is_skipped in ranks(2).run(nan_here):
-        assert "on rank 1 is not finite at step 2" in words
-        assert are_zero
-        assert (was_skipped, is_skipped) == (True, False)
-
-
-@pytest.mark.parametrize("name", ["topk+gather", "micro", "int8"])
-def test_what_a_skipped_step_had_sent_waits(name: str) -> None:
-    for kept, expected in ranks(2).run(kept_of_a_skipped_step, name):
-        assert kept == pytest.approx(expected, rel=1e-4, abs=1e-3)
-
-
-def test_micro_batches_wait() -> None:
-    assert all(ranks(2).run(accumulated))
-
-
+@on_ranks(2)
 def test_bytes_are_those_of_a_reduce_scatter() -> None:
+    sizes = {}
+    for name in ("all", "topk+gather", "int8"):
+        net, attachment = made(REDUCERS[name])
+        train(net, range(3))
+        sums = [[s.bytes_sent, s.numel, s.target_count] for s in attachment.stats]
+        sizes[name] = [sum(column) for column in zip(*sums, strict=True)]
     width, n = 8, 2
-    (all_bytes, numel, _), *_ = ranks(n).run(bytes_sent, "all")
+    all_bytes, numel, _ = sizes["all"]
     assert all_bytes == width * numel / n  # to the other rank, its half
-    (sparse_bytes, _, count), *_ = ranks(n).run(bytes_sent, "topk+gather")
+    sparse_bytes, _, count = sizes["topk+gather"]
     assert sparse_bytes <= (4 + width) * count + 100
-    (int8_bytes, _, _), *_ = ranks(n).run(bytes_sent, "int8")
-    assert int8_bytes < all_bytes / 5
+    assert sizes["int8"][0] < all_bytes / 5
 
 
+def sparse(**parts: Any) -> micro.SparseReducer:
+    return micro.SparseReducer(micro.TopK(), 0.1, **parts)
+
+
+@on_ranks(2)
 def test_what_cannot_be_scattered_is_refused_on_all_ranks() -> None:
-    named = ("powersgd", "oktopk", "ef21", "fully_shard", "replicas", "float16", "already", "same on all ranks")
-    for words in ranks(2).run(refusals):
-        for given, expected in zip(words, named, strict=True):
-            assert expected in given
-
-
-def test_a_closed_model_is_plain_fsdp() -> None:
-    assert all(ranks(2).run(closed))
+    net, _ = made()
+    half = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+    wrong: dict[str, Callable[[], object]] = {
+        "powersgd": lambda: attach_within(net, micro.PowerSGD()),
+        "oktopk": lambda: attach_within(net, sparse(exchange=micro.Oktopk())),
+        "ef21": lambda: attach_within(net, sparse(feedback=micro.EF21(), exchange=micro.Gather())),
+        "fully_shard": lambda: attach_within(Net(), EVERYTHING),
+        "replicas": lambda: attach_within(
+            build(init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))), EVERYTHING
+        ),
+        "float16": lambda: backward(made(EVERYTHING, mp_policy=half)[0], 0),
+        "already": lambda: attach_within(made(EVERYTHING)[0], EVERYTHING),
+        "same on all ranks": lambda: attach_within(net, REDUCERS["micro" if dist.get_rank() else "topk+union"]),
+    }
+    for word, call in wrong.items():
+        refused(call, word)

@@ -11,39 +11,39 @@ from torch import Tensor
 
 import micro
 from micro.group_comm import GroupComm
+from tests.dist.ddp_steps import device, words_of
 from tests.dist.processes import ranks
 from tests.sparsifiers import TABLE
 
-NUM_STEPS, NUMEL, WORLD_SIZE = 5, 1009, 3
-DENSITY = 0.05
-ROWS = {row.name: row for row in TABLE if row.ranks_per_node == 1}  # nodes of several: test_two_level_ranks.py
-"""By name: a row holds functions without a name, which do not travel to a process."""
+NUM_STEPS, NUMEL, DENSITY = 5, 1009, 0.05
+ROWS = {row.name: row for row in TABLE}  # a row holds functions without a name, which do not travel to a process
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
+Taken = tuple[Tensor, Tensor, micro.StepStats]  # the update, the residual after it, and the statistics
 
 
 def all_gradients(numel: int, world_size: int, dtype: torch.dtype) -> Iterator[Tensor]:
     """Yield (world_size, numel) per step: of a new scale each time, all zero once, zero on the last rank once."""
     for step in range(NUM_STEPS):
         rows = torch.randn(world_size, numel, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-        rows *= 3.0**step
-        if step == 2:
-            rows.zero_()
+        rows *= 0.0 if step == 2 else 3.0**step
         if step == 3:
             rows[-1] = 0
         yield rows.to(dtype)
 
 
-def reduce_here(name: str, dtype: torch.dtype, steps: int) -> list[tuple[Tensor, Tensor, micro.StepStats]]:
-    """Return, per step, this rank's copy of the update, its residual and its statistics."""
+def reduce_here(name: str, dtype: torch.dtype, steps: int) -> list[Taken]:
+    """Return what this rank has of each step."""
     reducer, comm = ROWS[name].make(DENSITY, 0), GroupComm()
-    state = reducer.start(micro.Layout.flat(NUMEL), dtype, torch.device("cpu"))
+    reducer.prepare(comm, device())
+    state = reducer.start(micro.Layout.flat(NUMEL), dtype, device())
     outcomes = []
     for rows in islice(all_gradients(NUMEL, comm.world_size, dtype), steps):
-        grad = rows[comm.rank].clone()
+        grad = rows[comm.rank].to(device(), copy=True)
         comm.begin_step()
         stats = reducer.reduce_(state, grad, comm)
-        outcomes.append((grad, state.residual.clone(), stats))
+        outcomes.append((grad.cpu(), state.residual.to("cpu", copy=True), stats))
+    comm.close()
     return outcomes
 
 
@@ -52,15 +52,14 @@ def nan_here(name: str) -> str:
     reducer, comm = ROWS[name].make(DENSITY, 0), GroupComm()
     state = reducer.start(micro.Layout.flat(100), torch.float32, torch.device("cpu"))
     grad = torch.ones(100)
-    if comm.rank == comm.world_size - 1:
-        grad[7] = float("nan")
+    grad[7] = float("nan") if comm.rank == comm.world_size - 1 else 1.0
     comm.begin_step()
-    with pytest.raises(micro.NonFiniteGradient) as caught:
-        reducer.reduce_(state, grad, comm)
-    return str(caught.value)
+    words = words_of(micro.NonFiniteGradient, lambda: reducer.reduce_(state, grad, comm))
+    comm.close()
+    return words
 
 
-def all_here(name: str) -> tuple[Any, Any, str]:
+def all_here(name: str) -> tuple[list[Taken], list[Taken], str]:
     """Return what comes of all steps, of the first two in half precision, and of a NaN."""
     whole, half = reduce_here(name, torch.float64, NUM_STEPS), reduce_here(name, torch.bfloat16, 2)
     words = nan_here(name)
@@ -72,20 +71,25 @@ def what_all_share(stats: micro.StepStats) -> tuple[Any, ...]:
     return stats.step, stats.rule, stats.target_count, stats.counts, stats.global_count, stats.skipped
 
 
-def what_was_sent(stats: micro.StepStats) -> tuple[float, ...]:
-    return stats.counts_bytes, stats.indices_bytes, stats.values_bytes, stats.num_collectives
+def what_one_sent(stats: micro.StepStats) -> tuple[Any, ...]:
+    return (
+        stats.counts_bytes,
+        stats.indices_bytes,
+        stats.values_bytes,
+        stats.local_bytes,
+        stats.calls,
+        stats.local_calls,
+    )
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_processes_equal_the_simulation_and_each_other(name: str) -> None:
     """Lists of nothing are sent too, where a gradient is zero."""
-    processes = ranks(WORLD_SIZE).run(all_here, name)
-    simulation = micro.Simulation(
-        ROWS[name].make(DENSITY, 0), micro.Layout.flat(NUMEL), WORLD_SIZE, dtype=torch.float64
-    )
-    for step, rows in enumerate(all_gradients(NUMEL, WORLD_SIZE, torch.float64)):
+    row, world_size = ROWS[name], ROWS[name].world_size(3)
+    processes = ranks(world_size).run(all_here, name)
+    simulation = micro.Simulation(row.make(DENSITY, 0), micro.Layout.flat(NUMEL), world_size, dtype=torch.float64)
+    for step, rows in enumerate(all_gradients(NUMEL, world_size, torch.float64)):
         expected = simulation.step(rows, residuals=True)
-        assert expected.residuals is not None
         for rank, (whole, _, _) in enumerate(processes):
             update, residual, stats = whole[step]
             assert torch.equal(update, processes[0][0][step][0]), "replicas drift apart"
@@ -93,11 +97,12 @@ def test_processes_equal_the_simulation_and_each_other(name: str) -> None:
             torch.testing.assert_close(update, expected.update, rtol=1e-11, atol=1e-13)
             torch.testing.assert_close(residual, expected.residuals[rank], rtol=1e-11, atol=1e-13)
             assert what_all_share(stats) == what_all_share(expected.stats[rank])
-            assert what_was_sent(stats) == what_was_sent(expected.stats[rank])
+            assert what_one_sent(stats) == what_one_sent(expected.stats[rank])
+    simulation.close()
     (_, first, words), *others = processes
     for _, half, other_words in others:
         assert other_words == words
         for (update, _, stats), (first_update, _, first_stats) in zip(half, first, strict=True):
             assert torch.equal(update, first_update)
             assert what_all_share(stats) == what_all_share(first_stats)
-    assert ("on rank 2" in words) == ROWS[name].names_rank
+    assert (f"on rank {world_size - 1}" in words) == row.names_rank

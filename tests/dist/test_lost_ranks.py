@@ -49,8 +49,7 @@ def fsdp_step(reducer: micro.Reducer) -> Callable[[int], object]:
     return lambda step: fsdp_steps.train(net, range(step, step + 1))
 
 
-@pytest.mark.parametrize("driver", ["attach", "attach_fsdp"])
-@pytest.mark.parametrize("exits", [0, 1])
+@pytest.mark.parametrize(("driver", "exits"), [("attach", 0), ("attach", 1), ("attach_fsdp", 1)])
 def test_the_others_of_a_rank_that_exits_end_soon(driver: str, exits: int, tmp_path: Path) -> None:
     with suppress(FileNotFoundError):  # no rank returns
         run_fresh(2, train, driver, exits, tmp_path / "reported")

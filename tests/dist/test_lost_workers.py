@@ -17,7 +17,7 @@ from micro.comm import Comm
 from micro.local import LocalSteps, check_losable, regrouped, save_round, take_round
 from micro.zoo.exdyna import ExDyna
 from tests.dist.fresh_ranks import run_fresh
-from tests.local_training import ADAM, SPARSE, backward, flat, network, on_ranks
+from tests.local_training import ADAM, SPARSE, backward, flat, network, simulated
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
 EVERY, KILLED_AT = 3, 7
@@ -94,7 +94,7 @@ def test_another_number_of_ranks_goes_on_from_the_end_of_a_round(reducer: micro.
                     optimizer.step()
                 return {"weights": flat(model), **local.state_dict()}
 
-        ended = on_ranks(world_size, work)
+        ended = simulated(world_size, work)
         assert all(torch.equal(state["weights"], ended[0]["weights"]) for state in ended)
         return [{key: value for key, value in state.items() if key != "weights"} for state in ended]
 
@@ -139,7 +139,7 @@ def test_a_round_of_another_group_is_left(tmp_path: Path) -> None:
         with LocalSteps(model, optimizer, SPARSE, every=1, comm=comm) as local:
             return take_round(local, paths[comm.rank]), flat(model)
 
-    (found, first), (_, second) = on_ranks(2, work)
+    (found, first), (_, second) = simulated(2, work)
     assert found.newcomers == (1,)
     assert torch.equal(first, second)
 
@@ -161,7 +161,7 @@ def test_an_earlier_round_than_the_others_is_left(tmp_path: Path) -> None:
             assert torch.equal(flat(again), flat(model))
             return found, local.residuals()[0].clone()
 
-    (found, without), (other, kept), _ = on_ranks(3, work)
+    (found, without), (other, kept), _ = simulated(3, work)
     assert found == other
     assert found.newcomers == (0,)
     assert not without.any()

@@ -37,10 +37,12 @@ def python(*words: str, path: Path = ROOT) -> str:
 def install(folder: Path) -> None:
     """Put the package into a folder as an installer does: its module, its metadata, its entry points."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    groups = project["entry-points"].items()
-    lines = [line for group, parts in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in parts.items()))]
+    parts = [
+        "\n".join([f"[{group}]", *(f"{k} = {v}" for k, v in of.items())])
+        for group, of in project["entry-points"].items()
+    ]
     shutil.copy(PACKAGE / "micro_smallest.py", folder)
-    describe(folder, project["name"], project["version"], "\n".join(lines))
+    describe(folder, project["name"], project["version"], "\n".join(parts))
 
 
 def describe(folder: Path, name: str, version: str, entry_points: str) -> None:
@@ -104,7 +106,7 @@ def test_a_part_that_cannot_be_used_is_refused_with_its_package(tmp_path: Path) 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
     install(tmp_path)
     describe(tmp_path, "other-smallest", "1.0", "[micro.selectors]\nsmallest = other:Smallest")
-    printed = python("-c", REFUSE.replace('"topk"', '"smallest"'), path=tmp_path).splitlines()[0]
+    printed = python("-c", REFUSE, path=tmp_path).splitlines()[0]
     assert all(name in printed for name in ("'smallest'", "micro-smallest", "other-smallest"))
 
 

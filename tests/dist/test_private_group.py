@@ -1,7 +1,6 @@
 """What a process group on NCCL does beside one on gloo, on stand-ins: it is split, and its abort waits for others."""
 
 import threading
-from contextlib import closing
 
 import pytest
 import torch
@@ -9,32 +8,29 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from micro.private_comm import PrivateComm
-from tests.dist.processes import ranks
+from tests.dist.on_ranks import on_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 DEVICE = torch.device("cpu", 0)
 
 
-def made_by_rank_0_alone() -> tuple[int, bool]:
-    """Return how often torch looked for a communicator to split, and whether the default group is bound still."""
+@on_ranks(2)
+def test_no_communicator_is_split_which_would_wait_for_the_whole_world() -> None:
+    """Torch looks for none to split, and the default group stays bound, where a rank makes a group alone."""
     looked: list[object] = []
-    find = c10d._get_split_source
-    c10d._get_split_source = lambda *given: looked.append(given)  # returns None: nothing to split
+    find, c10d._get_split_source = c10d._get_split_source, lambda *given: looked.append(given)  # None: nothing to split
     world = dist.group.WORLD
-    assert world is not None
     world.bound_device_id = DEVICE
     try:
-        if dist.get_rank() == 0:
-            with closing(PrivateComm(None, torch.device("cpu"), ranks=range(1))):
-                pass
-        return len(looked), world.bound_device_id == DEVICE
+        for rank in range(2):  # one after the other; both, since a group's name follows from how many a rank has made
+            if dist.get_rank() == rank:
+                PrivateComm(None, torch.device("cpu"), ranks=range(rank, rank + 1)).close()
+            dist.barrier()
+        assert not looked
+        assert world.bound_device_id == DEVICE
     finally:
         world.bound_device_id = None
         c10d._get_split_source = find
-
-
-def test_no_communicator_is_split_which_would_wait_for_the_whole_world() -> None:
-    assert ranks(2).run(made_by_rank_0_alone) == [(0, True)] * 2
 
 
 def test_an_abort_that_waits_for_others_holds_up_nobody(one_rank: None, monkeypatch: pytest.MonkeyPatch) -> None:

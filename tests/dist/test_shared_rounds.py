@@ -1,6 +1,5 @@
 """Buckets that share rounds of messages on real ranks: the same as one after the other, in fewer collectives."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,21 +7,16 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm
 from micro.group_comm import GroupComm
-from micro.reducers.base import BucketState
 from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Reduction, Request, carried_out
-from tests.dist.processes import ranks
+from tests.dist.on_ranks import on_ranks
 from tests.sparsifiers import TABLE
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 
-NUM_STEPS = 3
 LAYOUTS = tuple(micro.Layout((f"{place}.weight", f"{place}.bias"), ((5 + place, 24), (7,))) for place in range(4))
 SHARING = ("topk+gather", "leader", "micro+agreed", "micro+slack", "gtopk", "oktopk", "powersgd", "qsgd+union")
 ROWS = {row.name: row for row in TABLE if row.name in SHARING}
-
-Reduce = Callable[[micro.Reducer, list[BucketState], list[Tensor], Comm], tuple[micro.StepStats, ...]]
 
 
 def gradients(rank: int, step: int) -> list[Tensor]:
@@ -30,34 +24,28 @@ def gradients(rank: int, step: int) -> list[Tensor]:
     return [torch.randn(layout.numel, generator=drawn, dtype=torch.float64) for layout in LAYOUTS]
 
 
-def one_by_one(
-    reducer: micro.Reducer, states: list[BucketState], grads: list[Tensor], comm: Comm
-) -> tuple[micro.StepStats, ...]:
-    return tuple(reducer.reduce_buckets_([state], [grad], comm)[0] for state, grad in zip(states, grads, strict=True))
-
-
-def reduced(name: str, reduce: Reduce) -> tuple[list[Tensor], list[Tensor], list[Any]]:
-    """Return the updates and residuals of this rank in all steps and, by step and bucket, its statistics."""
+def reduced(name: str, at_once: bool) -> tuple[list[Tensor], list[Any]]:
+    """Return the updates of this rank and its residuals; by step and bucket, its statistics."""
     reducer, comm = ROWS[name].make(0.05, 0), GroupComm()
     states = [reducer.start(layout, torch.float64, torch.device("cpu")) for layout in LAYOUTS]
     updates, stats = [], []
-    for step in range(NUM_STEPS):
+    for step in range(3):
         grads = gradients(comm.rank, step)
-        stats.append(reduce(reducer, states, grads, comm))
+        groups = [range(len(grads))] if at_once else [[place] for place in range(len(grads))]
+        found = [reducer.reduce_buckets_([states[i] for i in g], [grads[i] for i in g], comm) for g in groups]
+        stats.append([each for some in found for each in some])
         updates += grads
-    return updates, [state.residual.clone() for state in states], stats
+    return [*updates, *(state.residual.clone() for state in states)], stats
 
 
 @pytest.mark.parametrize("name", SHARING)
+@on_ranks(2)
 def test_buckets_that_share_rounds_give_the_bits_and_bytes_of_one_after_the_other(name: str) -> None:
-    shared = ranks(2).run(reduced, name, micro.Reducer.reduce_buckets_)[1]
-    apart = ranks(2).run(reduced, name, one_by_one)[1]
-    for mine, theirs in zip((*shared[0], *shared[1]), (*apart[0], *apart[1]), strict=True):
-        assert torch.equal(mine, theirs)
-    for mine, theirs in zip(shared[2], apart[2], strict=True):
-        assert [stats.calls for stats in mine] == [stats.calls for stats in theirs]
-        assert [stats.bytes_sent for stats in mine] == [stats.bytes_sent for stats in theirs]
-    together, alone = ([stats.num_collectives for stats in found[2][-1]] for found in (shared, apart))
+    (shared, stats), (apart, others) = reduced(name, at_once=True), reduced(name, at_once=False)
+    assert all(map(torch.equal, shared, apart))
+    for mine, theirs in zip(stats, others, strict=True):
+        assert [(each.calls, each.bytes_sent) for each in mine] == [(each.calls, each.bytes_sent) for each in theirs]
+    together, alone = ([each.num_collectives for each in found[-1]] for found in (stats, others))
     assert max(alone) <= sum(together) < sum(alone)
     assert sum(together) < 2 * max(alone)
 
@@ -88,18 +76,12 @@ def at_a_time(made: list[Request]) -> Reduction[list[Any]]:
     return answers
 
 
-def answers() -> tuple[list[Any], list[Any], int, int]:
-    """Return what requests give together, and one by one, and in how many collectives."""
+@on_ranks(3)
+def test_requests_of_a_kind_travel_in_one_message() -> None:
     comm = GroupComm()
     shared = carried_out(at_a_time(requests(comm.rank, comm.world_size)), comm)
-    num_shared = comm.traffic.num_collectives
+    assert comm.traffic.num_collectives == 8  # rows, parts, sums and copies of two dtypes; empty lists send nothing
     comm.begin_step()
     alone = [comm.answer(request) for request in requests(comm.rank, comm.world_size)]
-    return [x.tolist() for x in shared], [x.tolist() for x in alone], num_shared, comm.traffic.num_collectives
-
-
-def test_requests_of_a_kind_travel_in_one_message() -> None:
-    for shared, alone, num_shared, num_alone in ranks(3).run(answers):
-        assert shared == alone
-        assert num_alone == 20
-        assert num_shared == 8  # rows, parts, sums and copies of two dtypes; two empty lists, which send nothing
+    assert comm.traffic.num_collectives == 20
+    assert all(map(torch.equal, shared, alone))

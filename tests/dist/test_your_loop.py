@@ -1,6 +1,7 @@
 """Loops of docs/your_loop.md: a dense reducer changes no bit of their weights, with a sparse one all ranks agree."""
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,20 +11,20 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import micro
 from tests.dist.ddp_steps import DENSE, MICRO, Net, batch, build
-from tests.dist.processes import ranks
+from tests.dist.on_ranks import on_ranks, the_same
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 STEPS = 4
 Loop = Callable[[nn.Module], nn.Module | None]
 
 
-def loss_of(model: nn.Module, step: int, part: int = 0) -> Tensor:
-    loss: Tensor = model(batch(step, part)).square().sum()
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    loss: Tensor = model(batch(step)).square().sum()
     return loss
 
 
-def sgd(parameters: Iterable[Tensor], lr: float = 0.1) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=lr, momentum=0.9)
+def sgd(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
 def sam(model: nn.Module) -> None:
@@ -35,7 +36,6 @@ def sam(model: nn.Module) -> None:
         with torch.no_grad():
             starts = [p.clone() for p in parameters]
             for p in parameters:
-                assert p.grad is not None
                 p.add_(0.05 * p.grad / p.grad.norm())
         optimizer.zero_grad()
         loss_of(model, step).backward()
@@ -63,9 +63,10 @@ def lbfgs(model: nn.Module) -> None:
 def two_optimizers(model: nn.Module) -> None:
     """Matrices by one optimizer, the rest by another, as with Muon."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    parts = [[p for p in trained if (p.ndim > 1) is matrices] for matrices in (True, False)]
-    optimizers: list[torch.optim.Optimizer] = [sgd(parts[0])]
-    optimizers += [torch.optim.AdamW(parts[1], lr=0.01)] if parts[1] else []
+    optimizers = [
+        sgd(p for p in trained if p.ndim > 1),
+        torch.optim.AdamW([p for p in trained if p.ndim == 1], lr=0.01),
+    ]
     for step in range(STEPS):
         loss_of(model, step).backward()
         for optimizer in optimizers:
@@ -90,38 +91,16 @@ LOOPS = [sam, lbfgs, two_optimizers, averaged_weights]
 def weights_after(loop: Loop, reducer: micro.Reducer | None) -> Tensor:
     """Return the weights (numel,) in the end; with None, of plain DDP."""
     model = DistributedDataParallel(build(Net))
-    attachment = micro.attach(model, reducer) if reducer is not None else None
-    trained = loop(model) or model
-    if attachment is not None:
-        attachment.close()
+    with micro.attach(model, reducer) if reducer else nullcontext():
+        trained = loop(model) or model
     return torch.cat([p.detach().flatten() for p in trained.parameters()])
 
 
-def compared(loop: Loop) -> tuple[bool, Tensor]:
-    """Return whether a dense reducer changes no bit, and the weights with a sparse one."""
-    return torch.equal(weights_after(loop, DENSE), weights_after(loop, None)), weights_after(loop, MICRO)
-
-
 @pytest.mark.parametrize("loop", LOOPS)
+@on_ranks(2)
 def test_a_loop_trains_as_with_plain_ddp(loop: Loop) -> None:
-    (first_same, first), (second_same, second) = ranks(2).run(compared, loop)
-    assert first_same, "a dense reducer changed the weights"
-    assert second_same
-    assert torch.equal(first, second)
-    assert first.isfinite().all()
-
-
-def with_lora() -> tuple[Tensor, int]:
-    """Adapters beside frozen matrices: they alone are sparsified. Return the weights, and how many were reduced."""
-    net = build(Net)
-    net.requires_grad_(False)
-    for layer in net.layers:  # type: ignore[union-attr]
-        nn.utils.parametrize.register_parametrization(layer, "weight", Adapter())
-    model = DistributedDataParallel(net)
-    with micro.attach(model, MICRO) as attachment:
-        two_optimizers(model)
-        numel = sum(stats.numel for stats in attachment.stats)
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), numel
+    assert torch.equal(weights_after(loop, DENSE), weights_after(loop, None)), "a dense reducer changed the weights"
+    assert the_same(weights_after(loop, MICRO)).isfinite().all()
 
 
 class Adapter(nn.Module):
@@ -136,7 +115,13 @@ class Adapter(nn.Module):
         return weight + self.up @ self.down
 
 
+@on_ranks(2)
 def test_adapters_alone_are_reduced() -> None:
-    (first, numel), (second, _) = ranks(2).run(with_lora)
-    assert torch.equal(first, second)
-    assert numel == 4 * 2 * (2 * 8)
+    net = build(Net).requires_grad_(False)
+    for layer in net.layers:  # type: ignore[union-attr]
+        nn.utils.parametrize.register_parametrization(layer, "weight", Adapter())
+    model = DistributedDataParallel(net)
+    with micro.attach(model, MICRO) as attachment:
+        averaged_weights(model)
+        assert sum(stats.numel for stats in attachment.stats) == 4 * 2 * (2 * 8)
+    the_same(torch.cat([p.detach().flatten() for p in model.parameters()]))

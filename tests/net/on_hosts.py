@@ -2,13 +2,19 @@
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.ranks.hosts import Hosts
+from tests.waiting import LIMIT_S
+
+ROOT = Path(__file__).parents[2]
+NEEDED = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 class Exit(NamedTuple):
@@ -18,30 +24,27 @@ class Exit(NamedTuple):
     output: str
 
 
-def start(
-    hosts: Hosts, host: int, command: Sequence[str], environment: Mapping[str, str] | None = None, **settings: Any
-) -> subprocess.Popen[Any]:
-    """Start a process on a host, with variables beside this process's own; it ends with the hosts."""
-    words = [*hosts.prefixes()[host], *command]
-    return subprocess.Popen(words, env={**os.environ, **(environment or {})}, **settings)
+def start(hosts: Hosts, host: int, words: Sequence[str], **settings: Any) -> subprocess.Popen[Any]:
+    """Start Python on a host; it ends with the hosts."""
+    environment = {**os.environ, **NEEDED, **settings.pop("env", {})}
+    return subprocess.Popen([*hosts.prefixes()[host], sys.executable, *words], env=environment, **settings)
 
 
-def run(
-    hosts: Hosts,
-    commands: Sequence[Sequence[str]],
-    environments: Sequence[Mapping[str, str]] = (),
-    *,
-    timeout_s: float,
-) -> list[Exit]:
-    """Run one process on each host and return how they ended; those that take longer are killed."""
-    given = environments or [{}] * len(commands)
+def rank_environment(hosts: Hosts, rank: int, per_host: int = 1) -> dict[str, str]:
+    """Return the variables of torchrun for one of ``per_host`` ranks on each host."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank % per_host, "WORLD_SIZE": per_host * len(hosts.names)}
+    return {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500"} | {k: str(v) for k, v in numbers.items()}
+
+
+def run(hosts: Hosts, commands: Sequence[Sequence[str]], per_host: int = 1, *, as_ranks: bool = False) -> list[Exit]:
+    """Run Python programs, ``per_host`` on each host, and return how they ended; what takes too long is killed."""
     with ExitStack() as closing:
         logs = [closing.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
-        started = [
-            start(hosts, host, command, more, stdout=log, stderr=log)
-            for host, (command, more, log) in enumerate(zip(commands, given, logs, strict=True))
-        ]
-        end = time.monotonic() + timeout_s
+        started = []
+        for rank, (words, log) in enumerate(zip(commands, logs, strict=True)):
+            env = rank_environment(hosts, rank, per_host) if as_ranks else {}
+            started.append(start(hosts, rank // per_host, words, env=env, stdout=log, stderr=log))
+        end = time.monotonic() + LIMIT_S
         for process in started:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))

@@ -5,16 +5,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from experiments.ranks.hosts import Counter, Hosts, bits_per_s, unavailable
-from tests.net.on_hosts import Exit, run, start
+from tests.net.on_hosts import ROOT, Exit, run, start
 from tests.refusals import refused
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
-ROOT = Path(__file__).parents[2]
 WORKER = Path(__file__).parent / "workers/collectives.py"
 REASON = unavailable()
 
@@ -28,14 +28,6 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def everywhere(hosts: Hosts, *command: str, timeout_s: float = LIMIT_S, **more: str) -> list[Exit]:
-    """Run a Python program as one rank on each host."""
-    common = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(len(hosts.names)), **more}
-    meeting = {"MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": "29500", "LOCAL_RANK": "0"}
-    environments = [{**common, **meeting, "RANK": str(rank)} for rank in range(len(hosts.names))]
-    return run(hosts, [[sys.executable, *command]] * len(hosts.names), environments, timeout_s=timeout_s)
-
-
 def spaces_of(pid: int) -> set[str]:
     """Return what a process has made and not removed."""
     folders = (Path("/run/netns"), Path("/etc/netns"))
@@ -46,44 +38,36 @@ def spaces_of(pid: int) -> set[str]:
 @needs_hosts
 def test_hosts_have_names_of_their_own_and_look_up_each_other(hosts: Hosts) -> None:
     program = "import socket; print(socket.gethostname(), *map(socket.gethostbyname, ['node1', 'node4']))"
-    ended = run(hosts, [[sys.executable, "-c", program]] * 4, timeout_s=LIMIT_S)
-    assert ended == [Exit(0, f"node{i} 10.77.0.1 10.77.0.4\n") for i in (1, 2, 3, 4)]
+    assert run(hosts, [["-c", program]] * 4) == [Exit(0, f"node{i} 10.77.0.1 10.77.0.4\n") for i in (1, 2, 3, 4)]
 
 
 @pytest.mark.net
 @needs_hosts
-def test_the_link_has_its_rate_and_the_kernel_counts_what_collectives_send(hosts: Hosts, tmp_path: Path) -> None:
+def test_the_link_has_its_rate_and_the_kernel_counts_what_collectives_send(hosts: Hosts) -> None:
     numel, n, rate = 1_000_000, 4, "200mbit"  # so slow that a busy processor keeps up with the link
     hosts.shape(rate)
     before = hosts.counters()
-    ended = everywhere(hosts, str(WORKER), str(numel))
+    ended = run(hosts, [[str(WORKER), str(numel)]] * n, as_ranks=True)
     assert [one.code for one in ended] == [0] * n, ended
-    sent = [(now - then).payload_bytes for now, then in zip(hosts.counters(), before, strict=True)]
     ring = 2 * 4 * numel * (n - 1) / n
     reduces, gathers = 3, 2  # of the worker
-    for payload in sent:
-        assert payload == pytest.approx(reduces * ring + gathers * 4 * numel / 8 * (n - 1), rel=0.03)
-    seconds = float(ended[0].output.split()[-1])
+    for now, then in zip(hosts.counters(), before, strict=True):
+        expected = reduces * ring + gathers * 4 * numel / 8 * (n - 1)
+        assert (now - then).payload_bytes == pytest.approx(expected, rel=0.03)
     wire = 8 * ring * 1514 / 1448 / bits_per_s(rate)
-    assert 0.93 * wire < seconds < 1.25 * wire
+    assert 0.93 * wire < float(ended[0].output.split()[-1]) < 1.25 * wire
 
 
 @pytest.mark.net
 @needs_hosts
 def test_an_error_leaves_nothing_behind() -> None:
     before = spaces_of(os.getpid())
-    started: list[subprocess.Popen[str]] = []
-    with pytest.raises(ZeroDivisionError):
-        break_down(started)
-    assert started[0].wait(LIMIT_S) == -signal.SIGKILL
-    assert spaces_of(os.getpid()) == before
-
-
-def break_down(started: list[subprocess.Popen[str]]) -> None:
-    with Hosts(2, "10mbit") as hosts:
-        started.append(start(hosts, 1, ["sleep", "600"]))
+    with suppress(ZeroDivisionError), Hosts(2, "10mbit") as hosts:
+        process = start(hosts, 1, ["-c", "import time; time.sleep(600)"])
         assert len(spaces_of(os.getpid())) > 3
         raise ZeroDivisionError
+    assert process.wait(LIMIT_S) == -signal.SIGKILL
+    assert spaces_of(os.getpid()) == before
 
 
 @pytest.mark.net

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,15 +13,13 @@ from experiments.ranks.group import RankFailure, RankGroup
 from experiments.ranks.hosts import Hosts, unavailable
 from tests.dist.rank_functions import add, add_but_one
 from tests.net import on_hosts
-from tests.net.on_hosts import Exit
+from tests.net.on_hosts import Exit, run
 from tests.waiting import LIMIT_S, wait_until
 
-ROOT = Path(__file__).parents[2]
 REASON = unavailable()
 NUM_HOSTS = 3
 NUM_TRAINING = 2  # of them: each more costs the start of a process
 WORDS = ["-m", "experiments.train", "model=mlp", "dataset=digits", "batch_size=64", "epochs=1"]
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 pytestmark = [
     pytest.mark.net,
@@ -37,19 +34,9 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def run(hosts: Hosts, commands: list[list[str]]) -> list[Exit]:
-    words = [[sys.executable, *command] for command in commands]
-    return on_hosts.run(hosts, words, [ENVIRONMENT] * len(commands), timeout_s=LIMIT_S)
-
-
-def the_run(output: Path) -> Path:
-    (folder,) = output.iterdir()
-    return folder
-
-
 def check_run(ended: list[Exit], output: Path) -> None:
     assert [one.code for one in ended] == [0] * NUM_TRAINING, ended
-    folder = the_run(output)
+    (folder,) = output.iterdir()
     assert (folder / "DONE").exists()
     assert json.loads((folder / "manifest.json").read_text())["world_size"] == NUM_TRAINING
     steps = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
@@ -93,10 +80,7 @@ def test_a_host_that_vanishes_ends_the_run_and_its_rank_is_named(hosts: Hosts, t
     words = [*WORDS[:-1], "epochs=100000", *nodes, f"cluster.timeout_s={limit_s}", f"output={tmp_path / 'runs'}"]
     with ExitStack() as closing:
         logs = [closing.enter_context((tmp_path / f"log{host}").open("w")) for host in range(NUM_TRAINING)]
-        started = [
-            on_hosts.start(hosts, host, [sys.executable, *words], ENVIRONMENT, stdout=log, stderr=log)
-            for host, log in enumerate(logs)
-        ]
+        started = [on_hosts.start(hosts, host, words, stdout=log, stderr=log) for host, log in enumerate(logs)]
         for process in started:
             closing.callback(process.kill)
         wait_until(lambda: any((tmp_path / "runs").glob("*/steps.jsonl")), "the first step")

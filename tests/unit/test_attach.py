@@ -1,11 +1,11 @@
-"""micro.attach on a group of one rank: its life, what DDP's models may be, and what it refuses."""
+"""micro.attach on a group of one rank: its life, what DDP's models may be, what is chosen, and what it refuses."""
 
 import copy
 import gc
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,10 +14,10 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import micro
@@ -29,39 +29,14 @@ from micro.drivers.lane import thread_lane
 from micro.private_comm import NAMES_ARE_COUNTED, PrivateComm, _copied
 from tests.products import grid
 from tests.recorded_streams import recorded_streams
-from tests.refusals import refused
-from tests.small_models import flat_gradient
+from tests.refusals import NOTHING, refused
+from tests.sharded_models import attached_by, sharded
+from tests.small_models import TwoHeads, assert_same, chain, given, gradient, gradients, kept, total, train, wrapped
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 TIMEOUT, CPU = timedelta(seconds=77), torch.device("cpu")
 TOPK = micro.SparseReducer(micro.TopK(), density=0.2)
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
-    yield
-    dist.destroy_process_group()
-    torch._dynamo.reset()
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
-
-
-def wrapped(module: nn.Module | None = None, **settings: Any) -> DistributedDataParallel:
-    return DistributedDataParallel(module or network(), **{"bucket_cap_mb": 1e-5} | settings)
-
-
-def gradient(model: nn.Module, step: int = 0) -> Tensor:
-    model.zero_grad()
-    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(step)).requires_grad_()
-    model(x).abs().square().sum().backward()
-    return flat_gradient(model)
-
-
-def is_sparse(vector: Tensor) -> bool:
-    return int((vector != 0).sum()) < vector.numel()
+MICRO = micro.SparseReducer(micro.Micro(), density=0.2)
 
 
 # --- its life ---------------------------------------------------------------------------------------------------------
@@ -74,7 +49,7 @@ def test_a_closed_model_trains_as_plain_ddp_and_is_attached_again_from_the_saved
         for step in range(3):
             assert torch.equal(gradient(model, step), gradient(uninterrupted, step))
         saved = first.state_dict()
-    assert torch.equal(gradient(model), gradient(wrapped()))
+    assert torch.equal(gradient(model, 0), gradient(TwoHeads(), 0))
     assert first.stats, "what was measured can still be read"
     first.close()
     second = micro.attach(model, TOPK)
@@ -82,7 +57,7 @@ def test_a_closed_model_trains_as_plain_ddp_and_is_attached_again_from_the_saved
     for step in range(3, 5):
         assert torch.equal(gradient(model, step), gradient(uninterrupted, step))
     micro.detach(model)
-    assert torch.equal(gradient(model), gradient(wrapped()))
+    assert torch.equal(gradient(model, 0), gradient(TwoHeads(), 0))
     refused(lambda: micro.detach(model), "model", "no attachment")
 
 
@@ -105,8 +80,7 @@ def test_attachments_leave_no_thread_and_no_file(*, closes: bool) -> None:
 
 
 def test_groups_are_made_like_the_models_own_and_one_of_the_users_is_left() -> None:
-    made = micro.attach(wrapped(), TOPK).comm.group
-    assert made is not None
+    made = micro.attach(wrapped(process_group=dist.new_group(timeout=TIMEOUT)), TOPK).comm.group
     assert made._get_backend(CPU).options._timeout == TIMEOUT
     own = dist.new_group([0], backend="cpu:gloo,cuda:gloo")
     with micro.attach(wrapped(), TOPK, process_group=own) as attachment:
@@ -133,16 +107,16 @@ def saved_and_loaded(model: DistributedDataParallel) -> Any:
     return torch.load(stored, weights_only=False)
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded, lambda model: AveragedModel(model).module])
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
 def test_a_copy_of_an_attached_model_is_plain_ddp_and_can_be_attached(copied: Callable[[Any], Any]) -> None:
     model = wrapped()
     attachment = micro.attach(model, TOPK)
-    gradient(model)
+    gradient(model, 0)
     twin = copied(model)
-    assert torch.equal(gradient(twin), gradient(wrapped()))
+    assert torch.equal(gradient(twin, 0), gradient(TwoHeads(), 0))
     with micro.attach(twin, TOPK):
-        assert is_sparse(gradient(twin))
-    assert is_sparse(gradient(model, 1)), "the model lost its attachment"
+        assert (gradient(twin, 0) == 0).any()
+    assert (gradient(model, 1) == 0).any(), "the model lost its attachment"
     with pytest.raises(AttributeError, match="no 'stats': a copy of an attachment is attached to no model"):
         _ = copy.deepcopy(attachment).stats
 
@@ -150,59 +124,56 @@ def test_a_copy_of_an_attached_model_is_plain_ddp_and_can_be_attached(copied: Ca
 # --- what the model may be --------------------------------------------------------------------------------------------
 
 
-class Blocks(nn.Module):
-    """Blocks whose activations are computed again in backward, each in a backward of its own."""
+class Blocks(nn.Sequential):
+    """Blocks whose activations are computed again in backward, each in a backward of its own if re-entrant."""
 
-    def __init__(self, *, reentrant: bool) -> None:
-        super().__init__()
+    def __init__(self, reentrant: bool | None) -> None:
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+        super().__init__(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)))
         self.reentrant = reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=True) if self.reentrant else block(x)
+        x = x.detach().requires_grad_()
+        for block in self:
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
         return x
 
 
-def test_reentrant_checkpoints_give_the_updates_of_a_model_without_them_and_nan_stops_it_alone() -> None:
-    model, plain = wrapped(Blocks(reentrant=True)), wrapped(Blocks(reentrant=False))
-    attachment, _ = micro.attach(model, TOPK), micro.attach(plain, TOPK)
-    for step in range(4):
-        assert torch.equal(gradient(model, step), gradient(plain, step))
-    assert len(attachment.bucket_names) > 1, "one bucket: a test of nothing"
-    for number in range(3):
-        weight: Any = model.module.blocks[number][0].weight  # type: ignore[index, union-attr]
-        handle = weight.register_hook(lambda grad: grad * float("nan"))
-        with pytest.raises(micro.NonFiniteGradient, match=rf"'blocks\.{number}\.0\.weight'"):
-            gradient(model, 4)
+@grid(driver=["ddp", "fsdp"], reentrant=[True, False])
+def test_checkpointed_activations_change_no_update_and_nan_stops_the_model_alone(driver: str, reentrant: bool) -> None:
+    (model, attachment), (other, _) = (attached_by(driver, TOPK, Blocks(how)) for how in (reentrant, None))
+    for step in range(3):
+        assert_same(given(model, step), given(other, step), rtol=0, atol=0)
+    assert len(attachment.stats) == 3, "one end of backward, for all blocks"
+    for block in getattr(model, "module", model):
+        handle = block.register_full_backward_pre_hook(lambda _, grads: (grads[0] * float("nan"),))
+        with pytest.raises(micro.NonFiniteGradient, match=r"'0\.0\..* is not finite at step"):
+            gradient(model, 3)
         handle.remove()
-        assert gradient(model, 5).isfinite().all()
+        assert all(grad.isfinite().all() for grad in given(model, 4).values())
 
 
 @pytest.mark.parametrize("compiles", ["model", "ddp"])
 def test_a_compiled_model_gives_the_same_bits(compiles: str) -> None:
-    model, plain = (wrapped(bucket_cap_mb=25) for _ in range(2))
-    forward: Any = model
-    if compiles == "model":
-        model = forward = wrapped(torch.compile(network(), backend="aot_eager"), bucket_cap_mb=25)  # type: ignore[arg-type]
-    else:
-        forward = torch.compile(model, backend="aot_eager")
+    plain, inner = wrapped(chain(), bucket_cap_mb=25), chain()
+    forward: Any = wrapped(
+        torch.compile(inner, backend="aot_eager") if compiles == "model" else inner, bucket_cap_mb=25
+    )
+    forward = torch.compile(forward, backend="aot_eager") if compiles == "ddp" else forward
     micro.attach(forward, TOPK)
     micro.attach(plain, TOPK)
     for step in range(4):
-        model.zero_grad()
-        forward(torch.randn(3, 4, generator=torch.Generator().manual_seed(step))).abs().square().sum().backward()
-        assert torch.equal(flat_gradient(model), gradient(plain, step))
+        assert torch.equal(gradient(forward, step), gradient(plain, step))
+    torch._dynamo.reset()
 
 
 class Complex(nn.Module):
-    """Complex parameters beside a real one."""
+    """Complex parameters beside real ones."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.waves = nn.Parameter(torch.randn(40, 4, dtype=torch.complex64))
+        self.waves = nn.Parameter(torch.randn(40, 6, dtype=torch.complex64))
         self.readout = nn.Linear(40, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -210,51 +181,32 @@ class Complex(nn.Module):
         return mixed
 
 
-def named(model: nn.Module) -> dict[str, Tensor]:
-    parameters = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return {name: torch.view_as_real(p) if p.is_complex() else p for name, p in parameters.items()}
-
-
-@grid(scope=["bucket", "tensor", "model"], unused=[False, True])
-def test_nothing_of_a_complex_gradient_is_lost(scope: str, unused: bool) -> None:
-    model, plain = wrapped(Complex(), find_unused_parameters=unused), Complex()
-    attachment = micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.1), scope=scope)
-    applied, computed = [], []
+@grid(make=[TwoHeads, Complex], scope=["bucket", "tensor", "model"], clip=[None, 1e6], unused=[False, True])
+def test_nothing_of_the_gradient_is_lost(make: type[nn.Module], scope: str, clip: float | None, unused: bool) -> None:
+    model, again = (wrapped(make(), find_unused_parameters=unused) for _ in range(2))
+    attachment, applied = micro.attach(model, MICRO, scope=scope, clip=clip), []
     for step in range(3):
-        for net, found in ((model, applied), (plain, computed)):
-            net.zero_grad()
-            net(torch.randn(3, 4, generator=torch.Generator().manual_seed(step))).square().sum().backward()
-            found.append(named(model.module if net is model else net))
-    saved = attachment.state_dict()
-    for bucket in saved["buckets"]:
-        for name, residual in bucket["memory"]["residual"].items():
-            given, sent = (sum(each[name] for each in found) for found in (computed, applied))
-            torch.testing.assert_close(residual.view_as(given) + sent, given, rtol=1e-4, atol=1e-3)
-    reducer = micro.SparseReducer(micro.Micro(), density=0.1)
-    restored = micro.attach(wrapped(Complex(), find_unused_parameters=unused), reducer, scope=scope)
-    restored.load_state_dict(saved)
-    pieces = [
-        {name: piece for bucket in state["buckets"] for name, piece in bucket["memory"]["residual"].items()}
-        for state in (saved, restored.state_dict())
-    ]
-    assert all(torch.equal(pieces[1][name], piece) for name, piece in pieces[0].items())
+        gradient(model, step)
+        applied.append(gradients(model))
+    assert_same(total(*applied, kept(attachment)), given(make(), 0, 1, 2), rtol=1e-4, atol=1e-2)
+    assert sum(stats.global_count for stats in attachment.stats) < sum(stats.numel for stats in attachment.stats)
+    restored = micro.attach(again, MICRO, scope=scope, clip=clip)
+    restored.load_state_dict(attachment.state_dict())
+    assert_same(kept(restored), kept(attachment), rtol=0, atol=0)
 
 
-class WithEmpty(nn.Module):
-    """Layers of 16, 4, 8 and 2 elements, and parameters without elements, which DDP gives buckets of their own."""
+class WithEmpty(TwoHeads):
+    """Also has parameters without elements, which DDP gives buckets of their own."""
 
     def __init__(self, *empty: torch.dtype) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.layers = network()
         self.empty = nn.ParameterList([nn.Parameter(torch.zeros(0, dtype=dtype)) for dtype in empty])
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layers(x + sum(empty.sum().float() for empty in self.empty))
-        return y + sum(empty.sum().float() for empty in self.empty)
+    def forward(self, inputs: Tensor, *, both: bool = True) -> Tensor:
+        return super().forward(inputs, both=both) + sum(empty.sum().float() for empty in self.empty)
 
 
-@grid(empty=[(), (torch.float64,), (torch.float32, torch.bfloat16)], clip=[None, 1e6], most=[flat.MAX_NUMEL, 20])
+@grid(empty=[(), (torch.float64,), (torch.float32, torch.bfloat16)], clip=[None, 1e6], most=[flat.MAX_NUMEL, 60])
 def test_buckets_without_elements_or_too_long_for_indices_lose_nothing(
     monkeypatch: pytest.MonkeyPatch, empty: tuple[torch.dtype, ...], clip: float | None, most: int
 ) -> None:
@@ -263,7 +215,18 @@ def test_buckets_without_elements_or_too_long_for_indices_lose_nothing(
     with micro.attach(model, TOPK, clip=clip) as attachment:
         lost = sum(gradient(plain, step).float() - gradient(model, step).float() for step in range(4))
         left = torch.as_tensor(lost).sum() - torch.cat(attachment.residuals()).sum()
-    torch.testing.assert_close(left, torch.zeros(()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(left, torch.zeros(()), rtol=0, atol=1e-3)
+
+
+def test_parameters_may_be_frozen_after_the_model_was_wrapped() -> None:
+    """DDP goes on to reduce them, with gradients of zero: they count as unused."""
+    model = wrapped(find_unused_parameters=True)
+    model.module.body.weight.requires_grad_(False)
+    with micro.attach(model, MICRO) as attachment:
+        train(model, range(3))
+        names = [name for names in attachment.bucket_names for name in names]
+    assert sorted(names) == sorted(dict(model.module.named_parameters()))
+    assert gradients(model).keys() == set(names) - {"body.weight"}
 
 
 def test_a_bucket_that_does_not_fit_its_layout_is_refused_before_a_kernel_writes_to_it() -> None:
@@ -297,6 +260,35 @@ def test_models_on_one_accelerator_share_a_lane_until_the_last_is_closed() -> No
     other.close()
 
 
+# --- what is reduced densely ------------------------------------------------------------------------------------------
+
+CHOSEN: dict[str, dict[str, Any]] = {
+    "only": {"only": "*.weight"},
+    "dense": {"dense": ["body.b*", "first.bias", "sec*.bias"]},
+    "function": {"only": lambda name, parameter: parameter.ndim > 1},
+}
+
+
+@grid(which=CHOSEN, scope=["bucket", "tensor", "model"])
+def test_dense_parameters_get_the_mean_gradient_itself(which: str, scope: str) -> None:
+    model, plain = wrapped(), TwoHeads()
+    attachment = micro.attach(model, MICRO, scope=scope, **CHOSEN[which])
+    for step in range(4):
+        gradient(model, step)
+        ours, theirs = gradients(model), given(plain, step)
+        for name in theirs:
+            assert torch.equal(ours[name], theirs[name]) == name.endswith("bias")
+    assert sum(stats.dense_numel for stats in attachment.stats) == 12
+
+
+def test_a_dense_start_trains_as_plain_ddp_does() -> None:
+    model, plain = wrapped(), wrapped()
+    attachment = micro.attach(model, MICRO, start_step=2)
+    for step in range(3):
+        assert torch.equal(gradient(model, step), gradient(plain, step)) == (step < 2)
+        assert sum(stats.dense_numel for stats in attachment.stats) == (92 if step < 2 else 0)
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -323,24 +315,11 @@ def attached() -> DistributedDataParallel:
     return model
 
 
-def sharded() -> nn.Module:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    return fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
-
-
-def replicated() -> nn.Module:
-    from torch.distributed._composable.replicate import replicate
-
-    return replicate(nn.Linear(4, 4))
-
-
 SPLIT = micro.Split(reducer=TOPK, min_dims=2)
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "key", "given"),
+    ("make", "settings", "key", "value"),
     [
         (wrapped, {"reducer": micro.Micro()}, "reducer", "Micro"),
         (wrapped, {"reducer": "micro"}, "reducer", "micro"),
@@ -355,22 +334,28 @@ SPLIT = micro.Split(reducer=TOPK, min_dims=2)
         (wrapped, {"scope": "layer"}, "scope", "layer"),
         (wrapped, {"reducer": micro.DenseReducer(), "scope": "tensor"}, "scope=tensor", "dense"),
         (wrapped, {"only": lambda name, p: False}, "only", "trained parameters"),
+        (wrapped, {"only": 3}, "only", 3),
+        (wrapped, {"only": "*.weight", "dense": ["first.*"]}, "both dense and only", "first.weight"),
+        (wrapped, {"dense": "*norm*"}, "dense", "*norm*"),
+        (wrapped, {"dense": "*"}, "use reducer dense", NOTHING),
+        (wrapped, {"dense": []}, "dense chooses none", NOTHING),
+        (wrapped, {"start_step": -1}, "start_step", -1),
         (lambda: wrapped(nn.Sequential(nn.Embedding(4, 2, sparse=True))), {}, "'0'", "sparse"),
         (with_optimize_ddp, {}, "model", "python_reducer"),
         (mixed, {}, "mixed_precision", "torch.autocast"),
         (hooked, {}, "model", "communication hook"),
         (attached, {}, "model", "micro.detach"),
-        (network, {}, "DistributedDataParallel", "micro.LocalSteps"),
+        (TwoHeads, {}, "DistributedDataParallel", "micro.LocalSteps"),
         (sharded, {}, "DistributedDataParallel", "micro.attach_fsdp"),
-        (replicated, {}, "DistributedDataParallel", "replicate"),
+        (lambda: replicate(TwoHeads()), {}, "DistributedDataParallel", "replicate"),
     ],
 )
 def test_what_cannot_work_is_refused_and_leaves_nothing(
-    make: Callable[[], nn.Module], settings: dict[str, Any], key: str, given: Any
+    make: Callable[[], nn.Module], settings: dict[str, Any], key: str, value: Any
 ) -> None:
     model = make()
     threads, groups = set(threading.enumerate()), len(dist.distributed_c10d._world.pg_map)
-    refused(lambda: micro.attach(model, **{"reducer": TOPK} | settings), key, given)
+    refused(lambda: micro.attach(model, **{"reducer": TOPK} | settings), key, value)
     assert set(threading.enumerate()) <= threads
     assert len(dist.distributed_c10d._world.pg_map) == groups
 
@@ -382,7 +367,7 @@ def test_what_only_some_models_cannot_is_refused(monkeypatch: pytest.MonkeyPatch
     refused(lambda: check_parameters(several, whole_model=False), "parameters", "cpu, meta")
     attachment = micro.attach(wrapped(), TOPK)
     refused(lambda: setattr(attachment, "clip", -1.0), "clip", -1.0)
-    monkeypatch.setattr(flat, "MAX_NUMEL", 20)
-    refused(lambda: micro.attach(model, TOPK, scope="model"), "scope", 20)
+    monkeypatch.setattr(flat, "MAX_NUMEL", 60)
+    refused(lambda: micro.attach(model, TOPK, scope="model"), "scope", 60)
     monkeypatch.setattr(flat, "MAX_NUMEL", 10)
-    refused(lambda: micro.attach(model, TOPK), "'0.weight'", 10)
+    refused(lambda: micro.attach(model, TOPK), "'body.weight'", 10)

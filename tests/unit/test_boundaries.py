@@ -7,8 +7,6 @@ from functools import cache
 from itertools import permutations
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("micro", "models", "data", "experiments")
 LEVELS = (  # the packages of experiments/: each imports from the levels above it in this list; entry points import all
@@ -151,21 +149,3 @@ def test_tables_need_no_drawing_library() -> None:
     for name in ("experiments.reports.names", "experiments.reports.tables", "experiments.reports.pages"):
         assert not all_imports(name) & {"matplotlib", "torch", "hydra"}, name
     assert "matplotlib" in all_imports("experiments.reports.plot_style")
-
-
-@pytest.mark.parametrize(
-    ("module", "source", "is_crossing"),
-    [
-        ("micro.selectors.topk", "from ..exchanges import union", True),
-        ("micro.ddp.attachment", "import torch.distributed as dist\ndist.all_reduce(x)", True),
-        ("micro.ddp.attachment", "from torch.distributed import all_reduce", True),
-        ("micro.ddp.attachment", "import torch.distributed as dist\nx: dist.GradBucket", False),
-        ("micro.kernels.jit", "import numpy", False),
-        ("micro.flat", "import numpy", True),
-        ("experiments.config.schema", "def late():\n    from experiments.runs import records", True),
-        ("models.mlp", "def late():\n    from transformers import BertConfig", False),
-        ("models.mlp", "from transformers import BertConfig", True),
-    ],
-)
-def test_imports_and_calls_are_seen_wherever_they_stand(module: str, source: str, *, is_crossing: bool) -> None:
-    assert bool(list(crossed(module, source))) is is_crossing

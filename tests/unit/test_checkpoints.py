@@ -1,6 +1,5 @@
 """A checkpoint is complete or absent: whatever a crash, a full disk or a damaged file does to it."""
 
-import json
 import math
 import os
 import resource
@@ -46,27 +45,19 @@ def steps(run: RunFolder) -> list[int]:
     return [checkpoint.step for checkpoint in usable(run)[0]]
 
 
-def test_a_state_comes_back_bit_for_bit(run: RunFolder) -> None:
+def test_a_state_comes_back_bit_for_bit_and_what_would_not_is_refused(run: RunFolder) -> None:
     odd, flat = torch.tensor([0.0, -0.0, math.nan, math.inf, 1e-45]), torch.arange(10_000.0)
-    saved = {
-        "tensors": [odd, odd.bfloat16(), torch.tensor([2**62]), torch.ones(2, 3).T, torch.zeros(0, 4)],
-        "plain": {0: (None, True, -0.5, 2**80, "naïve\n", b"\x00", {1, 2})},
-        "views": list(flat.split(100)),
-    }
-    checkpoint = take(run, 7, state=saved)
+    tensors = [odd, odd.bfloat16(), torch.tensor([2**62]), torch.ones(2, 3).T, torch.zeros(0, 4), *flat.split(100)]
+    plain = {0: (None, True, -0.5, 2**80, "naïve\n", b"\x00", {1, 2})}
+    checkpoint = take(run, 7, state={"tensors": tensors, "plain": plain})
     assert checkpoint.ranks[0].bytes < 2 * flat.nbytes, "views of one storage are written once"
     read = read_rank(checkpoint, 0)
-    assert read["plain"] == saved["plain"]
-    for name in ("tensors", "views"):
-        for one, other in zip(read[name], saved[name], strict=True):
-            assert (one.dtype, one.shape) == (other.dtype, other.shape)
-            assert one.contiguous().view(torch.uint8).tolist() == other.contiguous().view(torch.uint8).tolist()
+    assert read["plain"] == plain
+    for one, other in zip(read["tensors"], tensors, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.contiguous().view(torch.uint8).tolist() == other.contiguous().view(torch.uint8).tolist()
     assert usable(run) == ([checkpoint], [])
-
-
-def test_what_could_not_be_read_back_is_refused_when_it_is_written(run: RunFolder) -> None:
-    with pytest.raises(TypeError, match="pathlib"):
-        write_rank(begin(run), 0, {"x": Path("x")})
+    refused(lambda: write_rank(begin(run), 0, {"x": Path("x")}), "pathlib", error=TypeError)
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -88,12 +79,12 @@ def test_a_checkpoint_whose_rows_are_gone_is_not_used(run: RunFolder) -> None:
         publish(run, begin(run), step, [], {"steps.jsonl": writer.digest})
     writer.close()
     assert steps(run) == [2, 1]
-    run.steps_path.write_bytes(run.steps_path.read_bytes()[:-2])
+    cut(run.steps_path)
     assert steps(run) == [1]
     assert "steps.jsonl" in usable(run)[1][0]
 
 
-@pytest.mark.parametrize("limit", [0, 1000, 100_000])
+@pytest.mark.parametrize("limit", [0, 100_000])
 def test_a_disk_that_fills_up_leaves_no_half_file(run: RunFolder, limit: int) -> None:
     """A limit on the size of files stands in for the disk."""
     draft = begin(run)
@@ -131,38 +122,28 @@ def test_a_damaged_file_is_told_before_it_is_unpickled(
     before, newest = take(run, 5), take(run, 10)
     damage(newest.rank_path(1))
     read_rank(newest, 0)
-    monkeypatch.setattr(torch, "load", pytest.fail)
-    refused(lambda: read_rank(newest, 1), f"{newest.path}/rank1.pt", error=Damaged)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", pytest.fail)
+        refused(lambda: read_rank(newest, 1), f"{newest.path}/rank1.pt", error=Damaged)
     assert torch.equal(read_rank(before, 1)["weights"], torch.full((5,), 5.0))
     assert damage is flip or steps(run) == [5]
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        Path.unlink,
-        cut,
-        lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "ranks": [{"bytes": 3}]})),
-        lambda path: path.write_text('{"step": 1e999, "ranks": [], "records": {}}'),
-    ],
+    "damage", [Path.unlink, cut, lambda path: path.write_text('{"step": 1e999, "ranks": [], "records": {}}')]
 )
-def test_a_description_that_is_not_whole_is_told(run: RunFolder, damage: Callable[[Path], None]) -> None:
+def test_where_a_description_is_not_whole_the_checkpoint_before_is_found(
+    run: RunFolder, damage: Callable[[Path], None]
+) -> None:
     before, newest = take(run, 5), take(run, 10)
+    assert [open_checkpoint(path) for path in (run.path, before.path, newest.path)] == [newest, before, newest]
     damage(newest.path / "CHECKPOINT.json")
     found, (problem,) = usable(run)
     assert found == [before]
+    assert open_checkpoint(run.path) == before
     assert str(newest.path) in problem
     assert "\n" not in problem
-
-
-def test_a_checkpoint_of_any_run_is_found_from_its_run_and_by_its_own_folder(run: RunFolder) -> None:
-    taken = [take(run, step) for step in (5, 10)]
-    assert open_checkpoint(run.path) == taken[1]
-    assert [open_checkpoint(checkpoint.path) for checkpoint in taken] == taken
-    (taken[1].path / "CHECKPOINT.json").write_text("{")
-    assert open_checkpoint(run.path) == taken[0]
-    refused(lambda: open_checkpoint(taken[1].path), "CHECKPOINT.json", error=UserError)
+    refused(lambda: open_checkpoint(newest.path), str(newest.path), error=UserError)
     remove_all(run)
     for path in (run.path, run.path / "missing"):
         refused(lambda path=path: open_checkpoint(path), "give the folder of a run", path)  # type: ignore[misc]

@@ -5,43 +5,89 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 import micro
 from micro.drivers.gradient_watch import DISCARDED
-from tests.small_models import batch
+from tests.small_models import backward, chain, gradients, wrapped
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
 SPARSE = micro.SparseReducer(micro.TopK(), density=0.2, nonfinite="skip")
-Loop = Callable[[DistributedDataParallel, micro.Attachment, torch.optim.Optimizer], object]
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+class Trained(NamedTuple):
+    """A model, its attachment and its optimizer."""
+
+    model: Any
+    attachment: micro.Attachment
+    optimizer: torch.optim.Optimizer
+
+    def run(self, loop: str, first: int = 0) -> None:
+        """Do what the letters of a loop say, from batch number ``first``."""
+        for place, letter in enumerate(loop.replace(" ", "")):
+            DOES[letter](self, first + place)
 
 
-def attached(reducer: micro.Reducer = SPARSE, **settings: Any) -> tuple[Any, micro.Attachment, torch.optim.Optimizer]:
-    model = DistributedDataParallel(network(), **settings)
-    return model, micro.attach(model, reducer), torch.optim.SGD(model.parameters(), lr=0.1)
+def attached(reducer: micro.Reducer = SPARSE, **settings: Any) -> Trained:
+    model = wrapped(chain(), bucket_cap_mb=25, **settings)
+    return Trained(model, micro.attach(model, reducer), torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def loss(model: nn.Module, step: int) -> Tensor:
-    value: Tensor = model(batch(step)).square().mean()
-    return value
+def step_by_hand(of: Trained, _: int) -> None:
+    for parameter in of.model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.1)
 
 
-def steps(model: nn.Module, optimizer: torch.optim.Optimizer, *numbers: int, to_none: bool = True) -> None:
-    for step in numbers:
-        optimizer.zero_grad(set_to_none=to_none)
-        loss(model, step).backward()
-        optimizer.step()
+def freeze_or_unfreeze(of: Trained, _: int) -> None:
+    weight = next(of.model.parameters())
+    weight.requires_grad_(not weight.requires_grad)
+
+
+def train_a_generator(of: Trained, _: int) -> None:
+    of.model(nn.Linear(3, 6)(torch.randn(4, 3))).mean().backward()
+
+
+def drop_the_last_layer(of: Trained, _: int) -> None:
+    for parameter in list(of.model.parameters())[-2:]:
+        parameter.grad = None
+
+
+def clip(limit: float) -> Callable[[Trained, int], object]:
+    return lambda of, _: nn.utils.clip_grad_norm_(of.model.parameters(), limit)
+
+
+DOES: dict[str, Callable[[Trained, int], object]] = {
+    "z": lambda of, _: of.optimizer.zero_grad(),
+    "Z": lambda of, _: of.optimizer.zero_grad(set_to_none=False),
+    "b": lambda of, step: backward(of.model, step),
+    "n": lambda of, step: backward(of.model, step, factor=float("nan")),
+    "s": lambda of, _: of.optimizer.step(),
+    "h": step_by_hand,
+    "f": freeze_or_unfreeze,
+    "g": train_a_generator,
+    "d": drop_the_last_layer,
+    "c": clip(1e-3),
+    "C": clip(1e3),
+}
+DISCARDS = "zbs zbs b zbs zbs"
+NOTED = {
+    "discards": DISCARDS,
+    "discards by zeros": DISCARDS.replace("z", "Z"),
+    "leaves out a step": "zbs zb zbs zbs",
+    "trains a generator": "zbsg zbsg zbsg",
+}
+FINE = {
+    "plain": "zbs zbs zbs zbs",
+    "leaves out a skipped step": "zbs zbs zn zbs",
+    "accumulates": "zbbbs zbbbs zbbbs",
+    "steps by hand": "zbh zbh zbh zbh",
+    "freezes in turns": "fzbs fzbs fzbs fzbs",
+}
 
 
 def notes(work: Callable[[], object]) -> list[str]:
@@ -51,123 +97,29 @@ def notes(work: Callable[[], object]) -> list[str]:
     return [str(each.message) for each in caught]
 
 
-# Loops, each with how many notes it gets
-
-
-def plain(model: Any, _: Any, optimizer: Any) -> None:
-    steps(model, optimizer, *range(4))
-
-
-def discards(model: Any, _: Any, optimizer: Any, *, to_none: bool = True) -> None:
-    steps(model, optimizer, 0, 1, to_none=to_none)
-    loss(model, 2).backward()
-    steps(model, optimizer, 3, 4, to_none=to_none)
-
-
-def discards_by_zeros(model: Any, attachment: Any, optimizer: Any) -> None:
-    discards(model, attachment, optimizer, to_none=False)
-
-
-def leaves_out_a_step(model: Any, _: Any, optimizer: Any) -> None:
-    for step in range(4):
-        optimizer.zero_grad()
-        loss(model, step).backward()
-        if step != 1:
-            optimizer.step()
-
-
-def leaves_out_a_skipped_step(model: Any, attachment: Any, optimizer: Any) -> None:
-    for step in range(4):
-        optimizer.zero_grad()
-        (loss(model, step) * (float("nan") if step == 2 else 1)).backward()
-        if not attachment.summary.skipped:
-            optimizer.step()
-
-
-def accumulates(model: Any, _: Any, optimizer: Any) -> None:
-    for step in range(3):
-        optimizer.zero_grad()
-        for part in range(3):
-            loss(model, 3 * step + part).backward()
-        optimizer.step()
-
-
-def steps_by_hand(model: Any, _: Any, __: Any) -> None:
-    for step in range(4):
-        model.zero_grad()
-        loss(model, step).backward()
-        for parameter in model.parameters():
-            parameter.data.add_(parameter.grad, alpha=-0.1)
-
-
-def trains_a_generator(model: Any, _: Any, optimizer: Any) -> None:
-    generator = nn.Linear(3, 6)
-    for step in range(4):
-        steps(model, optimizer, step)
-        model(generator(torch.randn(4, 3))).mean().backward()
-
-
-def freezes_in_turns(model: Any, _: Any, optimizer: Any) -> None:
-    weight = next(model.parameters())
-    for step in range(4):
-        weight.requires_grad_(step % 2 == 1)
-        steps(model, optimizer, step)
-
-
-@pytest.mark.parametrize(
-    ("loop", "expected"),
-    [
-        (plain, 0),
-        (discards, 1),
-        (discards_by_zeros, 1),
-        (leaves_out_a_step, 1),
-        (leaves_out_a_skipped_step, 0),
-        (accumulates, 0),
-        (steps_by_hand, 0),
-        (trains_a_generator, 1),
-        (freezes_in_turns, 0),
-    ],
-)
+@pytest.mark.parametrize("name", NOTED | FINE)
 @pytest.mark.parametrize("views", [False, True])
-def test_gradients_without_a_step_are_noted_once(loop: Loop, expected: int, views: bool) -> None:
-    settings = {"gradient_as_bucket_view": views, "find_unused_parameters": loop is freezes_in_turns}
-    model, attachment, optimizer = attached(**settings)
-    assert notes(lambda: loop(model, attachment, optimizer)) == [DISCARDED] * expected
-    assert notes(lambda: loop(model, attachment, optimizer)) == []
-
-
-def drop_last_layer(model: nn.Module) -> None:
-    for parameter in list(model.parameters())[-2:]:
-        parameter.grad = None
-
-
-def clip_to(limit: float) -> Callable[[nn.Module], object]:
-    return lambda model: nn.utils.clip_grad_norm_(model.parameters(), limit)
+def test_gradients_without_a_step_are_noted_once(name: str, views: bool) -> None:
+    loop = (NOTED | FINE)[name]
+    trained = attached(gradient_as_bucket_view=views, find_unused_parameters="f" in loop)
+    assert notes(lambda: trained.run(loop)) == [DISCARDED] * (name in NOTED)
+    assert notes(lambda: trained.run(loop)) == []
 
 
 @pytest.mark.parametrize(
-    ("change", "reducer", "words"),
+    ("loop", "reducer", "words"),
     [
-        (clip_to(1e-3), SPARSE, ("clip= of micro.attach",)),
-        (drop_last_layer, SPARSE, ("'2.weight'", "dense=")),
-        (clip_to(1e3), SPARSE, ()),
-        (clip_to(1e-3), micro.DenseReducer(), ()),
+        ("zbcs", SPARSE, ("clip= of micro.attach",)),
+        ("zbds", SPARSE, ("'2.weight'", "dense=")),
+        ("zbCs", SPARSE, ()),
+        ("zbcs", micro.DenseReducer(), ()),
     ],
     ids=["clipped", "removed", "a limit that is never reached", "a mean that keeps nothing"],
 )
 def test_what_is_taken_from_an_update_is_noted_once_with_the_remedy(
-    change: Callable[[nn.Module], object], reducer: micro.Reducer, words: tuple[str, ...]
+    loop: str, reducer: micro.Reducer, words: tuple[str, ...]
 ) -> None:
-    model, _, optimizer = attached(reducer)
-
-    def loop() -> None:
-        for step in range(4):
-            optimizer.zero_grad()
-            loss(model, step).backward()
-            change(model)
-            optimizer.step()
-
-    said = notes(loop)
+    said = notes(lambda: attached(reducer).run(loop * 4))
     assert len(said) == (1 if words else 0)
     assert all(word in said[0] for word in words)
 
@@ -180,45 +132,47 @@ def nested(attachment: micro.Attachment) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("within", [lambda model, _: model.no_sync(), lambda _, attachment: nested(attachment)])
+@pytest.mark.parametrize("within", [lambda of: of.model.no_sync(), lambda of: nested(of.attachment)])
 def test_a_backward_kept_out_has_its_own_gradients_and_leaves_no_trace(
-    within: Callable[..., AbstractContextManager[None]],
+    within: Callable[[Trained], AbstractContextManager[None]],
 ) -> None:
-    (model, attachment, optimizer), (other, _, other_optimizer) = attached(), attached()
-    steps(model, optimizer, 0, 1)
-    steps(other, other_optimizer, 0, 1)
+    trained, other = attached(), attached()
+    for each in (trained, other):
+        each.run("zbs zbs")
+    model, attachment, _ = trained
     before, stats = [residual.clone() for residual in attachment.residuals()], attachment.stats
-    optimizer.zero_grad()
-    with within(model, attachment):
-        loss(model, 7).backward()
-    own = torch.autograd.grad(loss(model.module, 7), list(model.parameters()))
-    assert all(torch.equal(p.grad, mine) for p, mine in zip(model.parameters(), own, strict=True))
+    with within(trained):
+        trained.run("zb")
+    applied = gradients(model)
+    model.module.zero_grad()
+    backward(model.module, 1)
+    assert all(torch.equal(grad, applied[name]) for name, grad in gradients(model).items())
     assert all(map(torch.equal, attachment.residuals(), before))
     assert attachment.stats == stats
-    assert notes(lambda: steps(model, optimizer, 2, 3)) == []
-    steps(other, other_optimizer, 2, 3)
-    assert all(map(torch.equal, model.parameters(), other.parameters()))
+    assert notes(lambda: trained.run("zbs zbs", first=9)) == []
+    other.run("zbs zbs", first=9)
+    assert all(map(torch.equal, model.parameters(), other.model.parameters()))
 
 
 def test_a_note_that_is_made_an_error_leaves_the_model_usable() -> None:
-    model, attachment, optimizer = attached()
+    trained = attached()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="removed without an optimizer step"):
-            discards(model, attachment, optimizer)
-        steps(model, optimizer, 5, 6)
-    assert attachment.summary.step == 5
+            trained.run(DISCARDS)
+        trained.run("zbs zbs")
+    assert trained.attachment.summary.step == 5
 
 
 def test_watching_neither_stays_after_close_nor_travels_with_copies() -> None:
-    model, attachment, optimizer = attached()
-    steps(model, optimizer, 0, 1)
+    trained = attached()
+    trained.run("zbs zbs")
 
     def hooked(module: nn.Module) -> int:
         return sum(len(parameter._backward_hooks or ()) for parameter in module.parameters())
 
-    assert hooked(model) == 1
-    assert notes(lambda: torch.save(model.module, io.BytesIO())) == []
-    assert hooked(copy.deepcopy(model.module)) == 0
-    attachment.close()
-    assert hooked(model) == 0
+    assert hooked(trained.model) == 1
+    assert notes(lambda: torch.save(trained.model.module, io.BytesIO())) == []
+    assert hooked(copy.deepcopy(trained.model.module)) == 0
+    trained.attachment.close()
+    assert hooked(trained.model) == 0

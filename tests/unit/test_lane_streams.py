@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -40,7 +39,6 @@ class Gradient(Tensor):
     label: str
 
     def record_stream(self, stream: RecordedStream) -> None:
-        """Note it."""
         self.record.note(f"keep {self.label}", stream.name)
 
 
@@ -52,16 +50,13 @@ class StreamFuture:
         self._is_set = threading.Event()
 
     def done(self) -> bool:
-        """Whether it was set."""
         return self._event is not None
 
     def set_result(self, value: Tensor) -> None:
-        """Note an event behind what the stream has done."""
         self._event = torch.cuda.current_stream().record_event()
         self._is_set.set()
 
     def wait(self) -> None:
-        """Wait until it is set, and have the current stream wait."""
         assert self._is_set.wait(20)
         torch.cuda.current_stream().wait_event(self._event)
 
@@ -73,7 +68,6 @@ class Noting(micro.SparseReducer):
     record: Record = field(default_factory=Record)
 
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> requests.Reduction[Outcome]:
-        """Use both."""
         (name,) = state.layout.names
         for used in (name, f"{RESIDUAL}{name}"):
             use(self.record, used)
@@ -84,8 +78,8 @@ def use(record: Record, name: str) -> None:
     record.note(f"use {name}", torch.cuda.current_stream().name)  # type: ignore[attr-defined]
 
 
-def backward(make: Callable[[torch.device], Lane], *, looks: bool = True) -> Record:
-    """Return what two backwards of three buckets ask of the streams, with or without a look at the residuals."""
+def backward(make: Callable[[torch.device], Lane]) -> Record:
+    """Return what two backwards of three buckets ask of the streams, with a look at the residuals in between."""
     with recorded_streams() as record:
         reducer = Noting(micro.TopK(), 0.5, record=record)
         states = BucketStates(reducer, {name: torch.zeros(4) for name in NAMES})
@@ -102,10 +96,9 @@ def backward(make: Callable[[torch.device], Lane], *, looks: bool = True) -> Rec
                 bucket = Bucket(micro.Layout.flat(4, name), grad, grad, future)  # type: ignore[arg-type]
                 lane.put([bucket])
             lane.finish()
-            if looks:
-                lane.wait()
-                for name in NAMES:
-                    use(record, f"{RESIDUAL}{name}")  # as a checkpoint does
+            lane.wait()
+            for name in NAMES:
+                use(record, f"{RESIDUAL}{name}")  # as a checkpoint does
             for name, future in zip(NAMES, futures, strict=True):
                 future.wait()
                 use(record, name)  # the optimizer reads it
@@ -133,10 +126,7 @@ def races(record: Record) -> set[str]:
     return {name for name, places in uses.items() for one, other in pairwise(places) if one not in before[other]}
 
 
-LANES = pytest.mark.parametrize("lane", [ThreadLane, CallerLane])
-
-
-@LANES
+@pytest.mark.parametrize("lane", [ThreadLane, CallerLane])
 def test_all_uses_are_in_order_and_gradients_are_kept_for_the_lane(lane: Callable[[torch.device], Lane]) -> None:
     record = backward(lane)
     assert races(record) == set()
@@ -145,17 +135,6 @@ def test_all_uses_are_in_order_and_gradients_are_kept_for_the_lane(lane: Callabl
     assert used == {(f"{start}{name}", on) for name in NAMES for start in ("", RESIDUAL) for on in streams}
     kept = {(what.removeprefix("keep "), stream) for what, stream, _ in record.calls if what.startswith("keep ")}
     assert kept == {(name, "side 1") for name in NAMES}
-
-
-@LANES
-def test_without_a_wait_uses_race(lane: Callable[[torch.device], Lane]) -> None:
-    gradients, residuals = set(NAMES), {f"{RESIDUAL}{name}" for name in NAMES}
-    with patch.object(RecordedStream, "wait_event", waiting(on_main=True)):
-        assert races(backward(lane, looks=False)) == gradients
-    with patch.object(RecordedStream, "wait_event", waiting(on_main=False)):
-        assert races(backward(lane)) == gradients | residuals
-    with patch.object(StreamFuture, "wait", lambda future: future._is_set.wait(20)):
-        assert races(backward(lane, looks=False)) == gradients
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -175,14 +154,3 @@ def test_simulated_ranks_work_on_the_stream_of_their_caller(shares: bool) -> Non
         group.close()
     assert races(record) == set()
     assert {stream for what, stream, _ in record.calls if what == "use gathered"} == {"side 1"}
-
-
-def waiting(*, on_main: bool) -> Callable[[RecordedStream, Any], None]:
-    """Return a wait that the main stream alone carries out, or the others alone."""
-    wait = RecordedStream.wait_event
-
-    def some(stream: RecordedStream, event: Any) -> None:
-        if (stream.name == MAIN) == on_main:
-            wait(stream, event)
-
-    return some

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,12 +16,11 @@ import micro
 from micro.comm import Comm
 from micro.local import RoundStats
 from micro.reducers.wrapping import innermost
-from tests.local_training import ADAM, LR, SGD, SPARSE, Inner, backward, flat, network, on_ranks, trained
+from tests.local_training import ADAM, LR, NESTEROV, SGD, SPARSE, Run, backward, flat, network, simulated, trained
 from tests.products import grid
-from tests.refusals import refused
+from tests.refusals import NOTHING, refused
 from tests.sparsifiers import TABLE, Row
 
-NESTEROV = micro.Outer(lr=0.7, momentum=0.9, nesterov=True)
 ROUNDED = "deft+published"  # its last piece depends on how a difference of norms is rounded
 
 
@@ -31,12 +31,6 @@ def is_of_gradients(row: Row) -> bool:
 
 
 METHODS = [row for row in TABLE if not is_of_gradients(row) and row.name != ROUNDED]
-
-
-def take_steps(model: nn.Module, optimizer: Any, steps: range, rank: int) -> None:
-    for step in steps:
-        backward(model, step, rank)
-        optimizer.step()
 
 
 # --- laws -------------------------------------------------------------------------------------------------------------
@@ -59,67 +53,26 @@ def test_one_step_a_round_is_training_with_the_learning_rate_at_the_gradient(row
                 for name, parameter in model.named_parameters():
                     parameter -= update[name]
             expected.append(flat(model))
-    for seen in trained(world_size, num_steps, reducer, every=1):
+    found = trained(world_size, num_steps, reducer, every=1)
+    for seen in found:
+        assert all(map(torch.equal, seen, found[0])), "weights are not the same bits on all ranks"
         for weights, reference in zip(seen, expected, strict=True):
             torch.testing.assert_close(weights, reference, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("every", "inner", "outer"),
-    [
-        (1, SGD, micro.Outer()),
-        (1, ADAM, micro.Outer()),
-        (3, SGD, micro.Outer()),
-        (4, ADAM, micro.Outer()),
-        (3, ADAM, NESTEROV),
-    ],
-)
-def test_dense_rounds_are_an_outer_step_by_the_mean_difference(every: int, inner: Inner, outer: micro.Outer) -> None:
-    """With the usual outer optimizer that is the mean of the weights, with Nesterov's it is DiLoCo."""
-    models = [network() for _ in range(3)]
-    optimizers = [inner(model.parameters()) for model in models]
-    start, expected = flat(models[0]), []
-    velocity = torch.zeros_like(start)
-    for step in range(8):
-        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-            take_steps(model, optimizer, range(step, step + 1), rank)
-        if (step + 1) % every == 0:
-            update = torch.stack([start - flat(model) for model in models]).mean(0)
-            velocity = outer.momentum * velocity + update
-            start = start - outer.lr * (update + outer.momentum * velocity)
-            for model in models:
-                nn.utils.vector_to_parameters(start.clone(), model.parameters())
-        expected.append(torch.stack([flat(model) for model in models]))
-    found = trained(3, 8, micro.DenseReducer(), inner, every=every, outer=outer)
-    for step, weights in enumerate(expected):
-        torch.testing.assert_close(torch.stack([own[step] for own in found]), weights, rtol=1e-11, atol=1e-12)
-
-
-@grid(row=METHODS[::5])
-def test_weights_are_equal_bit_for_bit_after_each_round_and_apart_within(row: Row) -> None:
-    found = trained(row.world_size(2), 4, row.make(0.2, 0), ADAM, every=2)
-    equal = [all(torch.equal(found[0][step], other[step]) for other in found) for step in range(4)]
-    assert equal == [False, True, False, True]
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_weights_of_few_bits_and_of_two_dtypes_are_equal_after_each_round(dtype: torch.dtype) -> None:
-    models = [network().to(dtype) for _ in range(3)]
-    for model in models:
-        model.a.double()
-
     def work(comm: Comm) -> Tensor:
-        model = models[comm.rank]
-        optimizer = SGD(model.parameters())
-        with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=comm):
-            for step in range(4):
-                noise = torch.Generator().manual_seed(step + 7 * comm.rank)
+        model, noise = network().to(dtype), torch.Generator().manual_seed(comm.rank)
+        model.a.double()
+        with Run(comm, model=model) as run:
+            for _ in range(4):
                 for parameter in model.parameters():
                     parameter.grad = torch.randn(parameter.shape, generator=noise).to(parameter.dtype)
-                optimizer.step()
+                run.optimizer.step()
         return torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
 
-    found = on_ranks(3, work)
+    found = simulated(3, work)
     assert all(torch.equal(found[0], weights) for weights in found)
 
 
@@ -127,19 +80,16 @@ def test_a_round_says_what_it_did() -> None:
     seen: list[list[RoundStats]] = [[], []]
 
     def work(comm: Comm) -> int:
-        model = network()
-        optimizer, on_round = SGD(model.parameters()), seen[comm.rank].append
-        with micro.LocalSteps(model, optimizer, micro.DenseReducer(), every=2, comm=comm, on_round=on_round) as local:
-            take_steps(model, optimizer, range(5), comm.rank)
-            local.finish()
-            local.finish()  # nothing is open
-            assert local.num_rounds == 3
-        return flat(model).numel()
+        with Run(comm, micro.DenseReducer(), on_round=seen[comm.rank].append) as run:
+            numel = run.train(*range(5)).numel()
+            run.local.finish()
+            run.local.finish()  # nothing is open
+            assert run.local.num_rounds == 3
+        return numel
 
-    numel, _ = on_ranks(2, work)
+    numel, _ = simulated(2, work)
     for rounds in seen:
-        assert [stats.round for stats in rounds] == [0, 1, 2]
-        assert [stats.num_steps for stats in rounds] == [2, 2, 1]
+        assert [(stats.round, stats.num_steps) for stats in rounds] == [(0, 2), (1, 2), (2, 1)]
         assert [stats.bytes_sent for stats in rounds] == [8.0 * numel] * 3  # a ring of two ranks, float64
         assert rounds[0].bytes_per_step == rounds[0].bytes_sent / 2
         assert 0 < rounds[0].cosine < 1
@@ -161,32 +111,30 @@ def test_several_optimizers_are_as_one_of_all_parameters() -> None:
             assert local.num_steps == 4
         return flat(model)
 
-    one, two = (on_ranks(2, partial(work, is_one=is_one)) for is_one in (True, False))
+    one, two = (simulated(2, partial(work, is_one=is_one)) for is_one in (True, False))
     assert torch.equal(one[0], one[1])
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert all(map(torch.equal, one, two))
 
 
 def of_other_lengths(comm: Comm, lengths: tuple[int, ...], settings: dict[str, Any]) -> tuple[Tensor, int]:
-    model = network()
-    optimizer = SGD(model.parameters())
-    local = micro.LocalSteps(model, optimizer, micro.DenseReducer(), every=4, comm=comm, **settings)
-    take_steps(model, optimizer, range(lengths[comm.rank]), comm.rank)
-    local.finish()
-    return flat(model), local.num_rounds
+    with Run(comm, micro.DenseReducer(), every=4, **settings) as run:
+        run.train(*range(lengths[comm.rank]))
+        run.local.finish()
+        return run.train(), run.local.num_rounds
 
 
 @grid(settings=[{}, {"fragments": 2}], lengths=[(8, 9), (9, 8), (8, 15), (0, 5), (3, 21)])
 def test_ranks_that_take_other_numbers_of_steps_end_with_the_same_weights(
     settings: dict[str, Any], lengths: tuple[int, ...]
 ) -> None:
-    (first, rounds), (second, others) = on_ranks(2, partial(of_other_lengths, lengths=lengths, settings=settings))
+    (first, rounds), (second, others) = simulated(2, partial(of_other_lengths, lengths=lengths, settings=settings))
     assert torch.equal(first, second)
     assert rounds == others == -(-max(lengths) // 4)
 
 
 def test_a_rank_that_has_finished_counts_in_the_mean_as_one_that_stands_still() -> None:
-    (found, _), _ = on_ranks(2, partial(of_other_lengths, lengths=(4, 5), settings={}))
-    (before, _), _ = on_ranks(2, partial(of_other_lengths, lengths=(4, 4), settings={}))
+    (found, _), _ = simulated(2, partial(of_other_lengths, lengths=(4, 5), settings={}))
+    (before, _), _ = simulated(2, partial(of_other_lengths, lengths=(4, 4), settings={}))
     model = network()
     nn.utils.vector_to_parameters(before, model.parameters())
     backward(model, 4, 1)
@@ -202,14 +150,14 @@ def test_buffers_follow_their_policy(policy: str) -> None:
     before: dict[int, Tensor] = {}
 
     def work(comm: Comm) -> Tensor:
-        model = network(has_norm=True)
-        optimizer = SGD(model.parameters())
-        optimizer.register_step_pre_hook(lambda *_: before.__setitem__(comm.rank, model.norm.running_mean.clone()))
-        with micro.LocalSteps(model, optimizer, SPARSE, every=2, buffers=policy, comm=comm):
-            take_steps(model, optimizer, range(2), comm.rank)
-        return model.norm.running_mean.clone()
+        with Run(comm, has_norm=True, buffers=policy) as run:
+            mean = run.model.norm.running_mean
+            run.train(0)
+            run.optimizer.register_step_pre_hook(lambda *_: before.__setitem__(comm.rank, mean.clone()))
+            run.train(1)
+        return mean.clone()
 
-    found = torch.stack(on_ranks(3, work))
+    found = torch.stack(simulated(3, work))
     own = torch.stack([before[rank] for rank in range(3)])
     expected = {"mean": own.mean(0).expand(3, -1), "first": own[0].expand(3, -1), "own": own}[policy]
     torch.testing.assert_close(found, expected)
@@ -217,31 +165,27 @@ def test_buffers_follow_their_policy(policy: str) -> None:
 
 
 @grid(policy=["stop", "skip"], value=[float("nan"), float("inf")])
-def test_a_round_that_is_not_finite_ends_where_it_began(policy: str, value: float) -> None:
-    reducer = micro.SparseReducer(micro.TopK(), 0.2, nonfinite=policy)
-
+def test_a_round_that_is_not_finite_ends_where_it_began(policy: Literal["stop", "skip"], value: float) -> None:
     def work(comm: Comm) -> tuple[Tensor, str]:
-        model = network(has_norm=True)
-        optimizer, message = ADAM(model.parameters()), ""
-        with micro.LocalSteps(model, optimizer, reducer, every=2, comm=comm) as local:
-            take_steps(model, optimizer, range(2), comm.rank)
-            start = flat(model)
-            backward(model, 2, comm.rank)
+        message = ""
+        with Run(comm, replace(SPARSE, nonfinite=policy), ADAM, has_norm=True) as run:
+            start = run.train(0, 1)
+            backward(run.model, 2, comm.rank)
             if comm.rank == 1:
-                model.a.weight.grad[2, 3] = value
-                model.norm.running_mean[0] = value
-            optimizer.step()
+                run.model.a.weight.grad[2, 3] = value
+                run.model.norm.running_mean[0] = value
+            run.optimizer.step()
             try:
-                take_steps(model, optimizer, range(3, 4), comm.rank)
+                run.train(3)
             except micro.NonFiniteGradient as error:
                 message = str(error)
-            assert torch.equal(flat(model), start)
-            take_steps(model, optimizer, range(4, 6), comm.rank)
-            assert local.num_rounds == 3
-        assert torch.isfinite(model.norm.running_mean).all()
-        return flat(model), message
+            assert torch.equal(run.train(), start)
+            end = run.train(4, 5)
+            assert run.local.num_rounds == 3
+        assert torch.isfinite(run.model.norm.running_mean).all()
+        return end, message
 
-    for end, message in (found := on_ranks(3, work)):
+    for end, message in (found := simulated(3, work)):
         assert torch.isfinite(end).all()
         assert torch.equal(end, found[0][0])
         assert bool(message) == (policy == "stop")
@@ -259,58 +203,65 @@ def shifted(rank: int) -> nn.Module:
 
 
 CORRECTION = micro.SparseReducer(micro.TopK(), 0.2, feedback=micro.MomentumCorrection())
-WRONG: list[tuple[Callable[[int], dict[str, Any]], str]] = [  # the settings of a rank, and what all ranks say
-    (lambda _: {"every": 0}, "every must be a number of steps, at least 1, got 0"),
-    (lambda _: {"every": 1.5}, "every must be a number of steps, at least 1, got 1.5"),
-    (lambda rank: {"every": 2 * rank}, "every must be a number of steps, at least 1"),
-    (lambda rank: {"every": 2 + rank}, "rank 0 has every=2, rank 1 every=3"),
-    (lambda rank: {"model": shifted(rank)}, "'b.bias' of rank 1 differs from rank 0's"),
-    (lambda _: {"buffers": "some"}, "buffers must be one of mean, first, own, got 'some'"),
-    (lambda _: {"reducer": "topk"}, "reducer must be"),
-    (lambda _: {"optimizer": network()}, "optimizer must be a torch.optim.Optimizer"),
-    (lambda _: {"optimizer": SGD(network().parameters())}, "optimizer holds no parameter of the model"),
-    (lambda _: {"reducer": CORRECTION}, "feedback momentum needs the gradient of each step"),
-    (lambda _: {"outer": NESTEROV}, "outer momentum and a residual both add up"),
-    (lambda _: {"outer": partial(torch.optim.Adam, lr=0.1)}, "outer momentum and a residual"),
-    (lambda _: {"outer": partial(torch.optim.SGD, lr=0.0)}, "lr of the outer optimizer must not be 0"),
-    (lambda _: {"replicas": object()}, "replicas and comm both say who the ranks are"),
+WRONG: list[tuple[Callable[[int], dict[str, Any]], str, Any]] = [  # the settings of a rank, and what all ranks say
+    (lambda _: {"every": 0}, "every", 0),
+    (lambda _: {"every": 1.5}, "every", 1.5),
+    (lambda rank: {"every": 4 * rank}, "every must be", NOTHING),
+    (lambda rank: {"every": 4 + rank}, "rank 0 has every=4", "rank 1 every=5"),
+    (lambda rank: {"model": shifted(rank)}, "'b.bias' of rank 1 differs", NOTHING),
+    (lambda _: {"buffers": "some"}, "buffers", "some"),
+    (lambda _: {"reducer": "topk"}, "reducer", "topk"),
+    (lambda _: {"optimizer": network()}, "optimizer must be a torch.optim.Optimizer", NOTHING),
+    (lambda _: {"optimizer": SGD(network().parameters())}, "optimizer holds no parameter of the model", NOTHING),
+    (lambda _: {"reducer": CORRECTION}, "feedback momentum", NOTHING),
+    (lambda _: {"outer": NESTEROV}, "outer momentum and a residual", NOTHING),
+    (lambda _: {"outer": partial(torch.optim.Adam, lr=0.1)}, "outer momentum and a residual", NOTHING),
+    (lambda _: {"outer": partial(torch.optim.SGD, lr=0.0)}, "lr of the outer optimizer", 0),
+    (lambda _: {"replicas": object()}, "replicas and comm", NOTHING),
+    (lambda _: {"fragments": 0}, "fragments", 0),
+    (lambda _: {"fragments": 5}, "fragments", 5),
+    (lambda _: {"fragments": "layers"}, "fragments", "layers"),
+    (lambda _: {"fragments": [["*"], ["c.*"]]}, "fragments", "c.*"),
+    (lambda _: {"fragments": ["*", "b.*"]}, "fragments overlap", "b.weight"),
+    (lambda _: {"fragments": ["a.*"]}, "fragments leave out", "b.bias"),
+    (lambda _: {"fragments": 5, "every": 8}, "the 4 trained parameters", 5),
+    (lambda _: {"delay": 4}, "delay", 4),
+    (lambda _: {"delay": 0.5}, "delay", 0.5),
+    (lambda _: {"mix": 0.0}, "mix", 0.0),
+    (lambda _: {"mix": 1.5}, "mix", 1.5),
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), WRONG)
-def test_what_does_not_fit_is_refused_on_all_ranks(settings: Callable[[int], dict[str, Any]], message: str) -> None:
+@pytest.mark.parametrize(("settings", "key", "value"), WRONG)
+def test_what_does_not_fit_is_refused_on_all_ranks(
+    settings: Callable[[int], dict[str, Any]], key: str, value: Any
+) -> None:
     def work(comm: Comm) -> None:
-        given = {"model": network(), "reducer": SPARSE, "every": 2, "comm": comm} | settings(comm.rank)
+        given = {"model": network(), "reducer": SPARSE, "every": 4, "comm": comm} | settings(comm.rank)
         given = {"optimizer": SGD(given["model"].parameters())} | given
-        refused(lambda: micro.LocalSteps(**given), message)
+        refused(lambda: micro.LocalSteps(**given), key, value)
 
-    on_ranks(2, work)
+    simulated(2, work)
 
 
 def test_a_parameter_that_is_unfrozen_later_ends_the_steps() -> None:
     model = network()
     model.b.requires_grad_(False)  # type: ignore[operator, union-attr]
-    optimizer = SGD(model.parameters())
-    micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm())
-    take_steps(model, optimizer, range(1), 0)
-    model.b.requires_grad_(True)  # type: ignore[operator, union-attr]
-    backward(model, 1, 0)
-    refused(optimizer.step, "'b.weight' was frozen when the local steps were made", error=RuntimeError)
+    with Run(Comm(), model=model) as run:
+        run.train(0)
+        model.b.requires_grad_(True)  # type: ignore[operator, union-attr]
+        refused(lambda: run.train(1), "'b.weight' was frozen when the local steps were made", error=RuntimeError)
 
 
 def test_weights_that_change_within_a_round_are_found() -> None:
-    model = network()
-    optimizer = SGD(model.parameters())
-    with micro.LocalSteps(model, optimizer, SPARSE, every=2, comm=Comm()) as local:
-        take_steps(model, optimizer, range(1), 0)
-        model.load_state_dict(network().state_dict())
-        refused(optimizer.step, "weights were changed in the middle of a round", error=RuntimeError)
-        local.restart()
-        assert local.steps_in_round == 0
-        optimizer.step()
-        optimizer.step()
-        assert local.stats is not None
-        assert (local.num_rounds, local.stats.num_steps) == (1, 2)
+    with Run(Comm()) as run:
+        run.train(0)
+        run.model.load_state_dict(network().state_dict())
+        refused(run.optimizer.step, "weights were changed in the middle of a round", error=RuntimeError)
+        run.local.restart()
+        assert run.local.steps_in_round == 0
+        run.train(1, 2)
+        assert (run.local.num_rounds, run.local.stats.num_steps) == (1, 2)
 
 
 @pytest.mark.usefixtures("one_rank")
@@ -324,7 +275,7 @@ def test_what_one_rank_alone_does_wrong_is_refused() -> None:
     first = make()
     refused(make, "drives other local steps", "close()")
     first.close()
-    take_steps(model, optimizer, range(1), 0)
+    optimizer.step()
     assert first.num_rounds == 0, "closed local steps leave the optimizer alone"
     with make() as second, make(SGD(model.parameters()), every=3) as other:
         refused(lambda: other.load_state_dict(second.state_dict()), "saved with every", 1)

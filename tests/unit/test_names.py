@@ -15,12 +15,8 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
     ("sparsifier.selector=theirs",): ("theirs", "theirs"),
     ("sparsifier.selector=threshold",): ("threshold", "Hard-threshold"),
     ("sparsifier=topk", "sparsifier.selector=micro"): ("micro", "MiCRO"),
-    ("sparsifier=topk", "sparsifier.exchange=gather"): ("topk_gather", "Top-k, gather"),
     ("sparsifier=topk", "sparsifier.exchange=oktopk"): ("topk+exchange_oktopk", "Top-k, exchange oktopk"),
-    ("sparsifier=micro", "sparsifier.selector.rule=published"): ("micro_published", "MiCRO, published"),
-    ("sparsifier=micro", "sparsifier.codec=half"): ("micro+codec_half", "MiCRO, codec half"),
     ("sparsifier=micro", "sparsifier.codec=half", "sparsifier.indices=shortest"): ("micro_small", "MiCRO, small"),
-    ("sparsifier=micro_small", "sparsifier.codec=raw", "sparsifier.indices=int32"): ("micro", "MiCRO"),
     ("sparsifier=micro_blocks", "sparsifier.selector.block=null"): ("micro", "MiCRO"),
     ("sparsifier=micro", "sparsifier.reducer={name: split, min_dims: 2}"): (
         *("micro+reducer_split", "MiCRO, reducer split"),

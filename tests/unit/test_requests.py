@@ -2,15 +2,14 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from micro import objects
-from micro.comm import Comm, Traffic
+from micro.comm import Comm
 from micro.lockstep import SimulatedRanks
 from micro.objects import gather_objects, gather_objects_at_first
 from micro.peer_failures import PeerError
@@ -42,8 +41,7 @@ def size_between(source: int, target: int) -> int:
     return (2 * source + 3 * target + 1) % 4
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """A request, what each of n ranks is to get, and the bytes that rank r is to send."""
 
     request: Callable[[int, int], Request]
@@ -104,37 +102,28 @@ def one(request: Request) -> Reduction[Any]:
     return answer
 
 
-def asked_in_code(request: Callable[[int, int], Request], n: int, *, shares: bool) -> tuple[list[Any], list[Traffic]]:
-    """Have synchronous code of each rank make a request."""
-    ranks = SimulatedRanks(n, shares=shares)
-    return ranks.run(lambda comm: comm.answer(request(comm.rank, n))), [comm.traffic for comm in ranks.comms]
+def in_lockstep(ranks: SimulatedRanks, work: Callable[[int], Reduction[Any]]) -> list[Any]:
+    return ranks.carry_out([work(comm.rank) for comm in ranks.comms])
 
 
-def asked_in_lockstep(
-    request: Callable[[int, int], Request], n: int, *, shares: bool
-) -> tuple[list[Any], list[Traffic]]:
-    ranks = SimulatedRanks(n, shares=shares)
-    answers = ranks.carry_out([one(request(rank, n)) for rank in range(n)])
-    return answers, [comm.traffic for comm in ranks.comms]
+def in_code(ranks: SimulatedRanks, work: Callable[[int], Reduction[Any]]) -> list[Any]:
+    """Have synchronous code of each rank make the requests."""
+    return ranks.run(lambda comm: carried_out(work(comm.rank), comm))
 
 
-@pytest.mark.parametrize("ask", [asked_in_lockstep, asked_in_code])
+@pytest.mark.parametrize("ask", [in_lockstep, in_code])
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("n", WORLDS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_request_is_answered_and_counted(case: Case, n: int, shares: bool, ask: Callable[..., Any]) -> None:
-    answers, traffic = ask(case.request, n, shares=shares)
+    ranks = SimulatedRanks(n, shares=shares)
+    answers = ask(ranks, lambda rank: one(case.request(rank, n)))
+    traffic = [comm.traffic for comm in ranks.comms]
     assert [answer.view(-1).tolist() for answer in answers] == [case.answer(rank, n) for rank in range(n)]
     assert [sum(t.num_bytes.values()) for t in traffic] == pytest.approx([case.sent(rank, n) for rank in range(n)])
     assert [t.num_collectives for t in traffic] == [int(n > 1)] * n
+    assert n > 1 or carried_out(one(case.request(0, 1)), Comm()).view(-1).tolist() == case.answer(0, 1)
     assert all(float(t.elapsed) > 0 for t in traffic if sum(t.num_bytes.values()))
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_one_rank_answers_itself(case: Case) -> None:
-    comm = Comm()
-    assert carried_out(one(case.request(0, 1)), comm).view(-1).tolist() == case.answer(0, 1)
-    assert comm.traffic == Traffic()
 
 
 @pytest.mark.parametrize("numel", [1001, 2**17 + 3])
@@ -158,9 +147,7 @@ def test_an_answer_does_not_see_what_changes_later(case: str) -> None:
         yield AllReduce(mine=torch.zeros(1))  # all have overwritten theirs
         return answer.view(-1).tolist()
 
-    assert SimulatedRanks(3).carry_out([work(rank) for rank in range(3)]) == [
-        CASES[case].answer(r, 3) for r in range(3)
-    ]
+    assert in_lockstep(SimulatedRanks(3), work) == [CASES[case].answer(rank, 3) for rank in range(3)]
 
 
 @pytest.mark.parametrize(("shares", "num_made"), [(True, 1), (False, 4)])
@@ -212,51 +199,46 @@ def ends() -> Reduction[None]:
     yield from ()
 
 
-LEFT = {  # what rank 1 does, where the others sum up two numbers
-    "an end": (ends, "rank 1 ended without coming to AllReduce values.*rank 0"),
-    "another call": (lambda: one(AllGather(mine=torch.ones(2))), "rank 0 calls AllReduce.*rank 1 AllGather"),
-    "another shape": (lambda: one(AllReduce(mine=torch.ones(3))), r"rank 0 .*\(2,\), rank 1 .*\(3,\)"),
-    "another dtype": (lambda: one(AllReduce(mine=torch.ones(2).half())), "rank 0 .*float32.*, rank 1 .*float16"),
-    "another kind": (lambda: one(AllReduce(mine=torch.ones(2), kind="counts")), "rank 0 .*values.*, rank 1 .*counts"),
+def other(work: Callable[[], Reduction[Any]]) -> Callable[[int], Reduction[Any]]:
+    """Return what rank 1 does, where the others sum up two numbers."""
+    return lambda rank: work() if rank == 1 else one(AllReduce(mine=torch.ones(2)))
+
+
+def all_ask(request: Callable[[int], Request]) -> Callable[[int], Reduction[Any]]:
+    return lambda rank: one(request(rank))
+
+
+TWO = torch.ones(2)
+DIFFER = {  # what the ranks do, and the words of the error
+    "an end": (other(ends), "rank 1 ended without coming to AllReduce values.*rank 0"),
+    "a call": (other(lambda: one(AllGather(mine=TWO))), "rank 0 calls AllReduce.*rank 1 AllGather"),
+    "a shape": (other(lambda: one(AllReduce(mine=torch.ones(3)))), r"rank 0 .*\(2,\), rank 1 .*\(3,\)"),
+    "a dtype": (other(lambda: one(AllReduce(mine=TWO.half()))), "rank 0 .*float32.*, rank 1 .*float16"),
+    "a kind": (other(lambda: one(AllReduce(mine=TWO, kind="counts"))), "rank 0 .*values.*, rank 1 .*counts"),
+    "a source": (all_ask(lambda rank: Broadcast(mine=TWO, source=rank)), "source 0, rank 1 .* source 1"),
+    "the counts": (
+        all_ask(lambda rank: AllGatherLists(mine=TWO, counts=[2, 2, 1 + rank])),
+        r"counts \(2, 2, 1\), rank 1 .* counts \(2, 2, 2\)",
+    ),
+    "the own count": (
+        all_ask(lambda rank: AllGatherLists(mine=TWO, counts=[2, 1, 2])),
+        "rank 1 has 2 elements to gather, not 1",
+    ),
+    "what comes": (
+        all_ask(lambda rank: AllToAll(mine=torch.ones(3), sizes=[1] * 3, received=[1, 1, min(rank, 1)])),
+        r"expects \[1, 1, 0\]",
+    ),
 }
 
 
-def in_lockstep(ranks: SimulatedRanks, work: Callable[[int], Reduction[Any]]) -> None:
-    ranks.carry_out([work(comm.rank) for comm in ranks.comms])
-
-
-def in_code(ranks: SimulatedRanks, work: Callable[[int], Reduction[Any]]) -> None:
-    ranks.run(lambda comm: carried_out(work(comm.rank), comm))
-
-
 @pytest.mark.parametrize("ask", [in_lockstep, in_code])
-@pytest.mark.parametrize(("other", "words"), LEFT.values(), ids=LEFT)
-def test_ranks_that_differ_are_named(other: Callable[[], Reduction[Any]], words: str, ask: Callable[..., None]) -> None:
-    def work(rank: int) -> Reduction[Any]:
-        return other() if rank == 1 else one(AllReduce(mine=torch.ones(2)))
-
+@pytest.mark.parametrize(("work", "words"), DIFFER.values(), ids=DIFFER)
+def test_ranks_that_differ_are_named(work: Callable[[int], Any], words: str, ask: Callable[..., Any]) -> None:
     ranks = SimulatedRanks(3)
     for _ in range(2):  # and nothing is left of it
         with pytest.raises(PeerError, match=words):
             ask(ranks, work)
         assert ranks.run(lambda comm: comm.answer(AllReduce(mine=torch.ones(2))).tolist()) == [[3.0, 3.0]] * 3
-
-
-@pytest.mark.parametrize(
-    ("request_of", "words"),
-    [
-        (lambda rank: Broadcast(mine=torch.ones(2), source=rank), "source 0, rank 1 .* source 1"),
-        (
-            lambda rank: AllGatherLists(mine=torch.ones(2), counts=[2, 1 + rank]),
-            r"counts \(2, 1\), rank 1 .* counts \(2, 2\)",
-        ),
-        (lambda rank: AllGatherLists(mine=torch.ones(2), counts=[2, 1]), "rank 1 has 2 elements to gather, not 1"),
-        (lambda rank: AllToAll(mine=torch.ones(2), sizes=[1, 1], received=[1, rank]), r"expects \[1, 0\]"),
-    ],
-)
-def test_ranks_that_differ_in_what_they_expect_are_named(request_of: Callable[[int], Request], words: str) -> None:
-    with pytest.raises(PeerError, match=words):
-        SimulatedRanks(2).carry_out([one(request_of(rank)) for rank in range(2)])
 
 
 def test_an_error_of_one_rank_is_raised_and_those_that_wait_are_told_whose_it_was() -> None:
@@ -269,13 +251,11 @@ def test_an_error_of_one_rank_is_raised_and_those_that_wait_are_told_whose_it_wa
             told[rank] = str(error)
             raise
 
-    with pytest.raises(FailedError, match="of its own"):
-        SimulatedRanks(3).carry_out([waits(0), fails(), waits(2)])
-    assert told == dict.fromkeys([0, 2], "rank 1 failed: FailedError: of its own")
-    told.clear()
-    with pytest.raises(FailedError, match="of its own"):
-        SimulatedRanks(3).run(lambda comm: carried_out(fails() if comm.rank == 1 else waits(comm.rank), comm))
-    assert told == dict.fromkeys([0, 2], "rank 1 failed: FailedError: of its own")
+    for ask in (in_lockstep, in_code):
+        told.clear()
+        with pytest.raises(FailedError, match="of its own"):
+            ask(SimulatedRanks(3), lambda rank: fails() if rank == 1 else waits(rank))
+        assert told == dict.fromkeys([0, 2], "rank 1 failed: FailedError: of its own")
 
 
 def test_simulated_ranks_leave_the_number_of_torch_threads_alone() -> None:

@@ -18,12 +18,10 @@ from micro.zoo.accordion import Accordion
 from micro.zoo.exdyna import ExDyna
 from tests.refusals import refused
 from tests.saving import through_a_file
-from tests.small_models import batch
+from tests.small_models import backward, kept, train, wrapped
 from tests.sparsifiers import TABLE
 
 pytestmark = pytest.mark.usefixtures("one_rank")
-
-LR = 0.1
 
 
 class Crossed(nn.Module):
@@ -39,55 +37,50 @@ class Crossed(nn.Module):
         return outputs
 
 
-TOPK = micro.SparseReducer(micro.TopK(), density=0.2)
-MOMENTUM = micro.SparseReducer(micro.TopK(), density=0.2, feedback=micro.MomentumCorrection(momentum=0.9))
+def composed(**parts: Any) -> micro.SparseReducer:
+    return micro.SparseReducer(**{"selector": micro.TopK(), "density": 0.2} | parts)
+
+
+TOPK = composed()
+MOMENTUM, SLOWER = (composed(feedback=micro.MomentumCorrection(momentum=each)) for each in (0.9, 0.5))
 
 
 def attached(reducer: micro.Reducer = TOPK, **settings: Any) -> tuple[DistributedDataParallel, micro.Attachment]:
-    model = DistributedDataParallel(Crossed(), bucket_cap_mb=2e-4)
+    model = wrapped(Crossed(), bucket_cap_mb=2e-4)
     return model, micro.attach(model, reducer, **settings)
 
 
-def train(model: nn.Module, steps: range) -> None:
-    for step in steps:
-        model.zero_grad()
-        model(batch(step)).square().mean().backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= LR * parameter.grad if parameter.grad is not None else 0
-
-
-def weights(model: nn.Module) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def saved_after_training(reducer: micro.Reducer = TOPK, **settings: Any) -> dict[str, Any]:
-    model, attachment = attached(reducer, **settings)
+def saved_after_training(reducer: micro.Reducer = TOPK) -> dict[str, Any]:
+    model, attachment = attached(reducer)
     train(model, range(2))
     return through_a_file(attachment.state_dict())
 
 
 @pytest.mark.parametrize(
-    ("selector", "scope"),
-    [(micro.Micro(), "bucket"), (micro.Micro(), "tensor"), (micro.Micro(), "model"), (ExDyna(), "bucket")],
+    ("selector", "scope", "rehearses"),
+    [
+        (micro.Micro(), "bucket", False),
+        (micro.Micro(), "bucket", True),
+        (micro.Micro(), "tensor", False),
+        (micro.Micro(), "model", True),
+        (ExDyna(), "bucket", False),
+    ],
 )
-def test_a_run_goes_on_from_its_state_with_no_rehearsal(selector: Any, scope: str) -> None:
-    reducer = micro.SparseReducer(selector, density=0.2)
-    model, attachment = attached(reducer, scope=scope)
+def test_a_run_goes_on_from_its_state_whether_it_has_rehearsed_or_not(
+    selector: Any, scope: str, rehearses: bool
+) -> None:
+    (model, attachment), (resumed, second) = (attached(composed(selector=selector), scope=scope) for _ in range(2))
     train(model, range(3))
-    saved, stored = through_a_file(attachment.state_dict()), [weight.clone() for weight in model.parameters()]
-    resumed, second = attached(reducer, scope=scope)
-    with torch.no_grad():
-        for parameter, weight in zip(resumed.parameters(), stored, strict=True):
-            parameter.copy_(weight)
-    second.load_state_dict(saved)
-    assert all(parameter.grad is None for parameter in resumed.parameters())
+    resumed.load_state_dict(model.state_dict())
+    if rehearses:
+        with second.rehearsal():
+            backward(resumed, 0)
+    second.load_state_dict(through_a_file(attachment.state_dict()))
+    assert rehearses or all(parameter.grad is None for parameter in resumed.parameters())
     for step in range(3, 6):
-        train(model, range(step, step + 1))
-        train(resumed, range(step, step + 1))
+        ours, theirs = (train(each, range(step, step + 1))[0] for each in (resumed, model))
+        assert torch.equal(ours, theirs)
         assert second.bucket_names == attachment.bucket_names
-        for ours, theirs in zip(weights(resumed), weights(model), strict=True):
-            assert torch.equal(ours, theirs)
 
 
 def test_loading_leaves_gradients_and_hooks_alone() -> None:
@@ -96,21 +89,18 @@ def test_loading_leaves_gradients_and_hooks_alone() -> None:
     calls: list[Tensor] = []
     watched = next(model.parameters())
     handle = watched.register_post_accumulate_grad_hook(calls.append)
+    watched.grad = gradient = torch.ones_like(watched)
     attachment.load_state_dict(saved)
     handle.remove()
     assert not calls
-    train(model, range(2, 4))
-    model, attachment = attached()
-    gradient = torch.ones_like(next(model.parameters()))
-    next(model.parameters()).grad = gradient
-    attachment.load_state_dict(saved)
-    assert next(model.parameters()).grad is gradient
+    assert watched.grad is gradient
     assert bool((gradient == 1).all())
+    train(model, range(2, 4))
 
 
 def test_a_density_with_a_state_of_its_own_must_stay() -> None:
     def by_layer(density: Any) -> Any:
-        return describe(micro.SparseReducer(micro.PerTensor(selector=micro.TopK()), density=density))
+        return describe(composed(selector=micro.PerTensor(selector=micro.TopK()), density=density))
 
     accordion, steadier = (Accordion(density=0.2, high=0.5, interval=steps) for steps in (2, 9))
     assert misfit(by_layer(0.2), by_layer(accordion)) == ("density=schedule", "density=accordion (repaired)")
@@ -119,47 +109,43 @@ def test_a_density_with_a_state_of_its_own_must_stay() -> None:
 
 def test_density_seed_and_policy_may_change() -> None:
     saved = saved_after_training()
-    warmed = micro.WarmUp(density=0.01, start_density=0.2, steps=10)
-    for density in (0.01, Constant(0.5), warmed):
-        _, attachment = attached(micro.SparseReducer(micro.TopK(), density=density, seed=5, nonfinite="skip"))
+    for density in (0.01, Constant(0.5), micro.WarmUp(density=0.01, start_density=0.2, steps=10)):
+        _, attachment = attached(composed(density=density, seed=5, nonfinite="skip"))
         attachment.load_state_dict(saved)
         assert attachment.state_dict()["step"] == 2
 
 
 def test_names_are_those_without_wrappers() -> None:
-    plain = saved_after_training()
-    inner = Crossed()
+    plain, inner = saved_after_training(), Crossed()
     inner.middle = checkpoint_wrapper(inner.middle)
     for module in (torch.compile(Crossed(), backend="eager"), inner, nn.ModuleDict({"module": Crossed()})):
         names = plain_names(name for name, _ in module.named_parameters())
         assert sorted(names.values()) == sorted(name for bucket in plain["buckets"] for name in bucket["shapes"])
-    model = DistributedDataParallel(torch.compile(Crossed(), backend="eager"))
+    model: Any = torch.compile(wrapped(torch.compile(Crossed(), backend="eager"), bucket_cap_mb=25), backend="eager")
     attachment = micro.attach(model, TOPK)
     attachment.load_state_dict(plain)
     train(model, range(2, 3))
     assert attachment.state_dict()["step"] == 3
+    refused(lambda: micro.attach(torch.compile(Crossed(), backend="eager"), TOPK), "DistributedDataParallel, got Opt")
 
 
-def test_names_that_would_be_equal_without_wrappers_stay() -> None:
-    assert plain_names(["a._orig_mod.w", "a.w"]) == {"a._orig_mod.w": "a._orig_mod.w", "a.w": "a.w"}
-    assert plain_names(["module.module.a", "module.module.b"]) == {"module.module.a": "a", "module.module.b": "b"}
-    assert plain_names(["module.a", "b"]) == {"module.a": "module.a", "b": "b"}
-
-
-def test_attach_looks_through_wrappers() -> None:
-    model = DistributedDataParallel(Crossed())
-    compiled = torch.compile(model, backend="eager")
-    attachment = micro.attach(compiled, TOPK)
-    train(compiled, range(2))
-    assert attachment.state_dict()["step"] == 2
-    with pytest.raises(ValueError, match="must be wrapped in DistributedDataParallel, got OptimizedModule"):
-        micro.attach(torch.compile(Crossed(), backend="eager"), TOPK)
+@pytest.mark.parametrize(
+    ("names", "plain"),
+    [
+        (["a._orig_mod.w", "a.w"], ["a._orig_mod.w", "a.w"]),
+        (["module.module.a", "module.module.b"], ["a", "b"]),
+        (["module.a", "b"], ["module.a", "b"]),
+    ],
+)
+def test_names_that_would_be_equal_without_wrappers_stay(names: list[str], plain: list[str]) -> None:
+    assert plain_names(names) == dict(zip(names, plain, strict=True))
 
 
 def test_average_gives_a_state_to_every_new_rank_and_keeps_the_mean() -> None:
-    saved = saved_after_training()
-    ranks = [saved | {"rank": rank, "world_size": 2} for rank in range(2)]
-    ranks[1] = through_a_file(ranks[1])
+    model, attachment = attached()
+    train(model, range(2))
+    residual = kept(attachment)
+    ranks = [through_a_file(attachment.state_dict()) | {"rank": rank, "world_size": 2} for rank in range(2)]
     for bucket in ranks[1]["buckets"]:
         for piece in bucket["memory"]["residual"].values():
             piece.mul_(3)
@@ -167,10 +153,8 @@ def test_average_gives_a_state_to_every_new_rank_and_keeps_the_mean() -> None:
     (only,) = micro.average(ranks, 1)
     _, attachment = attached()
     attachment.load_state_dict(through_a_file(only))
-    residual = torch.cat(attachment.residuals())
-    assert float(residual.abs().sum()) == pytest.approx(
-        2 * sum(float(p.abs().sum()) for b in saved["buckets"] for p in b["memory"]["residual"].values()), rel=1e-5
-    )
+    for name, piece in kept(attachment).items():
+        torch.testing.assert_close(piece, 2 * residual[name])
     assert attachment.state_dict()["step"] == 2
 
 
@@ -196,32 +180,23 @@ def test_a_state_is_laid_out_in_the_memory_format_of_the_model_that_loads_it(
     formats: tuple[int, int], scaled: bool
 ) -> None:
     saving, loading = ([torch.contiguous_format, torch.channels_last][each] for each in formats)
-    selector: micro.Selector[Any] = ScaledElements(selector=micro.TopK()) if scaled else micro.TopK()
-    reducer = micro.SparseReducer(selector, density=0.05, exchange=micro.Gather())
+    selector = ScaledElements(selector=micro.TopK()) if scaled else micro.TopK()
+    reducer = composed(selector=selector, density=0.05, exchange=micro.Gather())
     saved, own = convolution(saving, reducer).state_dict(), convolution(loading, reducer)
-    expected = own.state_dict()["buckets"][0]
-    kept = own.residuals()[0].clone()
+    expected, residual = own.state_dict()["buckets"][0], own.residuals()[0].clone()
     own.load_state_dict(saved)
-    torch.testing.assert_close(own.residuals()[0], kept)
+    torch.testing.assert_close(own.residuals()[0], residual)
     found = own.state_dict()["buckets"][0]
     torch.testing.assert_close(found["memory"], expected["memory"])
     torch.testing.assert_close(found["selector"], expected["selector"])
 
 
 def test_a_part_of_a_parameter_goes_to_no_model_in_another_memory_format() -> None:
-    own = convolution(torch.channels_last, micro.SparseReducer(micro.TopK(), density=0.05))
+    own = convolution(torch.channels_last, composed(density=0.05))
     saved = own.state_dict()
     pieces = saved["buckets"][0]["memory"]["residual"]
     pieces["weight"] = pieces["weight"][:10]  # as in two levels, saved by a contiguous model
-    with pytest.raises(ValueError, match="memory format"):
-        own.load_state_dict(saved)
-
-
-def composed(**parts: Any) -> micro.SparseReducer:
-    return micro.SparseReducer(**{"selector": micro.TopK(), "density": 0.2} | parts)
-
-
-SLOWER = composed(feedback=micro.MomentumCorrection(momentum=0.5))
+    refused(lambda: own.load_state_dict(saved), "memory format")
 
 
 @pytest.mark.parametrize(
@@ -244,18 +219,19 @@ def test_the_state_of_another_method_is_refused_by_name(
 
 
 def test_what_is_not_this_ranks_state_is_refused_with_the_remedy() -> None:
-    saved = saved_after_training()
-    _, attachment = attached()
-    for change, key in (
-        ({"rank": 3}, "micro.RankStates"),
-        ({"world_size": 4}, "micro.average(states, 1)[rank]"),
-        ({"version": VERSION + 1}, "install a newer micro"),
-        ({"scope": "model"}, "saved with scope=model"),
-        ({"format": "other"}, "Attachment.state_dict()"),
+    saved, (_, attachment) = saved_after_training(), attached()
+    (buckets, *others) = saved["buckets"]
+    for state, key in (
+        (saved | {"rank": 3}, "micro.RankStates"),
+        (saved | {"world_size": 4}, "micro.average(states, 1)[rank]"),
+        (saved | {"version": VERSION + 1}, "install a newer micro"),
+        (saved | {"scope": "model"}, "saved with scope=model"),
+        (saved | {"format": "other"}, "Attachment.state_dict()"),
+        (saved | {"buckets": [buckets | {"shapes": {"third.weight": (2, 8)}}, *others]}, "third.weight"),
+        (saved | {"buckets": [buckets | {"shapes": {"first.weight": (3, 8)}}, *others]}, "first.weight"),
+        *((given, "Attachment.state_dict()") for given in (None, {}, {"model": 1})),
     ):
-        refused(lambda change=change: attachment.load_state_dict(saved | change), key, "state")  # type: ignore[misc]
-    for given in (None, {}, {"model": 1}):
-        refused(lambda given=given: attachment.load_state_dict(given), "Attachment.state_dict()", "state")  # type: ignore[misc]
+        refused(lambda state=state: attachment.load_state_dict(state), key, "state")  # type: ignore[misc]
 
 
 def test_average_refuses_what_is_not_one_checkpoint() -> None:
