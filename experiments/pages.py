@@ -31,9 +31,12 @@ def _run(options: argparse.Namespace) -> int:
         check_choice("page", page_names(), name)
     pages = [load_page(name) for name in options.pages or page_names()]
     if options.runs:
+        from experiments.reports.finished_runs import in_folders
         from experiments.reports.published_runs import finished_rows
         from experiments.sweeps.study import parts_of, planned_runs, studies
 
+        for folder in options.runs:
+            in_folders(folder)  # a mistake is said before all studies are composed, which takes a while
         plans = {part: planned_runs(part) for study in studies() for part in parts_of(study)}
         for path in add(finished_rows(options.runs, [load_page(name) for name in page_names()], plans)):
             print(path)

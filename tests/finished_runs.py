@@ -1,4 +1,9 @@
-"""Mark a run folder that a test has written as a finished run."""
+"""Run folders and studies of tests: mark a folder as a finished run, what a run ended with, the file of a study."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from experiments.runs.atomic_files import digest_of, load_json
 from experiments.runs.run_folder import RunFolder
@@ -13,3 +18,22 @@ def finished(folder: RunFolder) -> RunFolder:
     summary = {key: value for key, value in load_json(folder.done_path).items() if key != "sha256"}
     write_done(folder, summary, {path.name: digest_of(path) for path in (folder.steps_path, folder.epochs_path)})
     return folder
+
+
+def only_run(output: Path) -> Path:
+    """Return the only folder in a folder of runs."""
+    (folder,) = [path for path in output.iterdir() if path.is_dir()]
+    return folder
+
+
+def weights_of(output: Path) -> str:
+    """Return the digest of the weights that the only run in a folder has ended with."""
+    return str(load_json(only_run(output) / "DONE")["weights_sha256"])
+
+
+def write_study(folder: Path, words: Sequence[str], grid: dict[str, Any]) -> str:
+    """Write a study; return its file, as a command takes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "study.yaml"
+    path.write_text(json.dumps({"overrides": [*words], "grid": grid}))
+    return str(path)

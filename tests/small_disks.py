@@ -1,11 +1,10 @@
-"""Small disks that fill up, grow, and break: a tmpfs, or ext4 in a file. Mounting them needs root."""
+"""Small disks that fill up and grow: a tmpfs. Mounting it needs root."""
 
 import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -32,36 +31,8 @@ class MemoryDisk:
         _run("mount", "-o", f"remount,size={size}", str(self.path))
 
 
-class BreakingDisk:
-    """An ext4 file system that Linux makes read-only after an error, also for files that are open for writing."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._image = path.with_suffix(".img")
-
-    def mount(self) -> None:
-        if not self._image.exists():
-            with self._image.open("wb") as file:
-                file.truncate(4 << 20)
-            _run("mkfs.ext4", "-q", str(self._image))
-        _run("mount", "-o", "loop,errors=remount-ro", str(self._image), str(self.path))
-
-    def break_down(self) -> None:
-        device = os.stat(self.path).st_dev
-        name = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve().name
-        Path(f"/sys/fs/ext4/{name}/trigger_fs_error").write_text("broken by a test")
-
-    def repair(self) -> None:
-        """Mount it again: after such an error Linux does not make it writable otherwise."""
-        _run("umount", str(self.path))
-        self.mount()
-
-
-Disk = TypeVar("Disk", MemoryDisk, BreakingDisk)
-
-
 @contextmanager
-def mounted(disk: Disk) -> Iterator[Disk]:
+def mounted(disk: MemoryDisk) -> Iterator[MemoryDisk]:
     """Mount a disk while a context lasts; skip the test where this user, or this system, cannot."""
     if os.geteuid():
         pytest.skip("needs root, to mount a small disk")

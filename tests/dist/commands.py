@@ -1,4 +1,4 @@
-"""Commands as a user types them, and the folder of the run that they leave."""
+"""Commands as a user types them."""
 
 import os
 import subprocess
@@ -16,8 +16,3 @@ def run(
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **env}
     command = [sys.executable, *module, *words]
     return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=LIMIT_S)
-
-
-def only_run(output: Path) -> Path:
-    (folder,) = [path for path in output.iterdir() if path.is_dir()]
-    return folder

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.records import read_records
-from tests.dist.commands import ROOT, only_run
+from tests.dist.commands import ROOT
 from tests.dist.rank_functions import train
+from tests.finished_runs import only_run
 from tests.waiting import LIMIT_S
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]

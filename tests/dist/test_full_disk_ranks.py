@@ -1,14 +1,14 @@
 """Real ranks whose disk fills up: one line with the cause, no text of the agent, and the same command goes on."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from experiments.runs.records import read_records
-from tests.dist.commands import only_run, run
+from tests.dist.commands import run
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import train
+from tests.finished_runs import only_run, weights_of
 from tests.small_disks import MemoryDisk, mounted
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]
@@ -17,10 +17,6 @@ WORDS = [
     *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=256", "batch_size=8", "epochs=3"),
     *("density=0.05", "checkpoint.every_s=0", "checkpoint.every_steps=10"),
 ]
-
-
-def digest_of(output: Path) -> str:
-    return str(json.loads((only_run(output) / "DONE").read_text())["weights_sha256"])
 
 
 def test_ranks_on_a_full_disk_end_with_one_line_and_go_on(tmp_path: Path) -> None:
@@ -39,5 +35,5 @@ def test_ranks_on_a_full_disk_end_with_one_line_and_go_on(tmp_path: Path) -> Non
         disk.grow("10m")
         for again in ranks(2).run_apart(train, *words):
             assert again.returncode == 0, again.stderr
-        assert digest_of(disk.path) == digest_of(tmp_path / "whole")
+        assert weights_of(disk.path) == weights_of(tmp_path / "whole")
         assert [row["step"] for row in read_records(folder / "steps.jsonl")] == list(range(48))

@@ -114,16 +114,6 @@ def test_a_signal_stops_the_sweep_and_leaves_no_orphan(tmp_path: Path, number: s
     assert not (tmp_path / "1").exists()
 
 
-def test_ranks_ignore_what_their_launcher_does(tmp_path: Path) -> None:
-    """A script ignores SIGINT for its background jobs, nohup SIGHUP."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
-    try:
-        assert run(tmp_path, "ignore", nproc_per_node=1) == 0
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_stop_signal_has_the_ranks_save_and_end(tmp_path: Path, number: signal.Signals) -> None:
     def strike() -> None:

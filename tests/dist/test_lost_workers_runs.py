@@ -18,9 +18,10 @@ from torch.multiprocessing.spawn import ProcessException
 from experiments.config.errors import UserError
 from experiments.runs.checkpoints import describe
 from experiments.runs.records import read_records
-from tests.dist.commands import ROOT, only_run
+from tests.dist.commands import ROOT
 from tests.dist.fresh_ranks import run_fresh
 from tests.dist.rank_functions import Ended, train
+from tests.finished_runs import only_run
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, wait_until
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.commands import only_run
 from tests.dist.fresh_ranks import run_fresh
 from tests.dist.rank_functions import Ended, train
+from tests.finished_runs import only_run
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]

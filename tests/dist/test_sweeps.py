@@ -18,29 +18,20 @@ from experiments.sweep import main
 from experiments.sweeps.study import jobs_of
 from tests.dist.commands import ROOT, run
 from tests.dist.rank_functions import called
+from tests.finished_runs import write_study
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
 pytestmark = pytest.mark.dist
-STOP = ["--on-error", "stop"]
-STUDY = """
-overrides:
-  - model=mlp
-  - dataset=synthetic
-  - "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"
-  - batch_size=16
-  - cluster=simulated
-  - cluster.world_size=2
-grid:
-  run: RUNS
-"""
+WORDS = [
+    *("model=mlp", "dataset=synthetic", "dataset.settings={num_samples: 512, image_size: 8, num_classes: 4}"),
+    *("batch_size=16", "cluster=simulated", "cluster.world_size=2"),
+]
 
 
-def study(folder: Path, runs: str) -> list[str]:
-    """Write a study; return the words that run it two at a time."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "study.yaml"
-    path.write_text(STUDY.replace("RUNS", runs))
-    return [str(path), f"output={folder / 'runs'}", "--jobs", "2"]
+def study(folder: Path, *runs: str) -> list[str]:
+    """Write a study of these runs; return the words that run it two at a time."""
+    path = write_study(folder, WORDS, {"run": [run.split() for run in runs]})
+    return [path, f"output={folder / 'runs'}", "--jobs", "2"]
 
 
 def folders(output: Path) -> dict[State, list[RunFolder]]:
@@ -52,7 +43,7 @@ def folders(output: Path) -> dict[State, list[RunFolder]]:
 
 
 def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp_path: Path) -> None:
-    words = study(tmp_path, "[[seed=0, epochs=1], [seed=1, lr=1e30], [seed=2, epochs=1], [seed=3, epochs=1]]")
+    words = study(tmp_path, "seed=0 epochs=1", "seed=1 lr=1e30", "seed=2 epochs=1", "seed=3 epochs=1")
     first = called(main, *words)
     assert first.returncode == 1
     found = folders(tmp_path / "runs")
@@ -67,15 +58,14 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     assert again.returncode == 1
     assert "is not finite at step" in again.stderr
     assert {path: (path / "DONE").stat().st_mtime_ns for path in before} == before
-    stopped = called(
-        main, *study(tmp_path / "stopped", "[[seed=0, lr=1e30], [seed=1, epochs=1]]"), "--jobs", "1", *STOP
-    )
+    others = study(tmp_path / "stopped", "seed=0 lr=1e30", "seed=1 epochs=1")
+    stopped = called(main, *others, "--jobs", "1", "--on-error", "stop")
     assert stopped.returncode == 1
     assert "0 of 2 runs done, 1 failed, 1 left" in stopped.stderr
 
 
 def test_two_sweeps_of_one_study_share_its_runs(tmp_path: Path) -> None:
-    words = study(tmp_path, f"{[[f'seed={seed}', 'epochs=2'] for seed in range(6)]}".replace("'", ""))
+    words = study(tmp_path, *(f"seed={seed} epochs=2" for seed in range(6)))
     command = [sys.executable, "-m", "experiments.sweep", *words]
     both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=LIMIT_S)[1] for process in both]
@@ -87,7 +77,7 @@ def test_two_sweeps_of_one_study_share_its_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_killed_harms_no_other(tmp_path: Path) -> None:
-    words = study(tmp_path, "[[seed=0, epochs=200], [seed=1, epochs=1], [seed=2, epochs=1]]")
+    words = study(tmp_path, "seed=0 epochs=200", "seed=1 epochs=1", "seed=2 epochs=1")
     first, *_ = (folder_of(config) for config in compose_runs(jobs_of(words[0], words[1:2])))
 
     def kill_first() -> None:
@@ -125,7 +115,7 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     epochs = 60 if number == signal.SIGTERM else 2000  # the first study is then carried out to its end
-    words = study(tmp_path, f"[[seed=0, epochs={epochs}], [seed=1, epochs={epochs}], [seed=2, epochs=1]]")
+    words = study(tmp_path, f"seed=0 epochs={epochs}", f"seed=1 epochs={epochs}", "seed=2 epochs=1")
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "experiments.sweep", *words]
     process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from getpass import getuser
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 
 from experiments.config.paths import ROOT
 from tests.ports import free_ports
-from tests.waiting import wait_until
+from tests.waiting import is_alive, wait_until
 
 _DAEMONS = ("munged", "slurmctld", "slurmd")
 _CLIENTS = ("sbatch", "squeue", "srun", "scontrol", "scancel", "sinfo")
@@ -105,13 +104,11 @@ class Site:
     def watchers(self, job: str = "") -> list[int]:
         """Return the processes that watch over the steps of a job, or of all; they end a little after it."""
         found = []
-        for process in Path("/proc").glob("[0-9]*"):
+        for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                title = (process / "cmdline").read_text()
-                if title.startswith(f"slurmstepd: [{job}") and (process / "cwd").readlink().is_relative_to(
-                    self._folder
-                ):
-                    found.append(int(process.name))
+                is_own = (place / "cwd").readlink().is_relative_to(self._folder)
+                if is_own and (place / "cmdline").read_text().startswith(f"slurmstepd: [{job}"):
+                    found.append(int(place.name))
         return found
 
     def start(self) -> None:
@@ -139,9 +136,7 @@ class Site:
 
     def stop(self) -> None:
         """End all jobs and daemons."""
-        with suppress(
-            SiteError, subprocess.TimeoutExpired, OSError, TimeoutError
-        ):  # a step's daemon outlives its controller
+        with suppress(SiteError, subprocess.TimeoutExpired, OSError):  # a step's daemon outlives its controller
             self.cancel()
         _end([int(path.read_text()) for path in (*self._folder.glob("run/*.pid"), self._folder / "munge/pid")])
         for pid in self.watchers():
@@ -200,12 +195,8 @@ def _end(pids: list[int]) -> None:
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, signal.SIGTERM)
-    for pid in pids:
-        try:
-            wait_until(partial(_has_ended, pid), f"the end of {pid}", timeout_s=_STOP_S)
-        except TimeoutError:
+    try:
+        wait_until(lambda: not any(map(is_alive, pids)), f"the end of {pids}", timeout_s=_STOP_S)
+    except TimeoutError:
+        for pid in filter(is_alive, pids):
             os.kill(pid, signal.SIGKILL)
-
-
-def _has_ended(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()

@@ -1,35 +1,24 @@
 """The job script as a user reads it, and what is refused before there is one. No SLURM is needed here."""
 
-import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments import sweep
-from experiments.config.child_environment import child_environment
 from experiments.config.compose import compose_run
 from experiments.config.identity import run_name
-from experiments.launching.rank_environment import RankEnvironment, read_rank_environment
 from experiments.runs.run_folder import folder_of
 from experiments.sweeps.job_script import Array, arrays_of, script
 from experiments.sweeps.slurm_queue import submit_array
 from experiments.training.preflight import prepare_runs
+from tests.finished_runs import write_study
 from tests.refusals import refused
 
 GOLDEN = Path(__file__).parent / "golden"
 TINY = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=4096"]
-TASK = {
-    "SLURM_JOB_ID": "71",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NODELIST": "node[01-02]",
-    "SLURM_NTASKS": "2",
-    "SLURM_PROCID": "1",
-    "SLURM_LOCALID": "0",
-}
 
 
 def arrays(*jobs: list[str]) -> list[Array]:
@@ -100,8 +89,7 @@ def test_a_queued_run_is_called_queued_and_stays_where_clean_removes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = [*TINY, "cluster=slurm", "cluster.nnodes=1", f"output={tmp_path}/runs"]
-    study = tmp_path / "study.yaml"
-    study.write_text(json.dumps({"overrides": common, "grid": {"seed": [0, 1]}}))
+    study = write_study(tmp_path, common, {"seed": [0, 1]})
     monkeypatch.setenv("PATH", with_commands(tmp_path, sbatch="echo 7", squeue="true"))
     jobs = [[*common, f"seed={seed}"] for seed in (0, 1)]
     configs = prepare_runs(jobs)
@@ -118,14 +106,14 @@ def test_a_queued_run_is_called_queued_and_stays_where_clean_removes(
         return capsys.readouterr().out
 
     with_commands(tmp_path, squeue=f"echo '1 {array.name}'")
-    first, second, last = sweep_says(str(study), "--list").splitlines()
+    first, second, last = sweep_says(study, "--list").splitlines()
     assert [first.split()[0], second.split()[0]] == ["queued", "stopped"]
     assert last == "2 runs: 1 stopped, 1 queued"
-    assert "1 stopped, 1 queued" in sweep_says("status", str(study))
-    sweep_says("clean", str(study), "--yes")
+    assert "1 stopped, 1 queued" in sweep_says("status", study)
+    sweep_says("clean", study, "--yes")
     assert [folder_of(config).path.exists() for config in configs] == [True, False]
     with_commands(tmp_path, squeue="echo 'squeue: error: no controller' >&2; exit 1")
-    assert "1 stopped, 1 not started" in sweep_says("status", str(study))
+    assert "1 stopped, 1 not started" in sweep_says("status", study)
 
 
 def test_a_dry_run_shows_all_and_without_sbatch_nothing_is_lost(
@@ -140,15 +128,6 @@ def test_a_dry_run_shows_all_and_without_sbatch_nothing_is_lost(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_dry_run_imports_no_torch(tmp_path: Path) -> None:
-    words = ["sweep", "demo", "--backend", "slurm", "--dry-run", "cluster=slurm", "cluster.nnodes=1", "output=runs"]
-    program = f"import sys; sys.argv = {words}\nfrom experiments import sweep\ntry:\n    sweep.main()\n"
-    program += "finally:\n    sys.exit(3 if 'torch' in sys.modules else 0)"
-    done = subprocess.run([sys.executable, "-c", program], env=child_environment(), cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert b"#SBATCH" in done.stdout
-
-
 @pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda")])
 def test_a_run_has_the_same_name_where_it_is_queued_and_in_its_job(
     gpus: int, device: str, monkeypatch: pytest.MonkeyPatch
@@ -158,26 +137,6 @@ def test_a_run_has_the_same_name_where_it_is_queued_and_in_its_job(
     monkeypatch.setenv("MICRO_LAUNCH", "node")
     in_job = compose_run([*words, "cluster.rdzv_endpoint=localhost:0"])
     assert run_name(queued) == run_name(in_job) == run_name(compose_run([*words, f"cluster.device={device}"]))
-
-
-def test_one_task_per_node_is_no_rank() -> None:
-    assert read_rank_environment(TASK) == RankEnvironment(1, 2, 0, "node01", 21136)
-    assert read_rank_environment({**TASK, "MICRO_LAUNCH": "node"}) is None
-
-
-@pytest.mark.parametrize(
-    ("word", "key", "given"),
-    [
-        ("partition=''", "cluster.slurm.partition", "''"),
-        ("throttle=0", "cluster.slurm.throttle", 0),
-        ("time_limit=3600", "hours:minutes:seconds", 3600),
-        ("time_limit=00:01:00", "signal_s must be shorter", "00:01:00"),
-        ("extra=[exclusive]", "cluster.slurm.extra", "exclusive"),
-    ],
-)
-def test_a_mistake_in_a_site_is_one_line(word: str, key: str, given: object) -> None:
-    words = [*TINY, "cluster=slurm", "cluster.nnodes=2", f"cluster.slurm.{word}"]
-    refused(lambda: prepare_runs([words]), key, given)
 
 
 @pytest.mark.parametrize(("word", "given"), [("device=cuda", 0), ("slurm.gpus_per_node=2", 2)])

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,23 +20,41 @@ from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.slurm_queue import in_queue, submit_array
 from experiments.training.preflight import prepare_runs
-from tests.slurm.jobs import (
-    MARKS,
-    QUEUED,
-    STEPS_PER_EPOCH,
-    WAIT_S,
-    WORDS,
-    assert_as_undisturbed,
-    send,
-    two_ranks_of,
-    wait_until_pending,
-)
-from tests.slurm.site import Site, running
+from experiments.training.runner import execute
+from tests.refusals import refused
+from tests.slurm.site import Site, running, unavailable
 from tests.waiting import wait_until
 
-pytestmark = MARKS
-RUN = [*WORDS, "epochs=3"]
-NUM_STEPS = 3 * STEPS_PER_EPOCH
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
+]
+TINY = ["model=mlp", "dataset=synthetic"]
+RUN = [*TINY, "dataset.settings.num_samples=2048", "batch_size=8", "sparsifier=exdyna", "density=0.05", "epochs=3"]
+QUEUED = [
+    *("cluster=slurm", "cluster.nnodes=2", "cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00"),
+]
+NUM_STEPS = 3 * 128
+WAIT_S = 900.0  # for what seconds of a quiet machine are enough; each of these processes imports torch
+
+
+def ranks_of(job: str) -> list[int]:
+    """Return the processes of a job on this machine that are ranks of a run."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (place / "cmdline").read_text()
+            if "training.rank_main" in words and f"\0SLURM_JOB_ID={job}\0" in "\0" + (place / "environ").read_text():
+                found.append(int(place.name))
+    return found
+
+
+def is_pending(pid: int, number: signal.Signals) -> bool:
+    """Return whether a signal waits for a process that stands still."""
+    (pending,) = re.findall(r"(?m)^ShdPnd:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(pending, 16) >> (number - 1) & 1)
 
 
 @pytest.fixture(scope="module")
@@ -97,12 +118,16 @@ def stop_and_release(site: Site, task: str, study: Study) -> None:
     folder = study.folders[0]
     wait_until(lambda: site.job(task)["JobState"] == "RUNNING", "the start of a job", timeout_s=WAIT_S)
     job = site.job(task)["JobId"]  # not before it runs: until then it may be that of the whole array
-    ranks = two_ranks_of(job)
+    wait_until(lambda: len(ranks_of(job)) == 2, "two ranks", timeout_s=WAIT_S)
+    ranks = ranks_of(job)
     wait_until(lambda: num_rows(folder), "a step", timeout_s=WAIT_S)
-    send(ranks, signal.SIGSTOP)  # so that the run does not end before the signal has come
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)  # so that the run does not end before the signal has come
     site.ask("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@S does before the time limit
-    wait_until_pending(ranks, signal.SIGUSR1)  # their launchers pass it on
-    send(ranks, signal.SIGCONT)
+    come = [partial(is_pending, rank, signal.SIGUSR1) for rank in ranks]  # their launchers pass it on
+    wait_until(lambda: all(each() for each in come), "SIGUSR1 to the ranks", timeout_s=WAIT_S)
+    for rank in ranks:
+        os.kill(rank, signal.SIGCONT)
     wait_until(lambda: site.job(job)["Restarts"] == "1" and not site.watchers(job), "a requeue", timeout_s=WAIT_S)
     assert site.job(job)["JobState"] == "PENDING", study.logs()
     assert 1 <= num_rows(folder) < NUM_STEPS
@@ -123,7 +148,10 @@ def test_a_run_of_two_nodes_that_was_queued_again_ends_with_the_weights_of_an_un
     assert len(list(stopped.ranks_path.glob("note-*.json"))) == 2
     assert "resumed from step" in study.logs()
     assert stopped.attempts_path.exists()
-    assert_as_undisturbed(stopped, RUN, tmp_path)
+    (config,) = prepare_runs([[*RUN, "cluster=simulated", "cluster.world_size=2", f"output={tmp_path / 'simulated'}"]])
+    execute(config)
+    one, other = (json.loads(each.done_path.read_text())["weights_sha256"] for each in (stopped, folder_of(config)))
+    assert one == other
 
 
 def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> None:
@@ -142,19 +170,12 @@ def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> No
     assert len(list(output.glob("slurm/*/array.sh"))) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["cluster.slurm.partition=gpu"], "^sbatch refused: .*invalid partition.*gpu"),
-        (["cluster.slurm.partition=test", "cluster.slurm.constraint=gpu"], r"^sbatch refused: .*[Ff]eature"),
-    ],
-)
-def test_what_sbatch_refuses_is_one_line(site: Site, tmp_path: Path, words: list[str], message: str) -> None:
-    jobs = [["model=mlp", "dataset=synthetic", "cluster=slurm", "cluster.nnodes=1", f"output={tmp_path}", *words]]
+def test_what_sbatch_refuses_is_one_line(site: Site, tmp_path: Path) -> None:
     before = {line.split()[0] for line in site.queue()}
-    with pytest.raises(UserError, match=message) as caught:
-        submit_array("study", jobs, prepare_runs(jobs), dry_run=False)
-    assert "\n" not in str(caught.value)
+    for word, part in (("partition=gpu", "partition"), ("constraint=gpu", "eature")):
+        words = [*TINY, "cluster=slurm", "cluster.nnodes=1", f"output={tmp_path}", "cluster.slurm.partition=test"]
+        study = Study([[*words, f"cluster.slurm.{word}"]])
+        refused(study.submit, "sbatch refused: ", part, error=UserError)
     assert {line.split()[0] for line in site.queue()} <= before
 
 

@@ -1,9 +1,11 @@
 """Small trainings in this process: their configuration, and a run that can be stopped before a step."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import torch
 
 from experiments.config.identity import run_name
@@ -75,3 +77,18 @@ class Run:
         self.trainer.step = watched  # type: ignore[method-assign]
         rows: list[dict[str, object]] = []
         return rows[0] if self.trainer.run(rows.append) else None
+
+
+@contextmanager
+def struck(step: int, strike: Callable[[], object]) -> Iterator[None]:
+    """Call ``strike`` before a step of the trainings in this context."""
+    take = Trainer.step
+
+    def taken(trainer: Trainer, epoch: int, index: int) -> float:
+        if trainer.position.step == step:
+            strike()
+        return take(trainer, epoch, index)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", taken)
+        yield

@@ -41,13 +41,11 @@ def write_run(
     density: float = 0.01,
     epochs: int = 3,
     per_epoch: int = 20,
-    lr: float = 0.1,
     task: str = "images",
     world_size: int = 8,
 ) -> Path:
     """Write the folder of a finished run and return it."""
-    name = f"{sparsifier}-d{density:g}-n{world_size}-s{seed}-e{epochs}-lr{lr:g}-{task}"
-    folder, (model, dataset, measures) = root / name, TASKS[task]
+    folder, (model, dataset, measures) = root / f"{sparsifier}-d{density:g}-n{world_size}-s{seed}-{task}", TASKS[task]
     folder.mkdir(parents=True)
     config = {
         "model": {"name": model},
@@ -58,54 +56,45 @@ def write_run(
         "seed": seed,
         "epochs": epochs,
         "batch_size": 32,
-        "lr": lr,
+        "lr": 0.1,
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     randomness = np.random.default_rng([seed, list(TRAITS).index(sparsifier)])
-    steps = _steps(randomness, sparsifier, density, epochs * per_epoch, per_epoch, sends=world_size > 1)
-    ends, best = steps[per_epoch - 1 :: per_epoch], 0.93 - 0.01 * list(TRAITS).index(sparsifier)
-    shares = [best * (1 - 0.8 * math.exp(-5 * (e + 1) / epochs)) + 0.008 * randomness.normal() for e in range(epochs)]
-    rows = [
-        {"epoch": epoch, "step": last["step"] + 1, "time_s": last["time_s"], "num_samples": 10_000, **measures(share)}
-        for epoch, (last, share) in enumerate(zip(ends, shares, strict=True))
-    ]
+    target = 1.0 if sparsifier == "dense" else density
+    steps, time_s = [], 0.0
+    for step in range(epochs * per_epoch):
+        row = _step(randomness, sparsifier, target, sends=world_size > 1)
+        time_s += row["step_s"]
+        steps.append({"step": step, "epoch": step // per_epoch, "time_s": time_s, **row})
+    best, rows = 0.93 - 0.01 * list(TRAITS).index(sparsifier), []
+    for epoch, last in enumerate(steps[per_epoch - 1 :: per_epoch]):
+        share = best * (1 - 0.8 * math.exp(-5 * (epoch + 1) / epochs)) + 0.008 * randomness.normal()
+        row = {"epoch": epoch, "step": last["step"] + 1, "time_s": last["time_s"], "num_samples": 10_000}
+        rows.append({**row, **measures(share)})
     write_rows(folder / "steps.jsonl", steps)
     write_rows(folder / "epochs.jsonl", rows)
     return finished(RunFolder(folder)).path
 
 
-def _steps(
-    randomness: np.random.Generator, sparsifier: str, density: float, num_steps: int, per_epoch: int, *, sends: bool
-) -> list[Row]:
+def _step(randomness: np.random.Generator, sparsifier: str, target: float, *, sends: bool) -> Row:
     build_up, scatter, stages = TRAITS[sparsifier]
-    rows, clock, target = [], 0.0, 1.0 if sparsifier == "dense" else density
-    for step in range(num_steps):
-        settle = 1 + 2.5 * math.exp(-step / (0.05 * num_steps)) * (scatter > 0.05)
-        drawn = target * build_up * settle * math.exp(scatter * randomness.normal())
-        measured = min(1.0, round(NUMEL * drawn) / NUMEL)
-        seconds = [1e-3 * ms * (1 + 0.1 * abs(randomness.normal()) + 3 * (step == 0)) for ms in stages]
-        clock += sum(seconds)
-        rows.append(
-            {
-                "step": step,
-                "epoch": step // per_epoch,
-                "loss": 2.3,
-                "rule": RULES.get(sparsifier),
-                "target_density": target,
-                "density": measured,
-                "density_error": abs(measured / target - 1),
-                "build_up": build_up,
-                "imbalance": 0.2,
-                "num_collectives": 2,
-                "threshold": 0.02 * (1 - math.exp(-(step + 1) / 20)) if sparsifier in RULES else None,
-                "bytes_sent": int(8 * NUMEL * measured) * sends,
-                **dict(zip(STAGES, seconds, strict=True)),
-                "step_s": sum(seconds),
-                "time_s": clock,
-                "skipped": False,
-            }
-        )
-    return rows
+    density = min(1.0, round(NUMEL * target * build_up * math.exp(scatter * randomness.normal())) / NUMEL)
+    seconds = [1e-3 * ms * (1 + 0.1 * abs(randomness.normal())) for ms in stages]
+    return {
+        "loss": 2.3,
+        "rule": RULES.get(sparsifier),
+        "target_density": target,
+        "density": density,
+        "density_error": abs(density / target - 1),
+        "build_up": build_up,
+        "imbalance": 0.2,
+        "num_collectives": 2,
+        "threshold": 0.02 if sparsifier in RULES else None,
+        "bytes_sent": int(8 * NUMEL * density) * sends,
+        **dict(zip(STAGES, seconds, strict=True)),
+        "step_s": sum(seconds),
+        "skipped": False,
+    }
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:

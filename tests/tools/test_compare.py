@@ -1,9 +1,10 @@
 """The comparison measures what it says: against closed forms on tiny gradients, and for every yaml there is."""
 
 import math
-import multiprocessing
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,10 +13,8 @@ import torch
 import micro
 from experiments import compare
 from experiments.config.errors import UserError
-from experiments.reports.names import in_legend
 from experiments.studies.gradient_sources import SHAPES, Gradients, synthetic
 from experiments.studies.method_comparison import measure
-from experiments.studies.method_comparison.figures import draw_front
 from experiments.studies.method_comparison.measure import match_bytes
 from experiments.studies.method_comparison.numbers import front
 from experiments.studies.method_comparison.tasks import Results
@@ -24,6 +23,7 @@ from experiments.studies.methods import build_methods
 from experiments.studies.recorded_gradients import Training, record, training_config
 from experiments.studies.topk_theory.measure import accumulators
 from tests.legible import every_figure_is_legible
+from tests.refusals import refused
 from tests.tools.simulated_runs import IMAGES, Run, configured
 
 N, NUMEL, STEPS, DENSITY = 4, 500, 5, 0.1
@@ -113,41 +113,46 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert [cell.strip() for cell in row.split("|")[2:-1]] == sent
 
 
-def test_a_method_that_fails_is_told_and_costs_the_others_nothing(
+def test_a_method_that_fails_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail_for_topk(name: str, *others: object, world_size: int) -> object:
-        if name == "topk":
-            raise RuntimeError("broken")
-        return trial(name, *others, world_size)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(measure, "trial", fail_for_topk)
+    monkeypatch.setattr(measure, "trial", failing(RuntimeError("broken"), at=1))
     assert compare.main([*TWO, "--out", str(tmp_path)]) == 1
     assert "failed: topk on normal gradients, 2 workers: RuntimeError: broken" in capsys.readouterr().out
-    assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"cltk"}
+    assert methods_in(tmp_path) == {"cltk"}
     assert "failed: topk" in (tmp_path / "compare.md").read_text()
+
+
+def failing(error: BaseException, *, at: int, begun: list[str] | None = None) -> Callable[..., object]:
+    """Return a trial whose call of this number, from 1, raises an error."""
+    begun = [] if begun is None else begun
+
+    def call(name: str, *others: Any, world_size: int) -> object:
+        begun.append(name)
+        if len(begun) == at:
+            raise error
+        return trial(name, *others, world_size)
+
+    return call
+
+
+def methods_in(out: Path) -> set[str]:
+    return set(pd.read_csv(out / "compare.csv")["method"])
 
 
 def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = []
-
-    def interrupted_at_cltk(name: str, *others: object, world_size: int) -> object:
-        begun.append(name)
-        if begun == ["topk", "cltk"]:
-            raise KeyboardInterrupt
-        return trial(name, *others, world_size)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(measure, "trial", interrupted_at_cltk)
+    begun: list[str] = []
+    monkeypatch.setattr(measure, "trial", failing(KeyboardInterrupt(), at=2, begun=begun))
     assert compare.main([*TWO, "--out", str(tmp_path)]) == 130
-    assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk"}
+    assert methods_in(tmp_path) == {"topk"}
     assert "Stopped by the user" in (tmp_path / "compare.md").read_text()
     with (tmp_path / "trials.jsonl").open("a") as file:
         file.write('["cltk on')  # as an interrupt may leave it
     assert compare.main([*TWO, "--out", str(tmp_path)]) == 0
     assert begun == ["topk", "cltk", "cltk"]
-    assert set(pd.read_csv(tmp_path / "compare.csv")["method"]) == {"topk", "cltk"}
+    assert methods_in(tmp_path) == {"topk", "cltk"}
     assert not (tmp_path / "trials.jsonl").exists()
 
 
@@ -157,23 +162,6 @@ def test_results_of_other_settings_or_code_are_not_kept(tmp_path: Path) -> None:
     assert repr(Results(path, {"revision": "a"}).done) == "{'one': [1.0, nan]}"
     Results(path, {"revision": "b"}).add("two", 2)
     assert Results(path, {"revision": "a"}).done == {}
-    assert Results(path, {"revision": "b"}).done == {"two": 2}
-
-
-def test_several_processes_measure_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"methods": ["topk"], "streams": ["normal", "recorded"], "world_sizes": [2], "density": DENSITY}
-    training = ["model=mlp", "dataset=digits", "batch_size=8"]
-    sizes = {"numel": NUMEL, "num_steps": 3, "repeats": 1, "max_gb": 1.0}
-    settings = measure.ComparisonSettings(**given, **sizes, recorded_training=training)  # type: ignore[arg-type]
-    rows = []
-    for number in (1, 2):
-        monkeypatch.setattr(measure, "num_processes", lambda _, number=number: number)
-        done = measure.measure(settings, lambda *_: None, Results(tmp_path / str(number), {}))
-        assert not done.failures
-        rows.append([row | {"select_topks": 0} for row in done.rows])
-    assert [row["stream"] for row in rows[0]] == list(settings.streams)
-    assert rows[0] == rows[1]
-    assert not multiprocessing.active_children()
 
 
 RECORDINGS = {
@@ -206,18 +194,9 @@ def test_accumulators_hold_what_top_k_did_not_send() -> None:
 
 
 def test_steps_after_the_end_of_a_schedule_are_refused() -> None:
-    with pytest.raises(UserError, match=r"2 epochs have 4, after which the learning rate .* is 0"):
-        record([*IMAGES, "lr_shape=cosine", "batch_size=32"], num_steps=5, world_size=2)
+    words = [*IMAGES, "lr_shape=cosine", "batch_size=32"]
+    refused(lambda: record(words, num_steps=5, world_size=2), "2 epochs have 4", error=UserError)
 
 
-def test_front_holds_what_nothing_beats_and_is_named_among_many_methods() -> None:
+def test_front_holds_what_nothing_beats() -> None:
     assert front([(3, 1), (1, 3), (2, 2), (2, 5), (4, 1), (1, 3)]) == [(1, 3), (2, 2), (3, 1)]
-    methods = ["randomk", "cltk", "topk", "micro", "dense", *[f"other{place}" for place in range(20)]]
-    rows = pd.DataFrame({"method": methods}).assign(
-        bytes_share=[0.01, 0.02, 0.2, 0.03, 1.0, *[0.5] * 20],
-        step_error=[0.9, 0.8, 0.9, 0.95, 0.0, *[1.0] * 20],
-        cumulative_error=[0.9, 0.95, 0.9, 0.95, 0.0, *[1.0] * 20],
-    )
-    names = {text.get_text() for text in draw_front(rows, "Many").legends[0].get_texts()}
-    assert {in_legend(name) for name in methods[:5]} | {"20 others, in the table"} < names
-    assert len(names) == 7

@@ -38,8 +38,8 @@ def environment(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     """The variables of a virtual environment with an editable install of the copy, and with this one's packages."""
     folder = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    paths = {"base": str(folder), "platbase": str(folder)}
-    (Path(sysconfig.get_path("purelib", "venv", vars=paths)) / "others.pth").write_text(sysconfig.get_path("purelib"))
+    place = sysconfig.get_path("purelib", "venv", vars={"base": str(folder), "platbase": str(folder)})
+    (Path(place) / "others.pth").write_text(sysconfig.get_path("purelib"))
     pip("--python", str(folder / "bin" / "python"), "install", "--editable", str(repository))
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return {**clean, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
@@ -68,16 +68,6 @@ def test_bash_completes_groups_choices_and_keys(
     command = ["bash", "--norc", "-c", COMPLETE, "bash", line]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == offered
-
-
-def test_the_command_is_train_in_any_folder(environment: dict[str, str], tmp_path: Path) -> None:
-    found = subprocess.run(
-        ["micro-train", "sparsifier=micr"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert found.returncode == 2
-    assert found.stderr.startswith("error: sparsifier must be one of ")
-    assert found.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wheel_holds_the_library_and_no_command(repository: Path, tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from experiments.config.schema import to_yaml
-from experiments.runs.atomic_files import digest_of, load_json
+from experiments.runs.atomic_files import digest_of
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
-from experiments.training.loop import Trainer
+from tests.finished_runs import weights_of, write_study
 from tests.in_process import Called, call
-from tests.tools.simulated_runs import Run, configured
+from tests.tools.simulated_runs import Run, configured, struck
 
 WORDS = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=64", "batch_size=4", "epochs=4"]
 CHECKPOINTS = ["checkpoint.every_steps=4", "checkpoint.keep=1"]
@@ -53,9 +53,8 @@ def train(output: Path, *words: str) -> Called:
 
 def study(output: Path, *words: str) -> Called:
     """Call experiments.sweep for a study of the run alone; STUDY among the words stands for its file."""
-    path = output.parent / "study.yaml"
-    path.write_text(json.dumps({"overrides": [*COMMON, f"output={output}"], "grid": {"seed": [0]}}))
-    return call(["sweep", *(str(path) if word == "STUDY" else word for word in words)])
+    path = write_study(output.parent, [*COMMON, f"output={output}"], {"seed": [0]})
+    return call(["sweep", *(path if word == "STUDY" else word for word in words)])
 
 
 def error_of(called: Called) -> str:
@@ -131,9 +130,6 @@ def test_damaged_runs_that_do_not_fit_the_selection_stop_no_figure(finished: Pat
     words = ["figures", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "figures"), "--table"]
     assert "other is damaged: " in error_of(call(words))
     assert call([*words, "seed=0"]).code == 0
-    folder.steps_path.unlink()
-    several = call(words)
-    assert (several.code, several.err.count("is damaged: ")) == (2, 2)
 
 
 @pytest.mark.parametrize("kind", ["steps", "epochs"])
@@ -176,14 +172,10 @@ def test_a_run_without_a_whole_checkpoint_starts_anew_by_choice_alone(
     began = train(tmp_path / "runs", "resume=scratch")
     assert began.code == 0
     assert said in began.err
-    assert weights(folder) == weights(copied(finished, tmp_path / "other"))
+    assert weights_of(tmp_path / "runs") == weights_of(finished)
     assert [row["step"] for row in read_records(folder.steps_path)] == list(range(NUM_STEPS))
     (kept,) = folder.attempts_path.glob(f"*/checkpoints/{checkpoint.name}")
     assert len(read_records(kept.parents[1] / "steps.jsonl")) == STOP
-
-
-def weights(folder: RunFolder) -> str:
-    return str(load_json(folder.done_path)["weights_sha256"])
 
 
 def test_a_checkpoint_with_the_state_of_another_model_is_one_line(unfinished: Path, tmp_path: Path) -> None:
@@ -204,16 +196,22 @@ def test_a_sweep_reports_a_damaged_run_as_failed_and_takes_the_choice(finished: 
     assert len(read_records(folder.steps_path)) == NUM_STEPS
 
 
-@pytest.mark.parametrize("name", ["", "manifest.json", "steps.jsonl"])
-def test_a_run_whose_folder_or_file_is_removed_leaves_no_done(unfinished: Path, tmp_path: Path, name: str) -> None:
-    folder, take = copied(unfinished, tmp_path), Trainer.step
+def replace_owner(path: Path) -> None:
+    """As another machine does whose disk has no common locks."""
+    change_json(path, token="of another")
 
-    def watched(trainer: Trainer, epoch: int, index: int) -> float:
-        if trainer.position.step == STOP + 4:
-            (folder.path / name).unlink() if name else shutil.rmtree(folder.path)
-        return take(trainer, epoch, index)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "step", watched)
-        assert (name or "was removed") in error_of(train(tmp_path / "runs"))
+LOST: dict[str, tuple[str, Damage, str]] = {
+    "the folder": ("", shutil.rmtree, "was removed"),
+    "the manifest": ("manifest.json", Path.unlink, "manifest.json"),
+    "the steps": ("steps.jsonl", Path.unlink, "steps.jsonl"),
+    "the ownership": (".owner.json", replace_owner, "taken over by pid"),
+}
+
+
+@pytest.mark.parametrize("lost", LOST)
+def test_a_run_that_loses_its_folder_or_a_file_leaves_no_done(unfinished: Path, tmp_path: Path, lost: str) -> None:
+    folder, (name, spoil, said) = copied(unfinished, tmp_path), LOST[lost]
+    with struck(STOP + 4, lambda: spoil(folder.path / name)):
+        assert said in error_of(train(tmp_path / "runs"))
     assert not folder.is_done()

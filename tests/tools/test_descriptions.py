@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import yaml
 
 from experiments.config.descriptions import CONF, GROUPS, choices, described, read, train_keys
@@ -31,12 +30,9 @@ def test_a_comment_belongs_to_the_key_before_it(tmp_path: Path) -> None:
     ]
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_and_choice_says_what_it_means() -> None:
     keys = {f"{group}.{key.name}": key.comment for group in GROUPS for key in described(group)}
     keys |= {key.name: key.comment for key in train_keys()}
+    for group in set(GROUPS) - {"sparsifier"}:
+        keys |= {f"{group}={choice.name}": choice.comment for choice in choices(group).values()}
     assert [name for name, comment in keys.items() if not comment] == []
-
-
-@pytest.mark.parametrize("group", [group for group in GROUPS if group != "sparsifier"])
-def test_every_choice_says_what_it_is(group: str) -> None:
-    assert [choice.name for choice in choices(group).values() if not choice.comment] == []

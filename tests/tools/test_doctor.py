@@ -12,9 +12,8 @@ import pytest
 
 from experiments.checkup.findings import Finding, carry_out
 from experiments.checkup.link import Measured, compare
-from experiments.checkup.machine import datasets, disks, slurm, wandb
+from experiments.checkup.machine import wandb
 from micro.planning.costs import Link
-from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef" * 2
@@ -63,26 +62,6 @@ def test_both_take_the_same_time_at_the_break_even(world_size: int) -> None:
     assert compare(Link(0.0, 1e-9), replace(MEASURED, select_s=0.0), world_size).break_even_bits_per_s == float("inf")
 
 
-@pytest.mark.parametrize(
-    ("says", "code", "value"),
-    [
-        ("Slurmctld(primary) at head is UP", 0, "answers"),
-        ("Slurmctld(primary) at head is DOWN", 0, "installed, not answering"),
-        ("scontrol: error\nscontrol: fatal: no configuration", 1, "installed, not answering"),
-        (None, 0, "not here"),
-    ],
-)
-def test_slurm(says: str | None, code: int, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if says is not None:
-        for name in ("sbatch", "scontrol"):
-            (tmp_path / name).write_text(f"#!/bin/sh\nprintf '{says}\\n'\nexit {code}\n")
-            (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    (line,) = slurm()
-    assert line.value == value
-    assert "\n" not in line.note
-
-
 def test_of_a_key_only_that_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
@@ -94,17 +73,3 @@ def test_of_a_key_only_that_there_is_one(tmp_path: Path, monkeypatch: pytest.Mon
     assert KEY not in str(list(wandb()))
     monkeypatch.setenv("WANDB_BASE_URL", "http://my.server:8080")
     assert [line.value for line in wandb()] == ["installed", "no"]
-
-
-def test_disks_and_data_sets_of_the_folder_it_is_called_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert [line.name for line in disks()] == ["results/", "data/cache/"]
-    assert all(line.data["free_bytes"] > 0 for line in disks())
-    assert [line.value for line in datasets()] == ["none prepared"]
-    (tmp_path / "data/cache/cifar-10-batches-py").mkdir(parents=True)
-    assert [line.value for line in datasets()] == ["cifar10"]
-
-
-@pytest.mark.parametrize("words", ["--nproc two", "--link-mbit nan", "--latency-us 5"])
-def test_a_mistake_on_the_command_line_is_told(words: str) -> None:
-    refused(f"doctor {words}", words.split()[0])

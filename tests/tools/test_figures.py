@@ -15,12 +15,11 @@ from experiments.reports import frames
 from experiments.reports.forms import forms
 from experiments.reports.names import in_legend
 from experiments.reports.pages import print_summary, summary_text
-from experiments.reports.plot_style import BLACK, GREY_LINE, VERMILLION, coloured_methods
+from experiments.reports.plot_style import BLACK, VERMILLION
 from experiments.reports.run_figures import (
     convergence_numbers,
     density_numbers,
     draw_all,
-    draw_convergence,
     throughput_numbers,
 )
 from experiments.reports.table import run_rows
@@ -198,30 +197,3 @@ def test_a_dense_run_stands_beside_every_density_and_counts_once(
     assert (colours["Dense"], colours[in_legend("micro")]) == (BLACK, VERMILLION)
     selected = frames.load(tmp_path / "runs", {"density": ["0.1"], "sparsifier": ["dense", "topk"]}).runs
     assert sorted(zip(selected["sparsifier"], selected["density"], strict=True)) == [("dense", 1.0), ("topk", 0.1)]
-
-
-def test_runs_of_several_folders_are_drawn_together(study: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "more", "cltk", 0)
-    write_run(tmp_path / "more", "topk", 0)  # which the study has too
-    words = ["--runs", str(study), "--runs", str(tmp_path / "more"), "--table", "--out", str(tmp_path / "out")]
-    assert figures.main(words) == 0
-    rows = pd.read_csv(tmp_path / "out" / "summary.csv").set_index("sparsifier")
-    assert rows.loc[["cltk", "topk"], "num_seeds"].to_list() == [1, 2]
-    assert {path.name for path in (tmp_path / "out").iterdir()} == SUMMARY
-
-
-def test_of_many_methods_the_best_are_in_colour_and_all_are_drawn() -> None:
-    ends = pd.Series({"dense": 0.1, "micro": 0.2, **{f"m{place}": 0.5 + place / 100 for place in range(10)}})
-    rows = [
-        {"sparsifier": method, "variant": "", "step": epoch, "time_s": 1.0, "total_bytes": 0.0, "num_seeds": 1}
-        | {f"accuracy{which}": end for which in ("", "_min", "_max")}
-        for method, end in ends.items()
-        for epoch in (0, 1)
-    ]
-    assert set(coloured_methods(ends) or ()) == {"dense", "micro", *(f"m{place}" for place in range(4, 10))}
-    assert coloured_methods(ends[6:]) is None
-    figure = draw_convergence(pd.DataFrame(rows), "Many", ends)
-    assert [axes.get_xlabel() for axes in figure.axes] == ["step", "training time (s)"], "nothing was sent"
-    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "4 others, in the table"
-    grey = [line for line in figure.axes[0].get_lines() if line.get_color() == GREY_LINE["color"]]
-    assert (len(grey), len(figure.axes[0].get_lines())) == (4, 12)

@@ -1,20 +1,17 @@
 """Disks that fill up or break while a run is written: one line with the cause, and the same command goes on."""
 
 import errno
-import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from experiments import sweep
 from experiments.runs.records import read_records
-from experiments.training.loop import Trainer
-from tests.dist.commands import only_run
 from tests.dist.rank_functions import called, train
-from tests.small_disks import BreakingDisk, MemoryDisk, mounted
+from tests.finished_runs import only_run, weights_of, write_study
+from tests.small_disks import MemoryDisk, mounted
+from tests.tools.simulated_runs import struck
 
 WORDS = [
     *("model=mlp", "dataset=synthetic", "dataset.settings.num_samples=256", "batch_size=8", "epochs=3"),
@@ -28,11 +25,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the weights that a run on a large disk ends with."""
     output = tmp_path_factory.mktemp("whole")
     assert train(*WORDS, f"output={output}").returncode == 0
-    return digest_of(output)
-
-
-def digest_of(output: Path) -> str:
-    return str(json.loads((only_run(output) / "DONE").read_text())["weights_sha256"])
+    return weights_of(output)
 
 
 def fails(output: Path, *words: str) -> str:
@@ -48,24 +41,9 @@ def goes_on(output: Path, whole: str, *words: str) -> bool:
     """Give the same command again, which ends with the weights of the whole run; return whether it resumed."""
     ended = train(*WORDS, *words, f"output={output}")
     assert ended.returncode == 0, ended.stderr
-    assert digest_of(output) == whole
+    assert weights_of(output) == whole
     assert [row["step"] for row in read_records(only_run(output) / "steps.jsonl")] == list(range(NUM_STEPS))
     return "resumed from step " in ended.stderr
-
-
-@contextmanager
-def struck(step: int, strike: Callable[[], None]) -> Iterator[None]:
-    """Call ``strike`` before a step of the trainings in this context."""
-    take = Trainer.step
-
-    def taken(trainer: Trainer, epoch: int, index: int) -> float:
-        if trainer.position.step == step:
-            strike()
-        return take(trainer, epoch, index)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "step", taken)
-        yield
 
 
 @pytest.mark.parametrize(
@@ -99,21 +77,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
         assert "no space left on device (" in fails(disk.path / "runs")
 
 
-def test_a_disk_that_becomes_read_only(tmp_path: Path, whole: str) -> None:
-    """As Linux makes it after an error of the file system, under files that are open."""
-    with mounted(BreakingDisk(tmp_path / "disk")) as disk:
-        output = disk.path / "runs"
-        with struck(15, disk.break_down):
-            line = fails(output, "checkpoint.every_steps=10")
-        assert f"{only_run(output) / 'steps.jsonl'}: read-only file system" in line
-        refused = train(*WORDS, f"output={output}")
-        assert refused.returncode == 2
-        assert "cannot be used: read-only file system" in refused.stderr
-        disk.repair()
-        assert goes_on(output, whole, "checkpoint.every_steps=10")
-
-
-@pytest.mark.parametrize(("call", "number"), [("write", errno.EDQUOT), ("fsync", errno.EIO)])
+@pytest.mark.parametrize(("call", "number"), [("write", errno.EDQUOT), ("write", errno.EROFS), ("fsync", errno.EIO)])
 def test_other_errors_of_a_disk(
     tmp_path: Path, whole: str, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
@@ -132,15 +96,13 @@ def test_other_errors_of_a_disk(
 
 
 def test_a_sweep_on_a_disk_that_fills_up_says_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
     with mounted(MemoryDisk(tmp_path / "disk", "1m")) as disk:
-        words = [*WORDS, f"output={disk.path / 'runs'}"]
-        path.write_text(json.dumps({"overrides": words, "grid": {"seed": [0, 1]}}))
+        path = write_study(tmp_path, [*WORDS, f"output={disk.path / 'runs'}"], {"seed": [0]})
         disk.fill(leaving=20_480)
-        full = called(sweep.main, str(path), "--jobs", "1")
+        full = called(sweep.main, path, "--jobs", "1")
         assert full.returncode == 1
         failed = [line for line in full.stderr.splitlines() if line.startswith("failed: ")]
         assert failed
         assert all("no space left on device" in line for line in failed)
         disk.free()
-        assert called(sweep.main, str(path), "--jobs", "2").returncode == 0
+        assert called(sweep.main, path, "--jobs", "1").returncode == 0

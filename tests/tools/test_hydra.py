@@ -1,11 +1,9 @@
 """What a user of Hydra types at experiments.train works as its documentation says; a grid is one by -m and sweep."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
 from tests.in_process import Called, call
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]
 TINY = ["dataset=synthetic", "dataset.settings.num_samples=64", "model=mlp", "epochs=1", "cluster=simulated"]
@@ -31,19 +30,6 @@ def train(*words: str) -> Called:
     called = call(["train", *words])
     assert called.code == 0, called
     return called
-
-
-def study(name: str, overrides: Iterable[str], grid: object) -> str:
-    path = Path(name).absolute()
-    path.write_text(yaml.safe_dump({"overrides": list(overrides), "grid": grid}))
-    return str(path)
-
-
-def listed(study: str) -> list[str]:
-    """Return the names of a study's runs."""
-    called = call(["sweep", study, "--list"])
-    assert called.code == 0, called
-    return [line.rpartition("/")[2] for line in called.out.splitlines() if line.startswith("not started")]
 
 
 def runs() -> set[str]:
@@ -103,30 +89,17 @@ def test_resolvers_are_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(runs()) == 1
 
 
-def test_all_runs_are_checked_before_the_first_starts() -> None:
-    refused = call(["train", "-m", *WORDS, "lr=0.1,-1"])
-    assert (refused.code, refused.err.count("\n"), runs()) == (2, 1, set())
-    assert "lr" in refused.err
-    assert "-1" in refused.err
-
-
-def test_after_a_failed_run_the_others_run() -> None:
+def test_all_runs_are_checked_before_the_first_starts_and_after_a_failed_one_the_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused(["train", "-m", *WORDS, "lr=0.1,-1"], "lr", -1)
+    assert runs() == set()
     failed = call(["train", "-m", *WORDS, "lr=1e30,0.1", "epochs=4"])
     assert (failed.code, failed.err.count("error:"), "Traceback" in failed.err, len(runs())) == (1, 1, False, 1)
-
-
-def test_all_of_an_error_is_shown_where_hydra_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     failed = call(["train", "densty=1"])
     assert (failed.code, failed.err.startswith("Traceback")) == (2, True)
     assert failed.err.splitlines()[-1].startswith("error: 'densty' is not a key")
-
-
-def test_a_launcher_carries_out_the_runs() -> None:
-    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    words = [sys.executable, "-m", "experiments.train", "-m", *WORDS, "hydra/launcher=submitit_local", "seed=0,1"]
-    done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=300)
-    assert (done.returncode, len(runs())) == (0, 2), done.stderr
 
 
 def test_options_stand_before_and_after_words() -> None:
@@ -187,12 +160,3 @@ def test_a_sweeper_chooses_the_runs_and_is_given_what_each_measured() -> None:
         rows = [json.loads(path.read_text().splitlines()[-1]) for path in Path("runs").glob("*/epochs.jsonl")]
         assert sorted(map(float, Ends.returned)) == sorted(row["accuracy"] for row in rows)  # type: ignore[arg-type]
     assert len(runs()) == 2
-
-
-@pytest.mark.parametrize("words", [["sparsifier=fp16"], ["sparsifier=dense"]])
-def test_a_grid_is_the_same_by_m_and_by_a_study(words: list[str]) -> None:
-    names = listed(study("both.yaml", [*WORDS, *words], {"density": [0.01, 0.1]}))
-    assert len(names) == 1
-    printed = train("-m", *WORDS, *words, "density=0.01,0.1").out.splitlines()
-    assert all(line.startswith(("done: ", "already done: ")) for line in printed), "no lines of Hydra's own"
-    assert runs() == set(names)

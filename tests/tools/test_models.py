@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import models
+from tests.refusals import refused
 
 
 def image(image_size: int = 224, num_classes: int = 10, in_channels: int = 3) -> dict[str, int]:
@@ -137,106 +138,67 @@ def test_dropout_follows_the_seed_and_is_off_in_evaluation(name: str) -> None:
 
 
 ALL = SIZES | image(31)
-WRONG: list[tuple[str, dict[str, int], dict[str, Any], str]] = [
-    ("resnet19", ALL, {}, r"'resnet19'; did you mean 'resnet1?8'"),
-    ("transformer", ALL, {}, r"'transformer'$"),
-    ("mlp", ALL, {"image_size": 8}, r"allows only hidden, got 'image_size'"),
-    ("resnet20", ALL, {"depth": 3}, r"no settings, got 'depth'"),
-    ("resnet50", ALL, {"stem": "tiny"}, r"stem must be .*'tiny'"),
-    ("inception_v4", ALL, {"stem": "tiny"}, r"stem must be .*'tiny'"),
-    ("inception_v4", ALL, {"stem": "imagenet"}, r"75 .* got 31"),
-    ("vgg16_bn", ALL, {}, r"32, got 31"),
-    ("seresnet18", ALL, {"last_width": 8}, r"last_width must be .* 16, got 8"),
-    ("googlenet", ALL, {"auxiliary": "yes"}, r"auxiliary must be .*'yes'"),
-    ("mlp", ALL, {"hidden": 0}, r"hidden must be .* 1, got 0"),
-    ("lstm", ALL, {"dropout": 1.0}, r"dropout must be .*1\.0"),
-    ("lstm", ALL, {"tied": 1}, r"tied must be .* got 1"),
-    ("cnn_lstm", ALL, {"size": "huge"}, r"size must be .*'huge'"),
-    ("neumf", ALL, {"layers": []}, r"layers must be .* got \[\]"),
-    ("neumf", ALL, {"layers": [8, 0]}, r"layers\[1\] must be .* got 0"),
-    ("neumf", ALL, {"layers": [7, 4]}, r"layers\[0\] must be even, .*, got 7"),
-    ("bert_base", ALL, {"num_heads": 3}, r"hidden must be .* got 8 and 3"),
-    ("gpt", ALL, {"hidden": 10, "num_heads": 2}, r"hidden must be .* got 10 and 2"),
-    ("gpt", ALL, {"positions": "none"}, r"positions must be .*'none'"),
-    ("mlp", image(8, 0), {}, "num_classes must be .* 1, got 0"),
-    *(
-        (name, sizes, {}, f"for {kind} and needs {size}, the data set has {next(iter(sizes))}")
-        for name, sizes, kind, size in [
-            ("resnet8", {"num_words": 9}, "images", "in_channels"),
-            ("lstm", image(), "text", "num_words"),
-            ("bert_base", image(), "masked_text", "num_words"),
-            ("neumf", image(), "interactions", "num_users"),
-        ]
-    ),
+WRONG: list[tuple[str, dict[str, int], dict[str, Any], tuple[Any, ...]]] = [
+    ("resnet19", ALL, {}, ("'resnet19'; did you mean 'resnet",)),
+    ("transformer", ALL, {}, ("transformer",)),
+    ("mlp", ALL, {"image_size": 8}, ("allows only hidden", "image_size")),
+    ("resnet20", ALL, {"depth": 3}, ("no settings", "depth")),
+    ("resnet50", ALL, {"stem": "tiny"}, ("stem", "tiny")),
+    ("inception_v4", ALL, {"stem": "tiny"}, ("stem", "tiny")),
+    ("inception_v4", ALL, {"stem": "imagenet"}, (75, 31)),
+    ("vgg16_bn", ALL, {}, (32, 31)),
+    ("seresnet18", ALL, {"last_width": 8}, ("last_width", 16, 8)),
+    ("googlenet", ALL, {"auxiliary": "yes"}, ("auxiliary", "yes")),
+    ("mlp", ALL, {"hidden": 0}, ("hidden", 0)),
+    ("lstm", ALL, {"dropout": 1.0}, ("dropout", 1.0)),
+    ("lstm", ALL, {"tied": 1}, ("tied", 1)),
+    ("cnn_lstm", ALL, {"size": "huge"}, ("size", "huge")),
+    ("neumf", ALL, {"layers": []}, ("layers", [])),
+    ("neumf", ALL, {"layers": [8, 0]}, ("layers[1]", 0)),
+    ("neumf", ALL, {"layers": [7, 4]}, ("layers[0] must be even", 7)),
+    ("bert_base", ALL, {"num_heads": 3}, ("hidden", "8 and 3")),
+    ("gpt", ALL, {"hidden": 10, "num_heads": 2}, ("hidden", "10 and 2")),
+    ("gpt", ALL, {"positions": "none"}, ("positions", "none")),
+    ("mlp", image(8, 0), {}, ("num_classes", 0)),
+    ("resnet8", {"num_words": 9}, {}, ("for images and needs in_channels", "num_words")),
+    ("lstm", image(), {}, ("for text and needs num_words", "in_channels")),
+    ("bert_base", image(), {}, ("for masked_text and needs num_words", "in_channels")),
+    ("neumf", image(), {}, ("for interactions and needs num_users", "in_channels")),
 ]
 
 
-@pytest.mark.parametrize(("name", "sizes", "settings", "message"), WRONG)
-def test_a_wrong_setting_or_size_is_refused_in_one_line(
-    name: str, sizes: dict[str, int], settings: dict[str, Any], message: str
+@pytest.mark.parametrize(("name", "sizes", "settings", "parts"), WRONG)
+def test_a_wrong_setting_or_size_is_refused(
+    name: str, sizes: dict[str, int], settings: dict[str, Any], parts: tuple[Any, ...]
 ) -> None:
-    with pytest.raises(ValueError, match=message) as raised:
-        models.build(name, sizes=sizes, **(SMALL.get(name, {}) if sizes == ALL else {}) | settings)
-    assert "\n" not in str(raised.value)
+    own = SMALL.get(name, {}) if sizes == ALL else {}
+    refused(lambda: models.build(name, sizes=sizes, **own | settings), *parts)
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in (
+        ("vgg19_bn", "torchvision.models.vgg"),
+        ("inception_v4", "timm"),
+        ("bert_base", "transformers"),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+        refused(lambda name=name: models.build(name, sizes=SIZES | image(75)), f"needs {LIBRARIES[name]}: pip install")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
-    ("name", "module"),
-    [("vgg19_bn", "torchvision.models.vgg"), ("inception_v4", "timm"), ("bert_base", "transformers")],
-)
-def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch, name: str, module: str) -> None:
-    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
-    with pytest.raises(ValueError, match=rf"^model {name} needs {LIBRARIES[name]}: pip install {LIBRARIES[name]}"):
-        models.build(name, sizes=SIZES | image(75))
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "message"),
+    ("name", "given", "parts"),
     [
-        ("mlp", (torch.zeros(1, 3, 32, 32),), r"built for images of shape \(3, 8, 8\), got \(3, 32, 32\)"),
-        ("gpt", (torch.zeros(3, 7).long(), None), "at most 6 words in a row, got 7"),
-        ("bert_base", (torch.zeros(3, 8).long(),), "at most 7 words in a row, got 8: raise max_length"),
+        ("mlp", (torch.zeros(1, 3, 32, 32),), ("(3, 8, 8), got (3, 32, 32)",)),
+        ("gpt", (torch.zeros(3, 7).long(), None), ("at most 6 words in a row", 7)),
+        ("bert_base", (torch.zeros(3, 8).long(),), ("at most 7 words in a row", "8: raise max_length")),
     ],
 )
-def test_inputs_that_do_not_fit_are_told(name: str, given: tuple[Any, ...], message: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(name: str, given: tuple[Any, ...], parts: tuple[Any, ...]) -> None:
     model = small(name) if name in SEQUENCES else build(name, image(8))
-    with pytest.raises(ValueError, match=message):
-        model(*given)
+    refused(lambda: model(*given), *parts)
 
 
 # Models of images
-
-
-@pytest.mark.parametrize(
-    ("name", "stages", "settings", "sides"),
-    [
-        ("resnet18", ["stem"], {"stem": "imagenet"}, [8]),
-        ("resnet152", ["stem"], {"stem": "cifar"}, [32]),
-        ("googlenet_cifar", ["stage3", "stage4", "stage5"], {}, [32, 16, 8]),
-        ("googlenet", ["stem", "stage3", "stage5"], {}, [4, 4, 1]),
-    ],
-)
-def test_images_are_halved_where_the_papers_halve_them(
-    name: str, stages: list[str], settings: dict[str, Any], sides: list[int]
-) -> None:
-    found: list[int] = []
-    with torch.device("meta"):
-        model = build(name, image(32), **settings)
-        for stage in stages:
-            model.get_submodule(stage).register_forward_hook(lambda *args: found.append(args[-1].shape[-1]))
-        model(torch.empty(2, 3, 32, 32))
-    assert found == sides
-
-
-def test_squeeze_and_excitation_weighs_each_channel_by_one_number() -> None:
-    from models.senet import SqueezeExcitation
-
-    torch.manual_seed(0)
-    weigh, features = SqueezeExcitation(32), torch.rand(2, 32, 3, 5) + 0.5
-    weights = weigh(features) / features
-    assert torch.allclose(weights, weights[:, :, :1, :1].expand_as(weights))
-    assert ((weights > 0) & (weights < 1)).all()
-    assert torch.allclose(weigh(features.roll(1, dims=3)), weigh(features).roll(1, dims=3))  # by the means alone
 
 
 def test_auxiliary_heads_count_in_training_only() -> None:
@@ -246,18 +208,9 @@ def test_auxiliary_heads_count_in_training_only() -> None:
         for place, head in model.get_submodule("auxiliary").named_children():
             head.register_forward_hook(lambda *_, place=place: calls.append(place))
         model(torch.empty(2, 3, 32, 32)).sum().backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
         model.eval()(torch.empty(2, 3, 32, 32))
+    assert all(parameter.grad is not None for parameter in model.parameters())
     assert calls == ["0", "3"]
-
-
-def test_convolutions_start_with_the_variance_of_he() -> None:
-    torch.manual_seed(0)
-    convolutions = [module for module in build("resnet18", image(32)).modules() if isinstance(module, nn.Conv2d)]
-    assert len(convolutions) == 20  # 1 stem, 16 in blocks, 3 projections
-    for conv in convolutions:
-        fan_out = conv.out_channels * conv.kernel_size[0] * conv.kernel_size[1]
-        assert conv.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
 
 
 def test_option_a_shortcut_subsamples_and_appends_zero_channels() -> None:

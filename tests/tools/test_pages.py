@@ -87,53 +87,46 @@ class Parsed(Exception):
     """A command line was understood."""
 
 
-@pytest.fixture
-def only_parse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a tool stop where it has read its command line."""
-
-    def stop_after(method: str) -> None:
+@EVERY_PAGE
+def test_commands_are_understood(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for method in ("parse_args", "parse_intermixed_args"):
         parse = getattr(argparse.ArgumentParser, method)
 
-        def stopping(parser: argparse.ArgumentParser, *arguments: Any) -> None:
-            raise Parsed(parse(parser, *arguments))
+        def stopping(parser: argparse.ArgumentParser, *given: Any, parse: Any = parse) -> None:
+            raise Parsed(parse(parser, *given))
 
         monkeypatch.setattr(argparse.ArgumentParser, method, stopping)
-
-    for method in ("parse_args", "parse_intermixed_args"):
-        stop_after(method)
-
-
-@EVERY_PAGE
-@pytest.mark.usefixtures("only_parse")
-def test_commands_are_understood(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = []
     for command in commands(path):
-        if command in SCHEMATIC:
-            continue
         try:
-            check(command, monkeypatch)
+            words = [replaced(word) for word in shlex.split(command)]
+            if command not in SCHEMATIC and words[0] not in ELSEWHERE:
+                check(words, monkeypatch)
         except (Exception, SystemExit) as error:
             wrong.append(f"{command}: {error}")
     assert not wrong, "\n".join(wrong)
 
 
-def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [replaced(word) for word in shlex.split(command)]
-    if words[0] == "make":
-        check_make(words[1:])
-    elif words[0] == "pip":
-        check_pip(words[1:])
-    elif words[0] == "micro-train":
-        check_training(words[1:])
-    elif words[0] == "torchrun":
-        if "-m" in words:
-            check_module(words[words.index("-m") + 1 :], monkeypatch)
-        else:
+def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    match words:
+        case ["make", *targets]:
+            check_make(targets)
+        case ["pip", *_]:
+            extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+            named = [extra for found in re.findall(r"\[(.+?)\]", " ".join(words)) for extra in found.split(",")]
+            assert set(named) <= set(extras), f"there is no extra of {named}"
+        case ["micro-train", *settings] | ["python", "-m", "experiments.train", *settings]:
+            check_training(settings)
+        case ["torchrun", *_] if "-m" in words:
+            check(["python", *words[words.index("-m") :]], monkeypatch)
+        case ["torchrun", *_]:
             check_script(words)
-    elif words[:2] == ["python", "-m"]:
-        check_module(words[2:], monkeypatch)
-    elif words[0] not in ELSEWHERE:
-        raise AssertionError("a command that no test knows")
+        case ["python", "-m", _, "--help"]:
+            return
+        case ["python", "-m", name, *options]:
+            check_tool(name, options, monkeypatch)
+        case _:
+            raise AssertionError("a command that no test knows")
 
 
 def check_script(words: list[str]) -> None:
@@ -160,28 +153,13 @@ def check_make(words: list[str]) -> None:
             assert re.search(rf"^{name}:", makefile, re.MULTILINE), f"the Makefile has no target {name}"
 
 
-def check_pip(words: list[str]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for extra in re.findall(r"\[(.+?)\]", " ".join(words)):
-        assert set(extra.split(",")) <= set(project["optional-dependencies"]), f"there is no extra {extra}"
-
-
-def check_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    name = words[0]
-    if name == "experiments.train":
-        check_training(words[1:])
-        return
-    monkeypatch.setattr(sys, "argv", [name, *words[1:]])
-    if words[1:] == ["--help"]:
-        return
-    try:
+def check_tool(name: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    with pytest.raises(Parsed) as parsed:
         importlib.import_module(name).main()
-    except Parsed as parsed:
-        (options,) = parsed.args
-        if name == "experiments.sweep" and hasattr(options, "words") and options.name != "some-run":
-            compose_runs(jobs_of(options.name, options.words)[:1])
-    else:
-        raise AssertionError("it read no command line")
+    (options,) = parsed.value.args
+    if name == "experiments.sweep" and hasattr(options, "words") and options.name != "some-run":
+        compose_runs(jobs_of(options.name, options.words)[:1])
 
 
 def check_training(words: list[str]) -> None:
@@ -271,25 +249,6 @@ def test_the_two_lines_are_those_of_the_tested_scripts(page: str) -> None:
     assert not [line for line in shown.splitlines() if line.startswith("-")]
     kept = [line[1:] for line in shown.splitlines() if line.startswith(" ")]
     assert set(kept) <= set(plain)
-
-
-def test_what_python_leaves_beside_the_pages_is_not_published(tmp_path: Path) -> None:
-    mkdocs = pytest.importorskip("mkdocs.config")
-    pytest.importorskip("material")
-    pytest.importorskip("mkdocstrings")
-    from mkdocs.structure.files import get_files
-
-    left = (
-        "__pycache__/hooks.cpython-311.pyc",
-        "gallery/__pycache__/gpt.cpython-311.pyc",
-        "gallery/.ipynb_checkpoints/a",
-    )
-    for name in ("index.md", "style.css", "gallery/gpt.py", *left):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    config = mkdocs.load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(tmp_path))
-    published = [file.src_uri for file in get_files(config) if file.inclusion.is_included()]
-    assert sorted(published) == ["index.md", "style.css"]
 
 
 def test_every_public_name_stands_on_one_page_of_the_reference() -> None:

@@ -13,6 +13,7 @@ import torch
 
 import data
 from data import convert, file_sums, prepare
+from tests.refusals import refused
 
 image = pytest.importorskip("PIL.Image")
 TRAIN = ["n01/c.jpg", "n01/d.png", "n02/a.JPEG", "n02/b.JPEG"]
@@ -37,10 +38,6 @@ class Photographs:
 
     def stored(self, name: str = "train_images") -> np.ndarray:
         return np.load(self.root / "imagenet" / f"{name}.npy")
-
-    def check(self, message: str, image_size: int = 8) -> None:
-        with pytest.raises(ValueError, match=message):
-            data.check("imagenet", str(self.root), image_size=image_size)
 
     def expected(self, name: str, size: int) -> np.ndarray:
         """Shorter side resized, then the middle; done by hand."""
@@ -74,9 +71,6 @@ def test_photographs_are_converted_and_read_in_place(photographs: Photographs) -
     assert (loaded.train_targets.tolist(), loaded.test_targets.tolist()) == ([0, 0, 1, 1], [1])
     middle = photographs.expected("val/n02/e.JPEG", 12)[:, 2:10, 2:10]
     assert np.array_equal(loaded.test_inputs[0].numpy(), middle)
-    info = data.info("imagenet", str(photographs.root), image_size=8)
-    assert info.sizes == {"in_channels": 3, "num_classes": 2, "image_size": 8}
-    assert (info.num_train, info.num_test) == (4, 1)
     assert "is already in" in photographs.convert()
 
     settings: dict[str, Any] = {"batch_size": 2, "rank": 0, "world_size": 1, "seed": 0, "augment": "resized_crop"}
@@ -162,18 +156,19 @@ def test_several_processes_convert_to_the_same_bytes(
     tmp_path: Path, photographs: Photographs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(convert, "START_METHOD", "fork")  # spawned ones would import torch first, for seconds
+    made = []
     for processes in (1, 2):
-        (tmp_path / str(processes)).mkdir()
-        convert.convert(photographs.origin, tmp_path / str(processes), size=6, processes=processes)
-    one, two = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "12")
-    assert one == two
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        convert.convert(photographs.origin, folder, size=6, processes=processes)
+        made.append({path.name: path.read_bytes() for path in folder.iterdir()})
+    assert made[0] == made[1]
 
 
-def test_photographs_that_cannot_be_converted_are_told(photographs: Photographs) -> None:
-    bad = photographs.origin / "train" / "n02" / "b.JPEG"
+def test_photographs_that_cannot_be_converted_are_named(photographs: Photographs) -> None:
+    bad, tested = photographs.origin / "train/n02/b.JPEG", photographs.origin / "val"
     bad.write_bytes(bad.read_bytes()[:300])
     assert f"{bad} cannot be decoded" in photographs.convert(code=2)
-    tested = photographs.origin / "val"
     (tested / "n02").rename(tested / "n03")
     assert "val must hold classes of train, got 'n03'" in photographs.convert(code=2)
     shutil.rmtree(tested / "n03")
@@ -185,9 +180,11 @@ def test_images_are_hashed_once_and_their_time_is_compared(
 ) -> None:
     monkeypatch.setattr(file_sums, "LARGE", 400)
     photographs.convert()
-    before = data.sums("imagenet", str(photographs.root), image_size=8)
-    np.save(photographs.root / "imagenet" / "train_images.npy", 255 - photographs.stored())
-    photographs.check(r"train_images\.npy is not as it was prepared.* python -m data\.prepare imagenet")
+    place, array = str(photographs.root), "train_images.npy"
+    before = data.sums("imagenet", place, image_size=8)
+    np.save(photographs.root / "imagenet" / array, 255 - photographs.stored())
+    line = refused(lambda: data.check("imagenet", place, image_size=8), f"{array} is not as it was prepared")
+    assert "python -m data.prepare imagenet" in line
     photographs.convert()
-    after = data.sums("imagenet", str(photographs.root), image_size=8)
-    assert [name for name in before if after[name] != before[name]] == ["train_images.npy"]
+    after = data.sums("imagenet", place, image_size=8)
+    assert [name for name in before if after[name] != before[name]] == [array]

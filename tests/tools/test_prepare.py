@@ -11,35 +11,40 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from data import prepare, unpack
 from data.catalogue import CATALOGUE, Archive, Entry, File
+from tests.data_sets import written
+from tests.refusals import refused
 
 CONTENT = bytes(range(256)) * 1200
 MEMBERS = {"set/a.dat": b"first", "set/b.dat": b"second", "set/README": b"read me"}
+WHOLE = {name.removeprefix("set/"): content for name, content in MEMBERS.items()}
+needs_entry = pytest.mark.usefixtures("entry")
 
 
 def checksum(kind: str, content: bytes) -> str:
     return f"{kind}:{hashlib.new(kind, content).hexdigest()}"
 
 
-def tar(path: Path, members: dict[str, bytes]) -> Path:
-    with tarfile.open(path, "w:gz") as archive:
+def tar(members: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    return path
+    return made.getvalue()
 
 
-def zipped(path: Path, members: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
+def zipped(members: dict[str, bytes]) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as archive:
         for name, content in members.items():
             archive.writestr(name, content)
-    return path
+    return made.getvalue()
 
 
 class Site(ThreadingHTTPServer):
@@ -62,8 +67,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(self.server.content or b"")
 
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
 
 
 @pytest.fixture
@@ -77,9 +82,9 @@ def site() -> Iterator[Site]:
 
 
 @pytest.fixture
-def entry(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Entry:
+def entry(site: Site, monkeypatch: pytest.MonkeyPatch) -> Entry:
     """Enter a set into the catalogue whose archive the server offers."""
-    site.content = tar(tmp_path / "published.tar.gz", MEMBERS).read_bytes()
+    site.content = tar(MEMBERS)
     archive = Archive(url=site.url, checksum=checksum("md5", site.content))
     files = (File(name="a.dat", checksum=checksum("sha1", b"first"), also=("a.txt",)), File(name="b.dat"))
     made = Entry(name="set", about="for tests", folder="set", archives=(archive,), files=files)
@@ -115,33 +120,19 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path / "root", capsys)
 
 
-WHOLE = {name.removeprefix("set/"): content for name, content in MEMBERS.items()}
-needs_entry = pytest.mark.usefixtures("entry")
-
-# Downloads and archives
-
-
-def torn(path: Path) -> Path:
-    path.write_bytes(path.read_bytes()[:-40])
-    return path
-
-
 @pytest.mark.parametrize(
-    "make",
+    ("name", "content"),
     [
-        lambda folder: torn(tar(folder / "a.tar.gz", {"set/x": CONTENT})),
-        lambda folder: torn(zipped(folder / "a.zip", {"set/x": CONTENT})),
-        lambda folder: tar(folder / "a.tar.gz", {"../outside": b"x"}),
+        ("a.tar.gz", tar({"set/x": CONTENT})[:-40]),
+        ("a.zip", zipped({"set/x": CONTENT})[:-40]),
+        ("a.tar.gz", tar({"../outside": b"x"})),
     ],
+    ids=["torn tar", "torn zip", "unsafe"],
 )
-def test_an_archive_that_is_torn_or_unsafe_is_named(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+def test_an_archive_that_is_torn_or_unsafe_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / "target").mkdir()
-    with pytest.raises(ValueError, match=r"a\.(tar\.gz|zip) is torn"):
-        unpack.unpack(make(tmp_path), tmp_path / "target")
+    refused(lambda: unpack.unpack(written(tmp_path, {name: content}) / name, tmp_path / "target"), f"{name} is torn")
     assert not (tmp_path / "outside").exists()
-
-
-# The command
 
 
 @needs_entry
@@ -203,33 +194,33 @@ def raising(error: BaseException) -> Callable[..., None]:
         (KeyboardInterrupt(), 130, "interrupted: run again to go on"),
     ],
 )
-def test_what_goes_wrong_is_told_in_one_line(
+def test_what_goes_wrong_is_one_line(
     command: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, words: str
 ) -> None:
     monkeypatch.setattr(prepare, "download", raising(error))
     assert words in command.fails("set", code=code)
 
 
+MISTAKES = {
+    "": "name one of cifar10",
+    "cifr10": "'cifr10'; did you mean 'cifar10'",
+    "set --from /nowhere": "--from must name a folder, got '/nowhere'",
+    "set --from / --url http://here/": "--from and --url",
+    "set --from .": "set.tar.gz or set with a.dat, b.dat",
+    "ptb --url http://here/one.txt": "ptb.train.txt",
+    "set --url ftp://here/x": "'ftp://here/x'",
+    "set --url http://127.0.0.1:1/": "Connection refused",
+    "imagenet": "give --from DIR",
+    "imagenet --from / --size 0": "--size must be at least 1, got 0",
+    "imagenet --from /": "/train is not a folder",
+    "--nothing": "--nothing",
+}
+
+
 @needs_entry
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ("", "name one of cifar10"),
-        ("cifr10", "'cifr10'; did you mean 'cifar10'"),
-        ("set --from /nowhere", "--from must name a folder, got '/nowhere'"),
-        ("set --from / --url http://here/", "--from and --url"),
-        ("set --from .", "set.tar.gz or set with a.dat, b.dat"),
-        ("ptb --url http://here/one.txt", "ptb.train.txt"),
-        ("set --url ftp://here/x", "'ftp://here/x'"),
-        ("set --url http://127.0.0.1:1/", "Connection refused"),
-        ("imagenet", "give --from DIR"),
-        ("imagenet --from / --size 0", "--size must be at least 1, got 0"),
-        ("imagenet --from /", "/train is not a folder"),
-        ("--nothing", "--nothing"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line(command: Command, given: str, words: str) -> None:
-    assert words in command.fails(*given.split())
+@pytest.mark.parametrize("given", MISTAKES)
+def test_a_mistake_is_one_line(command: Command, given: str) -> None:
+    assert MISTAKES[given] in command.fails(*given.split())
 
 
 def test_another_address_is_asked_instead(command: Command, site: Site, entry: Entry) -> None:
@@ -239,8 +230,8 @@ def test_another_address_is_asked_instead(command: Command, site: Site, entry: E
 
 
 def test_two_processes_do_not_prepare_one_set(tmp_path: Path, entry: Entry) -> None:
-    with prepare._work_folder(tmp_path, "set"), pytest.raises(ValueError, match=r"another process is preparing set in"):
-        prepare.prepare(entry, tmp_path)
+    with prepare._work_folder(tmp_path, "set"):
+        refused(lambda: prepare.prepare(entry, tmp_path), "another process is preparing set in")
 
 
 def test_the_list_names_every_set_below_home(
@@ -259,10 +250,9 @@ def test_the_list_names_every_set_below_home(
 
 @needs_entry
 def test_an_archive_in_a_folder_is_verified_and_unpacked(command: Command, site: Site, tmp_path: Path) -> None:
-    given = tmp_path / "set.tar.gz"
-    given.write_bytes(b"other")
+    written(tmp_path, {"set.tar.gz": b"other"})
     assert "set.tar.gz must have the published checksum md5:" in command.fails("set", "--from", str(tmp_path))
-    given.write_bytes(site.content)
+    written(tmp_path, {"set.tar.gz": site.content or b""})
     command("set", "--from", str(tmp_path))
     assert command.held() == WHOLE
     assert site.num_requests == 0
@@ -270,10 +260,10 @@ def test_an_archive_in_a_folder_is_verified_and_unpacked(command: Command, site:
 
 @needs_entry
 @pytest.mark.parametrize("inner", ["set", "."])
-def test_unpacked_files_are_taken_and_judged(command: Command, tmp_path: Path, inner: str) -> None:
-    (tmp_path / "given" / inner).mkdir(parents=True)
-    (tmp_path / "given" / inner / "a.txt").write_bytes(b"another")
-    said = command("set", "--from", str(tmp_path / "given"))
+def test_unpacked_files_are_taken_and_compared_with_the_published_ones(
+    command: Command, tmp_path: Path, inner: str
+) -> None:
+    said = command("set", "--from", str(written(tmp_path / "given", {f"{inner}/a.txt": b"another"})))
     assert command.held() == {"a.dat": b"another"}
     assert "set lacks b.dat" in said
     assert "set is not the published copy: other checksums of a.dat" in said
@@ -290,10 +280,7 @@ def test_unpacked_files_are_taken_and_judged(command: Command, tmp_path: Path, i
 def test_what_is_taken_lies_where_it_is_read(
     command: Command, tmp_path: Path, name: str, files: dict[str, bytes]
 ) -> None:
-    for file, content in files.items():
-        (tmp_path / "given" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "given" / file).write_bytes(content)
-    command(name, "--from", str(tmp_path / "given"))
+    command(name, "--from", str(written(tmp_path / "given", files)))
     held = command.held(CATALOGUE[name].folder)
     assert sorted(held.values()) == sorted(files.values())
     assert set(held) <= {file.name for file in CATALOGUE[name].files}

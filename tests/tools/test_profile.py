@@ -81,17 +81,3 @@ def test_no_rank_receives_more_than_the_largest_size() -> None:
     assert link.sizes_of("all_reduce", sizes, 8) == sizes
     assert link.sizes_of("gather_rows", sizes, 8) == [64, 256, 1024]
     assert link.sizes_of("gather_lists", sizes, 4096) == [64, 256]  # a curve needs two
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "given"),
-    [
-        ("backward model=resnet21", "did you mean 'resnet20'", "resnet21"),
-        ("link --sizes 64,66", "--sizes", "64,66"),
-        ("link --repeats 2", "--repeats", 2),
-        ("link --out .", "--out must be a file", "."),
-        ("select --methods topq", "did you mean 'topk'", "topq"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line_before_a_rank_starts(words: str, key: str, given: object) -> None:
-    refused(f"profile {words}", key, given)

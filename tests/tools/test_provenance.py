@@ -28,7 +28,6 @@ CHANGES = {
     "code revisions: aaaaaaaa (2), bbbbbbbb with changes 123456 (1)": {"git": OTHER},
     "code revisions: aaaaaaaa (2), bbbbbbbb then aaaaaaaa (1)": {"earlier_git": [{"revision": "b" * 40}]},
     "machines: 2 cores of AMD EPYC (2), 2 cores of AMD EPYC, 1 H100 (1)": {"gpus": ["H100"]},
-    "versions of torch: 2.15.0 (2), 2.14.0 (1)": {"versions": {"torch": "2.14.0"}},
     "runs at once: 1 (2), 4 (1)": {"runs_at_once": 4},
     "runs at once: 1 (2), unknown (1)": {"runs_at_once": None},
 }

@@ -14,7 +14,6 @@ import pytest
 from experiments.runs.atomic_files import CannotWrite, Damaged, write_atomic, write_json
 from experiments.runs.records import RecordWriter, read_records
 from experiments.runs.run_folder import RunFolder
-from tests.finished_runs import finished
 from tests.refusals import refused
 
 
@@ -107,14 +106,6 @@ def test_what_an_attempt_left_is_kept_apart(tmp_path: Path) -> None:
     assert names(tmp_path / "attempts/1") == ["epochs.jsonl", "failure.json", "manifest.json", "steps.jsonl"]
     assert (tmp_path / "attempts/2/steps.jsonl").read_text() == "second"
     assert names(tmp_path) == [".lock", "attempts", "checkpoints", "config.yaml"]
-
-
-def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
-    run = finished(RunFolder(tmp_path))
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    with run.claim():
-        pass
-    assert {path: path.read_bytes() for path in before} == before
 
 
 @pytest.mark.parametrize("name", ["file/runs/one", "x" * 300])

@@ -65,6 +65,11 @@ WRONG: list[str | tuple[str, ...]] = [
     ("sweep axis.yaml", "peak_tflops", "resnet8"),
     ("sweep huge.yaml", "1000000000000"),
     "sweep demo --jobs 0",
+    "sweep demo --jobs many",
+    ("sweep demo jobs=4", "'jobs'"),
+    ("sweep status dmeo", "did you mean 'demo'", "dmeo"),
+    ("sweep rerun nothing", "name the folder of a run", "nothing"),
+    ("sweep last.yaml", "sparsifier", "mikro"),
     "sweep demo epochs=abc",
     ("sweep demo seed=1", "two runs", "folder"),
     ("sweep demo hydra.run.dir=x", "hydra.run.dir=x"),
@@ -82,11 +87,20 @@ WRONG: list[str | tuple[str, ...]] = [
     "advise --link-mbit 9 --task gpt-text",
     "staleness --steps 0",
     ("staleness --methods micr", "micr", "did you mean 'micro'"),
+    ("staleness sparsifier=topk", "options of the command", "sparsifier=topk"),
     "simulate --workers 99999999999999999999",
     ("simulate --trace nowhere", "nowhere"),
     ("simulate --network nope", "network", "nope"),
     ("simulate --two-level", "k80_10gbe"),
     ("simulate --schedules nope", "schedules", "nope"),
+    ("simulate --trace trace.json --methods randomk", "randomk"),
+    ("simulate --trace trace.json --only border", "borders"),
+    ("simulate --trace trace.json --ranks-per-node 4", "--ranks-per-node"),
+    ("simulate --trace trace.json --two-level --network nvlink_25gbe --workers 8,12", "nodes of 8"),
+    ("simulate --trace trace.json --network nvlink_25gbe --algorithm best", "best"),
+    ("simulate --trace trace.json --two-level --network nvlink_25gbe --select x.json", "--select"),
+    ("simulate --trace trace.json --network nowhere.json", "nowhere.json"),
+    "simulate --trace trace.json --compute-s -1",
     ("compare --methods nope", "methods", "nope"),
     ("compare --world-sizes 1000000", "1000000", "GB"),
     ("compare --world-sizes 2 4", "KEY=VALUE", "4"),
@@ -102,13 +116,22 @@ WRONG: list[str | tuple[str, ...]] = [
     "profile backward --device x",
     ("profile link --sizes 1,2", "--sizes", "1,2"),
     ("profile link --nproc 1", "--nproc", "1"),
+    ("profile backward model=resnet21", "resnet21", "did you mean 'resnet20'"),
+    ("profile link --sizes 64,66", "--sizes", "64,66"),
+    "profile link --repeats 2",
+    ("profile link --out .", "--out must be a file", "."),
+    ("profile select --methods topq", "topq", "did you mean 'topk'"),
     ("profile backward sparsifier=topk", "sparsifier=topk"),
     ("reproduce", "paper"),
     ("reproduce micr", "paper", "micr", "did you mean 'micro'"),
+    ("reproduce micro --scale smal", "smal", "did you mean 'small'"),
+    ("reproduce fft --scale medium", "choose one of paper, small"),
     ("reproduce micro --scale paper --root folder", "folder/cifar-10-batches-py"),
     "reproduce micro epochs=0",
     "doctor --nproc 1000000",
     ("doctor --latency-us 5", "--latency-us"),
+    "doctor --nproc two",
+    "doctor --link-mbit nan",
     ("track", "RUN_FOLDER"),
     ("track folder", "folder", "config.yaml"),
     *((f"{command} --out empty", "empty") for command in ("compare", "theory", "figures", "bench step")),
@@ -119,6 +142,9 @@ FILES: dict[str, bytes] = {
     **dict.fromkeys(("list", "list.yaml"), b"[1,2]"),
     "broken.yaml": b"overrides: [\n",
     "grid.yaml": b"overrides: []\ngrid: {seed: 3}\n",
+    "last.yaml": b"overrides: [model=mlp, dataset=synthetic]\ngrid: {sparsifier: [micro, topk, mikro]}\n",
+    "trace.json": b'{"format": "micro-trace-1", "model": "mlp", "forward_s": 1, "backward_s": 1, '
+    b'"layers": [{"name": "0.weight", "num_bytes": 4000, "ready_s": 0.1}]}',
     "axis.yaml": b"overrides: []\ngrid: {run: [[seed=1], [seed=2, peak_tflops=1]]}\n",
     "huge.yaml": b"overrides: []\ngrid: {" + b",".join(b"k%d: [1,2,3,4,5,6,7,8,9,10]" % i for i in range(12)) + b"}\n",
 }
@@ -166,9 +192,7 @@ def test_a_wrong_command_is_one_line_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(folder)
     before = content(folder)
-    key, *others = parts_of(row)
-    line = refused(words_of(row if isinstance(row, str) else row[0]), key)
-    assert all(part in line for part in others), line
+    refused(words_of(row if isinstance(row, str) else row[0]), *parts_of(row))
     assert content(folder) == before
 
 

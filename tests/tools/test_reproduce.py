@@ -11,6 +11,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -121,18 +122,6 @@ def a_few_runs_of(name: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("micor", "did you mean 'micro'"),
-        ("micro --scale smal", "did you mean 'small'"),
-        ("fft --scale medium", "choose one of paper, small"),
-    ],
-)
-def test_unknown_names_are_one_line(words: str, said: str) -> None:
-    refused(f"reproduce {words}", said)
-
-
-@pytest.mark.parametrize(
     ("before", "after", "said"),
     [
         ("source: nobody", "sauce: nobody", "'source'"),
@@ -150,16 +139,10 @@ def test_a_bad_file_is_named(tiny: Path, tmp_path: Path, before: str, after: str
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["figures", "--nonsense"], "--nonsense"),
-        (["compare", "--methods", "micor"], "did you mean 'micro'"),
-        (["theory", "--steps", "-1"], "--steps.*-1"),
-        (["simulate", "--methods", "randomk"], "no formula for the selection of randomk"),
-    ],
+    [("figures --nonsense", "--nonsense"), ("compare --methods micor", "micro"), ("theory --steps -1", "--steps")],
 )
-def test_a_wrong_command_is_told_before_anything_runs(words: list[str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"part some: .*{said}"):
-        parts.check_command(part_of(tmp_path, *words))
+def test_a_wrong_command_is_refused_before_anything_runs(words: str, said: str, tmp_path: Path) -> None:
+    refused(lambda: parts.check_command(part_of(tmp_path, *words.split())), "part some: ", said, error=UserError)
 
 
 def test_page_escapes_what_it_is_given_and_loads_only_what_stands_beside_it(tmp_path: Path) -> None:
@@ -178,8 +161,8 @@ def test_page_escapes_what_it_is_given_and_loads_only_what_stands_beside_it(tmp_
 
 
 def test_page_says_what_is_missing(tmp_path: Path) -> None:
-    parts = part_of(tmp_path, "figures"), part_of(tmp_path, "sweep", "demo", f"output={tmp_path}/runs", name="training")
-    text = write_paper_page(paper_of(*parts), tmp_path).read_text()
+    part = part_of(tmp_path, "sweep", "demo", f"output={tmp_path}/runs", name="training")
+    text = write_paper_page(paper_of(part_of(tmp_path, "figures"), part), tmp_path).read_text()
     assert "holds no finished run" in text
     assert text.count("<h2") == 1, "a part that left nothing is not mentioned"
 
@@ -187,72 +170,65 @@ def test_page_says_what_is_missing(tmp_path: Path) -> None:
 NUMBERS = pd.DataFrame(
     {"method": ["ours", "ours", "theirs", "theirs"], "size": [1, 4, 1, 4], "cost": [2.0, 3.0, 4.0, 3.5], "form": ""}
 )
+THEIRS = {"value": "cost_beside - cost", "beside": "method == 'theirs'"}
 VERDICTS = {  # of a question on NUMBERS: what is asked beside rows "method == 'ours'", and its answer
-    "2 to 3, 2 of 2. The claim *holds*": {"value": "cost", "holds": "value <= 3"},
-    "2 to 3, 1 of 2. The claim *holds in part*": {"value": "cost", "holds": "value < 3"},
-    "2 to 3, 0 of 2. The claim *does not hold here*": {"value": "cost", "holds": "value < 2"},
-    "2 to 2, 1 of 1. The claim *holds*": {"value": "cost", "holds": "value < 3", "per": ["method"]},
-    "0.5 to 2, 1 of 2. The claim *holds in part*": {
-        "value": "cost_beside - cost",
-        "holds": "value > 1",
-        "beside": "method == 'theirs'",
-        "per": ["size"],
-    },
-    "0.5 to 1.5, 2 of 2. The claim *holds*": {
-        "value": "cost_beside - cost",
-        "holds": "value > 0",
-        "beside": "method == 'theirs'",
-        "nearest": "cost",
-    },
-    "the runs have nothing to compare": {"value": "cost", "holds": "value > 0", "rows": "method == 'nobody'"},
-    "there is no other.csv": {"value": "cost", "holds": "value > 0", "numbers": "other.csv"},
+    "2 to 3, 2 of 2. The claim *holds*": {"holds": "value <= 3"},
+    "2 to 3, 1 of 2. The claim *holds in part*": {"holds": "value < 3"},
+    "2 to 3, 0 of 2. The claim *does not hold here*": {"holds": "value < 2"},
+    "2 to 2, 1 of 1. The claim *holds*": {"holds": "value < 3", "per": ["method"]},
+    "0.5 to 2, 1 of 2. The claim *holds in part*": {"holds": "value > 1", "per": ["size"], **THEIRS},
+    "0.5 to 1.5, 2 of 2. The claim *holds*": {"holds": "value > 0", "nearest": "cost", **THEIRS},
+    "the runs have nothing to compare": {"holds": "value > 0", "rows": "method == 'nobody'"},
+    "there is no other.csv": {"holds": "value > 0", "numbers": "other.csv"},
 }
+
+
+def asked(tmp_path: Path, **asked: Any) -> str:
+    NUMBERS.to_csv(tmp_path / "n.csv", index=False)
+    usual = {
+        "numbers": "n.csv",
+        "rows": "method == 'ours'",
+        "value": "cost",
+        "says": "{least:g} to {most:g}, {there} of {all}.",
+    }
+    return answer(Question(**usual | asked), tmp_path)
 
 
 @pytest.mark.parametrize("said", VERDICTS)
 def test_a_verdict_is_drawn_from_the_numbers(said: str, tmp_path: Path) -> None:
-    NUMBERS.to_csv(tmp_path / "n.csv", index=False)
-    given = {"numbers": "n.csv", "rows": "method == 'ours'", "says": "{least:g} to {most:g}, {there} of {all}."}
-    assert said in answer(Question(**(given | VERDICTS[said])), tmp_path)  # type: ignore[arg-type]
+    assert said in asked(tmp_path, **VERDICTS[said])
 
 
 def test_a_question_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    NUMBERS.to_csv(tmp_path / "n.csv", index=False)
-    question = Question(numbers="n.csv", rows="method == 'ours'", value="prize", holds="value > 0", says="")
-    refused(lambda: answer(question, tmp_path), "n.csv", "prize", error=UserError)
+    refused(lambda: asked(tmp_path, value="prize", holds="value > 0"), "n.csv", "prize", error=UserError)
 
 
 def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    conf, out = tmp_path / "conf", tmp_path / "out"
-    (conf / "sweep").mkdir(parents=True)
-    (conf / "sweep" / "tiny.yaml").write_text(TINY_STUDY)
-    monkeypatch.setattr(study, "CONF", conf)
-    monkeypatch.setattr(parts, "run", in_this_process)
+    out, carried_out = tmp_path / "out", list[str]()
+    (tmp_path / "conf/sweep").mkdir(parents=True)
+    (tmp_path / "conf/sweep/tiny.yaml").write_text(TINY_STUDY)
+    monkeypatch.setattr(study, "CONF", tmp_path / "conf")
+    monkeypatch.setattr(parts, "run", lambda part: carried_out.append(part.name) or in_this_process(part))
     words = ["tiny", "--out", str(out), "seed=3", "cluster.num_threads=1"]
     threads = torch.get_num_threads()
     assert reproduce.main(words) == 0
     assert torch.get_num_threads() == threads
     page = (out / "index.html").read_bytes()
     assert b"Top-k" in page
-    stem = "residual-mlp-digits-n2-d0.01"
     (run,) = (out / "runs").glob("*topk*")
-    assert run.name in (out / "curves" / f"{stem}.runs.txt").read_text()
+    assert run.name in (out / "curves/residual-mlp-digits-n2-d0.01.runs.txt").read_text()
     assert json.loads((run / "manifest.json").read_text())["num_threads"] == 1
-    figures = loads(page.decode())
-    assert figures
-    assert all((out / source).exists() for source in figures)
+    assert loads(page.decode())
+    assert all((out / source).exists() for source in loads(page.decode()))
     capsys.readouterr()
-    monkeypatch.setattr(parts, "run", lambda part: pytest.fail(f"{part.name} was carried out again"))
     assert reproduce.main(words) == 0
+    assert carried_out == ["training", "curves"]
     assert capsys.readouterr().out.count("nothing to do") == 2
     assert (out / "index.html").read_bytes() == page
-    again: list[str] = []
-    monkeypatch.setattr(parts, "run", lambda part: again.append(part.name) or in_this_process(part))
     assert reproduce.main([*words, "--again"]) == 0
-    assert "curves" in again, "tables and figures that did not change, too"
-    refused(f"reproduce tiny --root {tmp_path}/nowhere --out {out}", "--root", f"{tmp_path}/nowhere")
+    assert carried_out[-1] == "curves", "tables and figures that did not change, too"
 
 
 def in_this_process(part: Part) -> int:

@@ -1,20 +1,18 @@
 """A run is of the files that it was trained on: a user's other files are another run, a published set's are refused."""
 
 import json
-import os
 import random
 from pathlib import Path
 
 import pytest
-import yaml
 
 import data
-from data import file_sums
 from experiments import sweep
 from experiments.config.schema import to_yaml
 from experiments.reports import frames
 from experiments.runs.run_folder import folder_of
 from tests.dist.rank_functions import Ended, called, train
+from tests.finished_runs import write_study
 from tests.tools.simulated_runs import Run, configured
 
 SMALL = ["model=gpt_small", "model.settings.hidden=16", "model.settings.num_layers=1", "model.settings.num_heads=1"]
@@ -41,12 +39,6 @@ def assert_refused(ended: Ended, root: Path) -> None:
     assert str(root) in line
 
 
-def study_of(words: list[str], grid: dict[str, list[str]], folder: Path) -> str:
-    path = folder / "study.yaml"
-    path.write_text(yaml.safe_dump({"overrides": words, "grid": grid}))
-    return str(path)
-
-
 def test_two_texts_of_a_user_are_two_runs(roots: tuple[Path, Path], tmp_path: Path) -> None:
     words = [*SMALL, *SIMULATED, "dataset=text", f"output={tmp_path / 'runs'}"]
     for done in ("done", "already done"):
@@ -54,7 +46,7 @@ def test_two_texts_of_a_user_are_two_runs(roots: tuple[Path, Path], tmp_path: Pa
             ended = train(*words, f"dataset.root={root}")
             assert ended.returncode == 0, ended.stderr
             assert ended.stdout.startswith(f"{done}: ")
-    listed = called(sweep.main, study_of(words, {"dataset.root": [str(root) for root in roots]}, tmp_path), "--list")
+    listed = called(sweep.main, write_study(tmp_path, words, {"dataset.root": [*map(str, roots)]}), "--list")
     assert sum(line.startswith("done ") for line in listed.stdout.splitlines()) == 2, listed.stderr
     assert frames.load(tmp_path / "runs").runs["variant"].nunique() == 2
     (roots[0] / "wikitext-2" / "train.txt").write_text("another text\n" * 300)
@@ -71,7 +63,7 @@ def test_a_published_set_of_other_content_is_refused(manifest: str, roots: tuple
     words += [*SIMULATED, f"output={tmp_path / 'runs'}"]
     other = f"dataset.root={roots[1]}"
     assert_refused(train(*words, other), roots[1])
-    assert_refused(called(sweep.main, study_of(words, {}, tmp_path), other, "--backend", "slurm"), roots[1])
+    assert_refused(called(sweep.main, write_study(tmp_path, words, {}), other, "--backend", "slurm"), roots[1])
     assert path.read_text() == before
     assert train(*words).returncode == 0
 
@@ -85,16 +77,3 @@ def test_a_run_starts_from_another_of_the_same_data(roots: tuple[Path, Path], tm
     words += [*SIMULATED, f"output={tmp_path / 'runs'}", f"start_from={before.path}"]
     assert_refused(train(*words, f"dataset.root={roots[1]}"), roots[1])
     assert train(*words, f"dataset.root={roots[0]}").returncode == 0
-
-
-def test_a_large_file_is_read_once(roots: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_sums, "LARGE", 1000)
-    folder = roots[0] / "wikitext-2"
-    first = data.sums("text", str(folder))
-    stamp = (folder / "train.txt").stat()
-    (folder / "train.txt").write_text("x" * stamp.st_size)
-    os.utime(folder / "train.txt", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert data.sums("text", str(folder)) == first  # its size and its time are compared
-    (folder / "train.txt").write_text("another text, of another size")
-    changed = data.sums("text", str(folder))
-    assert [name for name in first if changed[name] != first[name]] == ["train.txt"]

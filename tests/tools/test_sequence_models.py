@@ -36,32 +36,17 @@ def test_a_word_sees_its_own_row_and_in_language_models_none_to_come(name: str) 
 
 
 @pytest.mark.parametrize(
-    ("name", "embedding", "decoder", "parameters"),
+    ("name", "embedding", "decoder"),
     [
-        ("lstm", "embedding.weight", "decoder.weight", 1 + 8 + 1),
-        (
-            "bert_base",
-            "network.bert.embeddings.word_embeddings.weight",
-            "network.cls.predictions.decoder.weight",
-            42,
-        ),
+        ("lstm", "embedding", "decoder"),
+        ("bert_base", "network.bert.embeddings.word_embeddings", "network.cls.predictions.decoder"),
     ],
 )
-def test_a_tied_weight_is_one_parameter(name: str, embedding: str, decoder: str, parameters: int) -> None:
+def test_a_tied_weight_is_one_parameter(name: str, embedding: str, decoder: str) -> None:
     model, copied = small(name).eval(), small(name, seed=1).eval()
-    assert model.get_parameter(embedding) is model.get_parameter(decoder)
-    assert len(dict(model.named_parameters())) == parameters
-    assert model.get_parameter(embedding)[0].any()
+    assert model.get_parameter(f"{embedding}.weight") is model.get_parameter(f"{decoder}.weight")
     copied.load_state_dict(model.state_dict())
     assert torch.equal(logits(name, copied), logits(name, model))
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_the_lstm_starts_in_the_range_of_pytorchs_example(tied: bool) -> None:
-    model = small("lstm", hidden=100, tied=tied)
-    for weight in (model.get_parameter("embedding.weight"), model.get_parameter("decoder.weight")):
-        assert 0.095 < weight.abs().max() < 0.1001
-    assert not model.get_parameter("decoder.bias").any()
 
 
 def test_letters_are_read_as_the_paper_writes_it() -> None:
@@ -96,11 +81,8 @@ def test_spelling_is_of_the_data_and_says_all_of_a_word() -> None:
     assert not torch.allclose(seven, three)
 
 
-def test_the_character_model_starts_in_the_papers_range_and_padding_stays_zero() -> None:
+def test_the_character_models_padding_stays_zero() -> None:
     model = small("cnn_lstm")
-    for name, parameter in model.named_parameters():
-        shut = name.endswith("gate.bias")
-        assert (parameter == -2).all() if shut else 0 < parameter.abs().max() < 0.0501
     padding = model.get_parameter("reader.embedding.weight")
     assert not padding[0].any()
     model.get_buffer("spelling")[:, 3] = 0
@@ -121,13 +103,6 @@ def test_neumf_is_a_product_beside_a_perceptron() -> None:
         torch.testing.assert_close(logit, expected)
 
 
-@pytest.mark.parametrize("positions", ["learned", "rope"])
-def test_a_gpt_sees_the_order_of_words(positions: str) -> None:
-    model = small("gpt", positions=positions).eval()
-    one, other = (model(torch.tensor([row]), None)[0][0, -1] for row in ([1, 2, 3, 4], [2, 1, 3, 4]))
-    assert not torch.allclose(one, other, atol=1e-6)
-
-
 def test_positions_by_rotation_depend_on_distances_alone() -> None:
     from models.gpt import rotated
 
@@ -137,12 +112,3 @@ def test_positions_by_rotation_depend_on_distances_alone() -> None:
     for distance in range(4):
         diagonal = products.diagonal(-distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-5, atol=1e-5)
-
-
-def test_the_gpts_last_map_is_its_embedding() -> None:
-    model = small("gpt")
-    assert len(dict(model.named_parameters())) == 2 + 2 * 12 + 2
-    with torch.no_grad():
-        model.get_parameter("norm.weight").zero_()
-        model.get_parameter("norm.bias").fill_(1.0)
-    torch.testing.assert_close(logits("gpt", model)[0, 0], model.get_parameter("embedding.weight").sum(1))

@@ -13,7 +13,7 @@ import micro
 from experiments import simulate
 from experiments.studies.simulated_steps.method_choices import Methods, formula_s, methods_of
 from experiments.studies.simulated_steps.published_gains import cluster_link, ratios
-from experiments.studies.simulated_steps.steps import Row, by_layer, crossing, rescaled, simulate_step
+from experiments.studies.simulated_steps.steps import Row, by_layer, crossing, simulate_step
 from experiments.training.schedule_problem import problem_of
 from micro.planning.costs import Flat, Link
 from micro.planning.nodes import FlatOnNodes
@@ -22,7 +22,6 @@ from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
 from micro.planning.volumes import calls_of, volume_of
 from tests.legible import every_figure_is_legible
-from tests.refusals import refused
 
 LINK = Link(1e-3, 2e-9)
 SPARSE = micro.SparseReducer(micro.Micro(), 0.1)
@@ -99,17 +98,6 @@ def test_crossing_is_where_a_power_is_one(exponent: float) -> None:
     assert crossing(lambda rate: (3e9 / rate) ** exponent, 1e8, 1e11) == pytest.approx(3e9)
     assert crossing(lambda rate: (1e7 / rate) ** exponent, 1e8, 1e11) == 0
     assert crossing(lambda rate: (1e12 / rate) ** exponent, 1e8, 1e11) == math.inf
-
-
-def test_changed_traces_keep_proportions_and_bytes() -> None:
-    scaled, merged = rescaled(TRACE, 10 * TRACE.compute_s), by_layer(TRACE)
-    assert scaled.compute_s == pytest.approx(10 * TRACE.compute_s)
-    assert [layer.ready_s for layer in scaled.layers] == pytest.approx([10 * layer.ready_s for layer in TRACE.layers])
-    assert (scaled.layers[0].used_s, scaled.num_bytes) == (pytest.approx(0.01), TRACE.num_bytes)
-    pairs = list(zip(TRACE.layers[::2], TRACE.layers[1::2], strict=True))
-    assert [(layer.num_bytes, layer.ready_s) for layer in merged.layers] == [
-        (first.num_bytes + last.num_bytes, last.ready_s) for first, last in pairs
-    ]
 
 
 def test_gains_of_merging_are_in_start_ups_and_vanish_where_computation_hides_everything() -> None:
@@ -206,24 +194,3 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
     single = steps[steps["schedule"] == "single"].set_index("method")
     assert single.loc["dense", "step_s"] == pytest.approx(2 + curve.at(TRACE.num_bytes))
     assert single.loc["micro", "select_s"] == pytest.approx(curve.at(TRACE.numel))
-
-
-MISTAKES = {
-    "--methods randomk": "randomk",
-    "--only border": "borders",
-    "--ranks-per-node 4": "--ranks-per-node",
-    "--two-level": "nvlink_25gbe|pcie_10gbe",
-    "--two-level --network nvlink_25gbe --workers 8,12": "nodes of 8",
-    "--network nvlink_25gbe --algorithm best": "best",
-    "--two-level --network nvlink_25gbe --select x.json": "--select",
-    "--network nowhere.json": "nowhere.json",
-    "--compute-s -1": "--compute-s",
-}
-
-
-@pytest.mark.parametrize("words", MISTAKES)
-def test_a_mistake_is_one_line(words: str, tmp_path: Path) -> None:
-    trace, out = tmp_path / "trace.json", tmp_path / "out"
-    TRACE.save(trace)
-    refused(f"simulate --trace {trace} --out {out} {words}", MISTAKES[words])
-    assert not out.exists()

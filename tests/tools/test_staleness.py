@@ -10,7 +10,6 @@ import torch
 import micro
 from experiments import staleness
 from experiments.studies.staleness.measure import waits
-from tests.refusals import refused
 
 
 def test_waits_are_those_counted_by_hand() -> None:
@@ -32,7 +31,3 @@ def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     assert sums.loc["micro", "updates"] == pytest.approx(0.02 * sums.loc["micro", "numel"], rel=0.02)
     assert sums.loc["dense", "updates"] > 10 * sums.loc["micro", "updates"]
     assert "| parameter" in (out / "staleness.md").read_text()
-
-
-def test_what_the_command_sets_is_refused() -> None:
-    refused("staleness sparsifier=topk", "options of the command", "sparsifier=topk")

@@ -23,6 +23,7 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         "train epochs=abc",
         "sweep demo --list",
         "sweep methods/digits --dry-run",
+        "sweep demo --backend slurm --dry-run cluster=slurm cluster.nnodes=1",
     ],
 )
 def test_the_command_loads_neither_torch_nor_numba(words: str, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,10 @@ import pytest
 from experiments import train
 from experiments.config.command_line import run_command
 from experiments.config.stopping import STOP_SIGNALS
-from experiments.runs.atomic_files import load_json
-from experiments.training.loop import Trainer
-from tests.dist.commands import ROOT, only_run
+from tests.dist.commands import ROOT
 from tests.dist.rank_functions import called
-from tests.tools.simulated_runs import IMAGES
+from tests.finished_runs import only_run, weights_of
+from tests.tools.simulated_runs import IMAGES, struck
 from tests.waiting import LIMIT_S
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 75}
@@ -73,44 +71,18 @@ def test_a_signal_in_the_work_of_a_command_is_one_line(
     assert [signal.getsignal(each) for each in STOP_SIGNALS] == before
 
 
-def after(num_steps: int, strike: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strike this process when a training has taken so many steps."""
-    step = Trainer.step
-
-    def struck(trainer: Trainer, epoch: int, index: int) -> float:
-        loss = step(trainer, epoch, index)
-        if trainer.position.step == num_steps:
-            strike()
-        return loss
-
-    monkeypatch.setattr(Trainer, "step", struck)
-
-
-def test_a_run_is_saved_at_each_signal_and_ends_with_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_saved_at_each_signal_and_ends_with_the_same_weights(tmp_path: Path) -> None:
     assert called(train.main, *SMALL, f"output={tmp_path}/whole").returncode == 0
     parted = [*SMALL, f"output={tmp_path}/parted"]
-    for num_steps, number in enumerate(STOP_SIGNALS, start=3):
-        with monkeypatch.context() as patch:
-            after(num_steps, lambda number=number: signal.raise_signal(number), patch)  # type: ignore[misc]
+    for step, number in enumerate(STOP_SIGNALS, start=3):
+        with struck(step, lambda number=number: signal.raise_signal(number)):  # type: ignore[misc]
             ended = called(train.main, *parted)
         assert ended.returncode == CODES[number]
-        saved = only_run(tmp_path / "parted") / f"checkpoints/step-{num_steps:09}"
+        saved = only_run(tmp_path / "parted") / f"checkpoints/step-{step + 1:09}"
         line = f"stopped by {NAMES[number]}, saved as {saved}: run the same command to resume"
         assert line in ended.stderr.splitlines()
     assert called(train.main, *parted).returncode == 0
-    weights = [load_json(only_run(tmp_path / name) / "DONE")["weights_sha256"] for name in ("whole", "parted")]
-    assert weights[0] == weights[1]
-
-
-def test_a_signal_after_the_last_step_leaves_the_other_runs_for_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    after(16, lambda: signal.raise_signal(signal.SIGTERM), monkeypatch)
-    ended = called(train.main, "-m", *SMALL, "sparsifier=micro,dense", f"output={tmp_path}")
-    assert (ended.returncode, ended.stdout.count("done: ")) == (143, 1)
-    assert "stopped by SIGTERM\n" in ended.stderr
+    assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "parted")
 
 
 SECOND = """

@@ -1,6 +1,7 @@
 """Measures are the same number at every world size, and each kind of data goes with its models alone."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 import data
 from experiments.config.errors import UserError
-from experiments.training.tasks import Task, load_task, steps_per_epoch
+from experiments.training.tasks import Task, _Language, load_task, steps_per_epoch
 from tests.in_process import call
 from tests.tools.simulated_runs import IMAGES, configured
 
@@ -73,3 +74,8 @@ def test_the_steps_foretold_are_those_that_come(tmp_path: Path, name: str) -> No
     config = task.config
     info = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings)
     assert steps_per_epoch(config, info) == task.batches(0).num_batches == task.batches(1).num_batches > 0
+
+
+def test_bits_per_byte_count_the_bytes_of_the_tokens() -> None:
+    measures = _Language.measures(torch.tensor([6 * math.log(2), 12.0, 3.0]))  # 6 bits, 12 bytes, 3 tokens
+    assert (measures["bits_per_byte"], measures["perplexity"]) == pytest.approx((0.5, 4))

@@ -1,7 +1,6 @@
 """Image sets, and what is done to the images of a batch."""
 
 import math
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 
 import data
 from data import augment, pickles
+from tests.data_sets import load, written
 
 PLAIN: dict[str, Any] = {"mean": (0.0,), "std": (1.0,), "rank": 0, "world_size": 1}
 
@@ -85,11 +85,9 @@ def rectangle(draw: list[int], rows: int, columns: int) -> tuple[int, int, int, 
 
 @pytest.mark.parametrize("augmentation", list(augment.AUGMENTATIONS))
 def test_images_come_out_at_the_size_asked_for_and_in_their_units(augmentation: str) -> None:
+    settings: dict[str, Any] = PLAIN | {"batch_size": 8, "image_size": 6, "augment": augmentation, "seed": 0}
     images = torch.ones(8, 1, 9, 9, dtype=torch.uint8)
-    batches = data.ShardedBatches(
-        images, torch.zeros(8), batch_size=8, image_size=6, augment=augmentation, seed=0, **PLAIN
-    )
-    ((shown, _),) = batches.epoch(0)
+    ((shown, _),) = data.ShardedBatches(images, torch.zeros(8), **settings).epoch(0)
     assert shown.shape == (8, 1, 6, 6)
     assert shown.max() == pytest.approx(1 / 255)
     if augmentation == "none":
@@ -119,27 +117,6 @@ def test_batches_go_to_the_device_asked_for() -> None:
 
 
 # Sets without files
-
-
-def load(name: str, root: Path | None = None, seed: int = 0, **settings: Any) -> data.Classification:
-    """Load a set and compare it with what is told before."""
-    place = None if root is None else str(root)
-    data.check(name, place, **settings)
-    loaded, info = data.load(name, root=place, seed=seed, **settings), data.info(name, place, **settings)
-    assert isinstance(loaded, data.Classification)
-    assert info.kind == "images"
-    channels, num_classes, side = (info.sizes[key] for key in ("in_channels", "num_classes", "image_size"))
-    assert (loaded.num_classes, loaded.in_channels) == (num_classes, channels)
-    assert len(loaded.mean) == len(loaded.std) == channels
-    assert loaded.checksums
-    for inputs, targets, num in (
-        (loaded.train_inputs, loaded.train_targets, info.num_train),
-        (loaded.test_inputs, loaded.test_targets, info.num_test),
-    ):
-        assert inputs.shape == (num, channels, side, side)
-        assert targets.dtype == torch.int64
-        assert set(targets.tolist()) <= set(range(num_classes))
-    return loaded
 
 
 def test_digits_are_split_once_and_evenly_and_nothing_is_lost() -> None:
@@ -179,19 +156,13 @@ def entry(first: int) -> dict[str, Any]:
     return {"data": rows, "labels": [(first + i) % 10 for i in range(4)]}
 
 
-def write_cifar(root: Path, protocol: int = 2, key: Any = str) -> Path:
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    for first, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        content = {key(name): value for name, value in entry(first).items()}
-        (folder / name).write_bytes(pickle.dumps(content, protocol=protocol))
-    return folder
-
-
 @pytest.mark.parametrize(("protocol", "key"), [(2, str.encode), (4, str), (5, str)])
 def test_cifar_10_is_read_from_the_official_layout_whole_or_in_part(tmp_path: Path, protocol: int, key: Any) -> None:
-    write_cifar(tmp_path, protocol, key)
-    loaded, entries = load("cifar10", tmp_path), [entry(first) for first in range(6)]
+    entries = [entry(first) for first in range(6)]
+    for name, content in zip([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], entries, strict=True):
+        stored = pickle.dumps({key(name): value for name, value in content.items()}, protocol=protocol)
+        written(tmp_path, {f"cifar-10-batches-py/{name}": stored})
+    loaded = load("cifar10", tmp_path)
     assert loaded.train_inputs.dtype == torch.uint8
     train = np.concatenate([entry["data"] for entry in entries[:5]]).reshape(-1, 3, 32, 32)
     assert np.array_equal(loaded.train_inputs.numpy(), train)
@@ -204,12 +175,14 @@ def test_cifar_10_is_read_from_the_official_layout_whole_or_in_part(tmp_path: Pa
 
 
 def test_cifar_100_reads_the_fine_labels(tmp_path: Path) -> None:
-    folder = tmp_path / "cifar-100-python"
-    folder.mkdir()
-    for first, name in enumerate(("train", "test")):
-        content = {"data": entry(first)["data"], "coarse_labels": [0, 1, 2, 19], "fine_labels": [first, 7, 42, 99]}
-        (folder / name).write_bytes(pickle.dumps(content))
-    loaded = load("cifar100", tmp_path)
+    labels = {"coarse_labels": [0, 1, 2, 19]}
+    files = {
+        f"cifar-100-python/{name}": pickle.dumps(
+            {"data": entry(first)["data"], "fine_labels": [first, 7, 42, 99], **labels}
+        )
+        for first, name in enumerate(("train", "test"))
+    }
+    loaded = load("cifar100", written(tmp_path, files))
     assert loaded.train_targets.tolist() == [0, 7, 42, 99]
     assert loaded.test_targets.tolist() == [1, 7, 42, 99]
 
@@ -230,16 +203,3 @@ def test_a_batch_written_by_python_2_is_read() -> None:
     got = pickles.loads(b"\x80\x02}(" + string(b"data") + array + state + string(b"labels") + listed + b"u.")
     assert np.array_equal(got["data"], rows)
     assert got["labels"] == labels
-
-
-@pytest.mark.real_data
-def test_real_cifar_is_whole() -> None:
-    root = Path(os.environ.get("MICRO_DATA", ""))
-    if not (root / "cifar-10-batches-py").is_dir():
-        pytest.skip("MICRO_DATA names no folder that holds cifar-10-batches-py")
-    loaded = load("cifar10", root)
-    assert loaded.train_targets.bincount().tolist() == [5000] * 10
-    assert loaded.test_targets.bincount().tolist() == [1000] * 10
-    pixels = loaded.train_inputs.float().div_(255).transpose(0, 1).flatten(1)
-    assert pixels.mean(1).tolist() == pytest.approx(loaded.mean, abs=1e-3)
-    assert pixels.std(1).tolist() == pytest.approx(loaded.std, abs=3e-3)  # a copy by way of JPEG loses some contrast

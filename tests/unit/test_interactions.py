@@ -18,41 +18,8 @@ from data.leave_one_out import leave_one_out
 from data.movielens import Movielens100k
 from data.negative_sampling import NegativeSampler
 from data.source import Interactions
-
-
-def load(name: str, root: Path | None = None, **settings: Any) -> Interactions:
-    """Load a set, compare it with what is told before, and check what every set of interactions promises."""
-    place = None if root is None else str(root)
-    data.check(name, place, **settings)
-    content, info = data.load(name, root=place, **settings), data.info(name, place, **settings)
-    assert isinstance(content, Interactions)
-    assert info.sizes == {"num_users": content.num_users, "num_items": content.num_items}
-    assert (info.num_train, info.num_test) == (len(content.users), (content.test_items >= 0).sum())
-    assert content.checksums
-    assert_sound(content)
-    return content
-
-
-def assert_sound(content: Interactions) -> None:
-    assert ((content.users.long() * content.num_items + content.items).diff() > 0).all()
-    taken = items_of(content)
-    assert len(content.test_items) == len(content.test_negatives) == content.num_users
-    for user, held_out in enumerate(content.test_items.tolist()):
-        negatives = content.test_negatives[user].tolist()
-        if held_out == -1:
-            assert set(negatives) == {-1}
-            continue
-        assert held_out not in taken[user]
-        assert len(set(negatives)) == len(negatives)
-        assert set(negatives) <= set(range(content.num_items)) - taken[user] - {held_out}
-
-
-def items_of(content: Interactions) -> list[set[int]]:
-    """The training items of each user."""
-    taken: list[set[int]] = [set() for _ in range(content.num_users)]
-    for user, item in zip(content.users.tolist(), content.items.tolist(), strict=True):
-        taken[user].add(item)
-    return taken
+from tests.data_sets import check_interactions, items_of, load, written
+from tests.refusals import refused
 
 
 def split(pairs: list[tuple[int, int]], num_items: int, num_negatives: int) -> Interactions:
@@ -82,28 +49,19 @@ def test_drawn_items_are_uniform_and_may_be_all_that_are_left() -> None:
 def test_the_last_item_is_held_out_where_there_are_two_and_enough_others() -> None:
     pairs = [(0, 5), (0, 1), (0, 3), (1, 2), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4)]
     content = split(pairs, num_items=6, num_negatives=3)
-    assert_sound(content)
+    check_interactions(content)
     assert content.test_items.tolist() == [3, -1, -1]
     assert items_of(content) == [{1, 5}, {2}, {0, 1, 2, 3, 4}]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "message"),
-    [
-        ([(0, 0), (1, 1)], r"^no user has two items: there is none to hold out for the test$"),
-        ([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)], r"^num_negatives must be at most 4, which some user .*, got 5$"),
-    ],
-)
-def test_a_split_that_tests_nobody_is_refused(pairs: list[tuple[int, int]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        split(pairs, num_items=6, num_negatives=5)
-
-
-def test_a_user_who_took_everything_has_no_negatives() -> None:
+def test_a_split_that_tests_nobody_is_refused() -> None:
+    refused(lambda: split([(0, 0), (1, 1)], 6, 5), "no user has two items: there is none to hold out for the test")
+    few = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    refused(lambda: split(few, 6, 5), "num_negatives must be at most 4", 5)
     content = split([(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], num_items=3, num_negatives=1)
     assert content.test_items.tolist() == [1, -1]
-    with pytest.raises(ValueError, match=r"^every user must leave an item for negatives, user 1 took all 3$"):
-        InteractionBatches(content, batch_size=5, rank=0, world_size=1, seed=0)
+    whole: dict[str, Any] = {"batch_size": 5, "rank": 0, "world_size": 1, "seed": 0}
+    refused(lambda: InteractionBatches(content, **whole), "an item for negatives", "user 1 took all 3")
 
 
 # Ranking
@@ -173,10 +131,8 @@ LINES = {
 
 def write(root: Path, name: str = "movielens100k", ratings: Any = RATINGS, encoding: str = "utf-8") -> Path:
     place, line, header = LINES[name]
-    path = root / place
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(header + "".join(line.format(*rating) for rating in ratings), encoding=encoding)
-    return path
+    text = header + "".join(line.format(*rating) for rating in ratings)
+    return written(root, {place: text.encode(encoding)}) / place
 
 
 def read(root: Path) -> Interactions:

@@ -4,7 +4,6 @@ import os
 import pty
 import select
 import termios
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,34 +11,23 @@ from experiments.launching.process_lifetime import TERMINAL
 from experiments.tracking.progress import bar
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The master of a terminal that the launcher names."""
+def test_a_bar_shows_steps_loss_and_the_last_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
     monkeypatch.setenv(TERMINAL, os.ttyname(theirs))
-    yield ours
-    os.close(ours)
-    os.close(theirs)
-
-
-def drawn(ours: int) -> str:
-    text = b""
-    while select.select([ours], [], [], 0.2)[0]:
-        text += os.read(ours, 1 << 16)
-    return text.decode()
-
-
-def test_a_bar_shows_steps_loss_and_the_last_measure(terminal: int) -> None:
     with bar("mlp [seed 1]", 1, 4) as shown:
         assert shown
         shown("steps", {"step": 1, "loss": 0.25})
         shown("epochs", {"step": 2, "accuracy": 0.75})
         shown("steps", {"step": 3, "loss": 0.5})
-    text = drawn(terminal)
+    text = ""
+    while select.select([ours], [], [], 0.2)[0]:
+        text += os.read(ours, 1 << 16).decode()
     for word in ("mlp [seed 1]", "4/4", "loss 0.5", "accuracy 0.75"):
         assert word in text
     assert "\x1b[?25l" not in text, "a rank that is killed could not show the cursor again"
+    for end in (ours, theirs):
+        os.close(end)
 
 
 def test_a_terminal_that_is_gone_stops_no_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,7 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
         (SRUN, RankEnvironment(3, 4, 1, "node01", 21136)),
         ({**SRUN, "MASTER_ADDR": "10.0.0.1"}, RankEnvironment(3, 4, 1, "10.0.0.1", 21136)),
         ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, None),  # one task starts its own workers
+        ({**SRUN, "MICRO_LAUNCH": "node"}, None),  # so does each of a job script
         (without(SRUN, "SLURM_STEP_ID"), None),  # a batch script
         ({**SRUN, "SLURM_STEP_ID": "4294967291"}, None),  # a batch script, as slurm numbers it
     ],

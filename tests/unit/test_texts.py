@@ -1,9 +1,8 @@
 """Texts: words in files of the official layouts, any folder of text, and their vocabularies and tokens."""
 
-import math
 import string
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,8 @@ import data
 from data import text, token_files
 from data.character_vocabulary import MAX_LENGTH
 from data.source import Text
-from experiments.training.tasks import _Language
+from tests.data_sets import load, written
+from tests.refusals import refused
 
 TRAIN = "the cat saw the dog \n the dog ran\n\n a <unk> ran\n"
 VALID = "the dog saw a Bird"
@@ -27,33 +27,9 @@ LAYOUTS = [
 ]
 
 
-def written(root: Path, files: Mapping[str, str | bytes]) -> Path:
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return root
-
-
 def splits(layout: str = LAYOUTS[0][1], **contents: str | bytes) -> dict[str, str | bytes]:
     contents = {"train": TRAIN, "valid": VALID, "test": "a cat\n"} | contents
     return {layout.format(split): content for split, content in contents.items()}
-
-
-def load(name: str, root: Path | None = None, seed: int = 0, **settings: Any) -> Text:
-    """Load a text and compare it with what is told before."""
-    place = None if root is None else str(root)
-    data.check(name, place, **settings)
-    loaded, info = data.load(name, root=place, seed=seed, **settings), data.info(name, place, **settings)
-    assert isinstance(loaded, Text)
-    letters = data.characters_of_words(loaded.words)
-    sizes = {"num_words": len(loaded.words), "num_characters": letters.max() + 1, "word_length": letters.shape[1]}
-    assert (info.kind, info.sizes) == ("text", sizes)
-    assert (info.num_train, info.num_test) == (len(loaded.train), len(loaded.test))
-    assert len(loaded.words) == len(set(loaded.words))
-    assert {part.ndim for part in (loaded.train, loaded.test)} == {1}
-    assert int(torch.cat([loaded.train, loaded.test]).max()) < len(loaded.words)
-    assert loaded.checksums
-    return loaded
 
 
 def spelled(loaded: Text, part: Tensor) -> list[str]:
@@ -123,24 +99,18 @@ def test_only_line_ends_end_lines(tmp_path: Path) -> None:
 def test_manuals_need_no_file_and_test_on_nothing_learned() -> None:
     loaded, again, whole = load("manuals", seed=1), load("manuals", seed=2), load("manuals", max_words=None)
     assert len(loaded.words) == 2000
-    assert 0.05 < len(loaded.test) / len(loaded.train) < 0.2
     assert not set("".join(loaded.words)) & set(string.ascii_uppercase)
     assert torch.equal(loaded.train, again.train)
     assert loaded.checksums == again.checksums
-    assert_disjoint(*(" ".join(spelled(whole, part)).split("<eos>") for part in (whole.train, whole.test)))
-
-
-def test_manuals_by_bytes_are_text_and_test_on_nothing_learned() -> None:
-    loaded = load("manuals_bytes")
-    assert loaded.train.dtype == torch.uint8
-    assert len(loaded.words) == 256
-    assert_disjoint(*(as_bytes(part).decode().split("\n\n") for part in (loaded.train, loaded.test)))
-    assert 0.05 < len(loaded.test) / len(loaded.train) < 0.2
-    assert torch.equal(load("manuals_bytes", num_train=100).train, loaded.train[:100])
-
-
-def assert_disjoint(train: Iterable[str], test: Iterable[str]) -> None:
-    assert not set(train) & set(test) - {"", " "}
+    in_bytes = load("manuals_bytes")
+    assert (in_bytes.train.dtype, len(in_bytes.words)) == (torch.uint8, 256)
+    assert torch.equal(load("manuals_bytes", num_train=100).train, in_bytes.train[:100])
+    lines = [" ".join(spelled(whole, part)).split("<eos>") for part in (whole.train, whole.test)]
+    paragraphs = [as_bytes(part).decode().split("\n\n") for part in (in_bytes.train, in_bytes.test)]
+    for train, test in (lines, paragraphs):
+        assert not set(train) & set(test) - {"", " "}
+    for content in (loaded, in_bytes):
+        assert 0.05 < len(content.test) / len(content.train) < 0.2
 
 
 # A folder of text
@@ -190,8 +160,8 @@ def test_names_of_splits_that_do_not_fit_are_told(tmp_path: Path) -> None:
     (note,) = data.info("text", str(root)).notes
     assert "none of train" in note
     assert len(load("text", root).test) == 2  # a tenth of each
-    with pytest.raises(ValueError, match=r"train/test\.txt is of test and of train"):
-        data.check("text", str(written(tmp_path, {"train/test.txt": "which?", "train/a.txt": "learn this"})))
+    both = written(tmp_path, {"train/test.txt": "which?", "train/a.txt": "learn this"})
+    refused(lambda: data.check("text", str(both)), "train/test.txt is of test and of train")
 
 
 def test_linked_folders_are_part_of_a_text(tmp_path: Path) -> None:
@@ -251,8 +221,8 @@ def test_files_of_tokens_are_made_once_for_each_text(tmp_path: Path, monkeypatch
     assert len(in_tokens(tmp_path, files | {"train.txt": LONG + "More.\n"})[0].train) > len(first.train)
     assert not list(tmp_path.glob(".tokens/making-*"))
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ValueError, match="unit=tokens of text needs the package tokenizers"):
-        in_tokens(tmp_path, files | {"train.txt": LONG * 2})
+    other = files | {"train.txt": LONG * 2}
+    refused(lambda: in_tokens(tmp_path, other), "unit=tokens of text needs the package tokenizers")
 
 
 @pytest.mark.parametrize("num_lines", [1, 2, 9, 30])
@@ -262,9 +232,3 @@ def test_the_last_tenth_is_held_out_where_names_do_not_tell(tmp_path: Path, num_
     num_bytes = len(content.encode())
     assert train + test == num_bytes
     assert 0.9 * num_bytes / 10 - 5 < test <= num_bytes / 10
-
-
-def test_bits_per_byte_count_the_bytes_of_the_tokens() -> None:
-    measures = _Language.measures(torch.tensor([6 * math.log(2), 12.0, 3.0]))  # 6 bits, 12 bytes, 3 tokens
-    assert measures["bits_per_byte"] == pytest.approx(0.5)
-    assert measures["perplexity"] == pytest.approx(4)
