@@ -14,12 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, add_out, run_command
 from experiments.config.option_types import comma_list, to_path, to_positive, whole_number
-from experiments.reports.output import check_folder, write_or_rescue
+from experiments.reports.figure_parts import write_files
+from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
 from experiments.studies.advice.evidence import LEVELS, load_evidence
-from experiments.studies.advice.files import report, write
+from experiments.studies.advice.files import files, report
 from experiments.studies.advice.prediction import Setting, forms_of, predict
 from experiments.studies.simulated_steps.method_choices import MEMORY_GB_S
 from experiments.studies.simulated_steps.networks import load_measured
@@ -45,8 +46,7 @@ def _run(words: list[str]) -> int:
     head = opening("Which method reaches dense's accuracy first", "experiments.advise", words, options.workers)
     page = report(evidence, setting, answers, head)
     print(page)
-    for path in write_or_rescue(lambda out: write(evidence, setting, answers, forms, out, page), options.out):
-        print(path)
+    write_files(files(evidence, setting, answers, forms, page), options.out)
     return 0
 
 
@@ -66,7 +66,7 @@ def parser() -> Parser:
     add("--evidence", type=to_path, metavar="FILE", help=help)
     add("--task", metavar="MODEL-DATASET", help="of the evidence; the one of which most is known by default")
     add("--level", type=int, choices=LEVELS, default=95, help="percent of dense's final accuracy (%(default)s)")
-    add("--out", type=to_path, default=Path("results/advice"), help="folder (%(default)s)")
+    add_out(parser, "results/advice")
     return parser
 
 

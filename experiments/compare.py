@@ -12,32 +12,31 @@ done so far. The same command then goes on with the trials that are left, as lon
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, fields
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.config.command_line import Parser, add_settings, run_command
+from experiments.config.command_line import Parser, add_out, add_settings, run_command
 from experiments.config.option_types import (
     comma_list,
     comma_list_or_none,
     to_density,
-    to_path,
     to_positive,
     whole_number,
 )
 from experiments.config.paths import ROOT
 from experiments.config.ranges import LARGEST_SEED
-from experiments.reports.output import check_folder, write_or_rescue
+from experiments.reports.figure_parts import write_files
+from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
 from experiments.runs.git_state import git_state
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
-from experiments.studies.method_comparison.files import write
-from experiments.studies.method_comparison.measure import ComparisonSettings, ShowProgress, measure
+from experiments.studies.method_comparison.files import files
+from experiments.studies.method_comparison.measure import ComparisonSettings, measure
 from experiments.studies.method_comparison.tasks import Results
 from experiments.studies.methods import known_methods, select_names
 from experiments.studies.selection_times import REPEATS, wide_spread
@@ -58,16 +57,17 @@ def _run(words: list[str]) -> int:
         done = measure(settings, show_progress, results)
     title = "All methods on the same gradients"
     head = opening(title, "experiments.compare", words, max(settings.world_sizes))
-    written = write_or_rescue(lambda out: write(done, settings, out, head), options.out)
+    spread = wide_spread(done.timed)
+    write_files(files(done, settings, head), options.out, notes={"selection": spread})
     if not done.failures and not done.interrupted:
         results.forget()
-    for line in [*map(str, written), *wide_spread(done.timed), *done.failures]:
+    for line in [*spread, *done.failures]:
         print(line)
     return 130 if done.interrupted else int(bool(done.failures))
 
 
 @contextmanager
-def _progress_bar() -> Iterator[ShowProgress]:
+def _progress_bar() -> Iterator[Callable[[str, int], None]]:
     """Show on a terminal which measurement ended, and how many there are."""
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
@@ -84,21 +84,16 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
     if options.equal_bytes is not None:
         select_names([options.equal_bytes], known_methods(), "--equal-bytes")
     methods = select_names(options.methods, known_methods(), "methods")
-    return ComparisonSettings(
-        methods=methods,
-        streams=select_names(options.streams, list(TITLES), "streams"),
-        world_sizes=sorted(set(options.world_sizes)),
-        density=options.density,
-        densities=[each for each in options.densities if each != options.density],
-        equal_bytes=options.equal_bytes,
-        numel=options.numel,
-        num_steps=options.steps,
-        seed=options.seed,
-        recorded_training=options.overrides,
-        selection_lengths=options.select_numel,
-        repeats=options.repeats,
-        max_gb=options.max_gb,
-    )
+    given = vars(options) | {
+        "methods": methods,
+        "streams": select_names(options.streams, list(TITLES), "streams"),
+        "world_sizes": sorted(set(options.world_sizes)),
+        "densities": [each for each in options.densities if each != options.density],
+        "num_steps": options.steps,
+        "recorded_training": options.overrides,
+        "selection_lengths": options.select_numel,
+    }
+    return ComparisonSettings(**{each.name: given[each.name] for each in fields(ComparisonSettings)})
 
 
 def parser() -> Parser:
@@ -119,10 +114,10 @@ def parser() -> Parser:
         ("--select-numel", lengths, default, "D,D", "lengths of timed selections, or the word none (%(default)s)"),
         ("--repeats", number, REPEATS, None, "steps that each time is the median of (%(default)s)"),
         ("--max-gb", to_positive, 1.0, None, "memory that gradients may take (%(default)s)"),
-        ("--out", to_path, Path("results/figures/compare"), None, "folder (%(default)s)"),
     ]
     for name, kind, usual, metavar, help in options:
         parser.add_argument(name, type=kind, default=usual, metavar=metavar, help=help)
+    add_out(parser, "results/figures/compare")
     help = "the training to record, as for experiments.train; its default model and data when none is given"
     add_settings(parser, help=help)
     return parser

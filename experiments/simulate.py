@@ -18,10 +18,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, add_out, run_command
 from experiments.config.option_types import comma_list, to_density, to_path, to_positive, whole_number
-from experiments.reports.output import check_folder, write_or_rescue
-from experiments.studies.simulated_steps.files import write
+from experiments.reports.figure_parts import write_files
+from experiments.reports.output import check_folder
+from experiments.studies.simulated_steps.files import files
 from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S
 from experiments.studies.simulated_steps.networks import ALGORITHMS, INTRA, RANKS_PER_NODE
 from experiments.studies.simulated_steps.steps import EXACT, GRAINS
@@ -41,11 +42,9 @@ def _run(words: list[str]) -> int:
     options = parser().parse_args(words)
     study = study_of(options)
     check_folder(options.out)
-    frames = compute(study, print)
+    frames = compute(study)
     print(speedups(frames["steps"]))
-    command = shlex.join(["python", "-m", "experiments.simulate", *words])
-    for path in write_or_rescue(lambda out: write(study, frames, out, command), options.out):
-        print(path)
+    write_files(files(study, frames, shlex.join(["python", "-m", "experiments.simulate", *words])), options.out)
     return 0
 
 
@@ -88,7 +87,7 @@ def parser() -> Parser:
     add("--compute-s", default="published", metavar="SECONDS", help=help)
     help = f"of {', '.join(QUESTIONS)}; all by default, and speedup always"
     add("--only", type=names, default=[], metavar="A,B", help=help)
-    add("--out", type=to_path, default=Path("results/simulate"), help="folder (%(default)s)")
+    add_out(parser, "results/simulate")
     return parser
 
 

@@ -8,15 +8,15 @@ figure: staleness.md, staleness.csv, staleness.pdf and .png. The words of the tr
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 
-from experiments.config.command_line import Parser, add_settings, run_command
-from experiments.config.option_types import comma_list, to_path, whole_number
-from experiments.reports.output import check_folder, write_or_rescue
+from experiments.config.command_line import Parser, add_out, add_settings, run_command
+from experiments.config.option_types import comma_list, whole_number
+from experiments.reports.figure_parts import write_files
+from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
-from experiments.studies.staleness.files import report, write
+from experiments.studies.staleness.files import draw, report
 from experiments.studies.staleness.measure import measured
 
 METHODS = "dense,topk,cltk,micro"
@@ -36,12 +36,11 @@ def _run(words: list[str]) -> int:
     for method, rows in measured(options.overrides, options.methods, **sizes):
         print(f"{method}: {len(rows)} parameters over {options.steps} steps", flush=True)
         parts.append(rows)
-    table = pd.concat(parts, ignore_index=True)
-    head = opening("Steps between two updates", "experiments.staleness", words, options.world_size)
+    rows = pd.concat(parts, ignore_index=True)
+    page = report(rows, opening("Steps between two updates", "experiments.staleness", words, options.world_size))
+    print(page)
     title = f"Updates of elements in {options.steps} steps, {options.world_size} workers"
-    print(report(table, head))
-    for path in write_or_rescue(lambda out: write(table, out, head, title), options.out):
-        print(path)
+    write_files([("staleness", page), ("staleness", (draw(rows, title), rows))], options.out)
     return 0
 
 
@@ -52,7 +51,7 @@ def parser() -> Parser:
     add("--methods", type=comma_list(str), default=METHODS, metavar="NAME,NAME", help=help)
     add("--steps", type=whole_number(), default=200, help="of the training (%(default)s)")
     add("--world-size", type=whole_number(), default=4, help="simulated workers (%(default)s)")
-    add("--out", type=to_path, default=Path("results/figures/staleness"), help="folder (%(default)s)")
+    add_out(parser, "results/figures/staleness")
     add_settings(parser, help="the training, as for experiments.train; its default model and data when none is given")
     return parser
 

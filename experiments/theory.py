@@ -11,18 +11,18 @@ Source of the theory: Shi, Chu, Cheung and See, arXiv 1911.08772. Writes theory.
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pandas as pd
 import torch
 from rich.console import Console
 
-from experiments.config.command_line import Parser, add_settings, run_command
-from experiments.config.option_types import comma_list, comma_list_or_none, to_density, to_path, whole_number
-from experiments.reports.output import check_folder, write_or_rescue
+from experiments.config.command_line import Parser, add_out, add_settings, run_command
+from experiments.config.option_types import comma_list, comma_list_or_none, to_density, whole_number
+from experiments.reports.figure_parts import write_files
+from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
 from experiments.studies.selection_times import REPEATS, wide_spread
-from experiments.studies.topk_theory.files import write, write_times
+from experiments.studies.topk_theory.files import files, files_of_times
 from experiments.studies.topk_theory.measure import accumulators, check, operator_times
 
 
@@ -45,11 +45,12 @@ def _run(words: list[str]) -> int:
         how = "holds at every k/d checked" if holds else "is broken"
         print(f"{name}: the bound {how}, worst ratio {ratio:.4g} at k/d = {share:.3g}", flush=True)
     head = opening("The theory of top-k on recorded accumulators", "experiments.theory", words, world_size)
-    written = write_or_rescue(lambda out: write(vectors, rows, density, out, head), options.out)
+    write_files(files(vectors, rows, density, head), options.out)
     with console.status("timing the operators"):
         times = operator_times(options.numel, density, world_size, options.repeats)
-    written += write_or_rescue(lambda out: write_times(times, density, world_size, out), options.out)
-    for line in [*map(str, written), *wide_spread(times)]:
+    spread = wide_spread(times)
+    write_files(files_of_times(times, density, world_size), options.out, notes={"operators": spread})
+    for line in spread:
         print(line)
     return 0
 
@@ -67,7 +68,7 @@ def parser() -> Parser:
     add("--numel", type=lengths, default=default, metavar="D,D", help=help)
     help = "steps that each time is the median of (%(default)s)"
     add("--repeats", type=whole_number(), default=REPEATS, help=help)
-    add("--out", type=to_path, default=Path("results/figures/theory"), help="folder (%(default)s)")
+    add_out(parser, "results/figures/theory")
     add_settings(parser, help="the training, as for experiments.train; its default model and data when none is given")
     return parser
 

@@ -4,35 +4,30 @@ Simulated ranks with error feedback, four kinds of gradients; at two thirds of t
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from rich.console import Console
-from torch import Tensor
 
 import micro
 from experiments.benchmarks import tables
 from experiments.benchmarks.tables import Column, Columns
 from experiments.config.option_types import to_density, whole_number
 from experiments.ranks.measures import Row
-from experiments.reports.figure_parts import head, new_figure, plain_log
-from experiments.reports.plot_style import DASHES, PAGE_INCHES, PALETTE, TARGET_LINE, LineSettings, style
-from experiments.studies.gradient_sources import laplace, layers, normal, student
+from experiments.reports.figure_parts import Lines, Panel, figure_of_facets, handles_of, plain_log
+from experiments.reports.plot_style import DASHES, PALETTE, TARGET_LINE, LineSettings, style
+from experiments.studies.gradient_sources import SHAPES, TITLES
 from micro.randomness import generator
 
 NAME = "rules"
 RULES = ("agreed", "repaired", "published")
 SETTLED = 20  # steps after which the repaired rule is held to its bound
 RECOVERED = 10  # steps after a jump that it is given
-STREAMS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    "normal": normal,
-    "Laplace": laplace,
-    "Student t(3)": student,
-    "layers of different scale": layers,
-}
+STREAMS = {TITLES[stream]: SHAPES[stream] for stream in ("normal", "laplace", "student", "layers")}
 COLUMNS: Columns = {
     "rule": Column("rule"),
     "gradients": Column("stream"),
@@ -102,26 +97,21 @@ def _trace(rule: str, stream: str, arguments: argparse.Namespace, jump: int) -> 
 @style()
 def draw_rules(frame: pd.DataFrame, title: str) -> Figure:
     """Density, and below it the threshold, over steps: one column of panels per rule, one line per stream."""
-    measures, rules = ("density", "threshold"), RULES[::-1]
-    figure = new_figure(PAGE_INCHES, 3.5)
-    grid = figure.subplots(len(measures), len(rules), sharex=True, sharey="row")
-    streams = list(dict.fromkeys(frame["stream"]))
-    for place, rule in enumerate(rules):
-        rows = frame[frame["rule"] == rule]
-        for axes, measure in zip(grid[:, place], measures, strict=True):
-            for number, stream in enumerate(streams):
-                line = rows[rows["stream"] == stream]
-                axes.plot(line["step"], line[measure], **_stream_line(number))
+    streams = {stream: _stream_line(place) for place, stream in enumerate(dict.fromkeys(frame["stream"]))}
+    of = {(stream,): line for stream, line in streams.items()}
+    lines = Lines(by=["stream"], of=of, handles=handles_of(streams | {"target": TARGET_LINE}))
+
+    def draw_target(axes: Axes, rows: pd.DataFrame) -> None:
         target = rows.groupby("step")["target_density"].first()
-        grid[0, place].plot(target.index, target, **TARGET_LINE)
-        grid[0, place].set_title(rule)
-        grid[-1, place].set_xlabel("step")
-    for axes, measure in zip(grid[:, 0], measures, strict=True):
-        axes.set_ylabel(measure)
-        plain_log(axes.yaxis)
-    handles = [Line2D([], [], label=stream, **_stream_line(place)) for place, stream in enumerate(streams)]
-    head(figure, title, [*handles, Line2D([], [], label="target", **TARGET_LINE)])
-    return figure
+        axes.plot(target.index, target, **TARGET_LINE)
+
+    panel = Panel(x="step", x_name="step", show_y=plain_log)
+    panels = [
+        replace(panel, y="density", y_name="density", also=draw_target),
+        replace(panel, y="threshold", y_name="threshold"),
+    ]
+    drawn = frame.sort_values("rule", key=lambda rules: -rules.map(RULES.index), kind="stable")
+    return figure_of_facets(title, drawn, ["rule"], panels, lines, height=1.3)
 
 
 def _stream_line(place: int) -> LineSettings:

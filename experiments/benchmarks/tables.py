@@ -1,9 +1,7 @@
 """What benchmarks share: rows that are measured one by one become a table in Markdown, on the screen and in a file."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -11,33 +9,12 @@ from rich.console import Console
 
 from experiments.ranks.measures import Row
 from experiments.reports import markdown
-from experiments.reports.csv_files import write_csv
-from experiments.reports.figure_parts import save
-from experiments.reports.output import write_file, write_or_rescue
+from experiments.reports.figure_parts import write_files
 from experiments.reports.report_opening import opening
 
-
-class Column(NamedTuple):
-    """A column of a table: the key of its values, how they are written, and what they are multiplied by before."""
-
-    key: str
-    form: str = "{}"
-    factor: float = 1
-
-    def cell(self, value: Any) -> str:
-        """Return a value in words; - where it is not known."""
-        return value if isinstance(value, str) else "-" if pd.isna(value) else self.form.format(self.factor * value)
-
-
-Columns = Mapping[str, Column]
-
-
-def table(frame: pd.DataFrame, columns: Columns) -> str:
-    """Return a table as Markdown, a row for each of the frame's."""
-    frame = frame.reindex(columns=[column.key for column in columns.values()])
-    rows = frame.itertuples(index=False, name=None)
-    cells = [[column.cell(value) for column, value in zip(columns.values(), row, strict=True)] for row in rows]
-    return markdown.table(list(columns), cells)
+Column = markdown.Column
+Columns = markdown.Columns
+table = markdown.table_of
 
 
 def slowest_of(ranks: Sequence[Sequence[Row]]) -> list[Row]:
@@ -80,10 +57,4 @@ def write(
     head = opening(title, "experiments.bench", arguments.words, num_ranks).strip()
     page = "\n\n".join([head, *blocks]) + "\n"
     console.print(page, highlight=False, markup=False, soft_wrap=True)
-
-    def files(out: Path) -> list[Path]:
-        text = write_file(out / f"{name}.md", page)
-        return [text, *(save(figure, frame, out / name) if figure else [write_csv(frame, out / f"{name}.csv")])]
-
-    for path in write_or_rescue(files, arguments.out):
-        console.print(f"wrote {path}")
+    write_files([(name, page), (name, (figure, frame) if figure else frame)], arguments.out)

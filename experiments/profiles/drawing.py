@@ -23,11 +23,7 @@ def save_curves(
     x_name: str,
     path: Path,
 ) -> list[Path]:
-    """Draw milliseconds over size, a colour per curve, beside a file; returns the paths.
-
-    Args:
-        columns: names of the curves' names and sizes in the drawn numbers.
-    """
+    """Draw milliseconds over size beside a file; ``columns`` name both in its numbers. Returns the paths."""
     key, size = columns
     rows = [
         {key: name, size: x, "seconds": y, "fit_s": curve.alpha_s + curve.beta_s * x}
@@ -36,16 +32,14 @@ def save_curves(
     ]
     numbers = pd.DataFrame(rows)
     figure = new_figure(4.0, 3.4)
-    axes = figure.subplots()
-    handles = []
+    axes, handles = figure.subplots(), []
     for place, (name, own) in enumerate(numbers.groupby(key, sort=False)):
-        color, marker = PALETTE[place % len(PALETTE)], MARKERS[place % len(MARKERS)]
-        axes.plot(own[size], 1e3 * own["seconds"], color=color, marker=marker, linestyle="none")
+        line = {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
+        axes.plot(own[size], 1e3 * own["seconds"], linestyle="none", **line)
         along = np.geomspace(own[size].min(), own[size].max(), 200)
-        axes.plot(along, 1e3 * np.interp(along, own[size], own["fit_s"]), color=color)  # a straight line bends here
-        handles.append(Line2D([], [], color=color, marker=marker, label=labels[str(name)]))
-    axes.set(xlabel=x_name, ylabel="time (ms)")
-    axes.set_xscale("log")
+        axes.plot(along, 1e3 * np.interp(along, own[size], own["fit_s"]), color=line["color"])  # bends on these axes
+        handles.append(Line2D([], [], label=labels[str(name)], **line))
+    axes.set(xlabel=x_name, ylabel="time (ms)", xscale="log")
     axes.xaxis.set_minor_formatter(NullFormatter())
     plain_log(axes.yaxis)
     head(figure, title, handles)

@@ -19,8 +19,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocato
 from experiments.config.units import human_bytes
 from experiments.reports.csv_files import write_csv
 from experiments.reports.measures import Metric
-from experiments.reports.output import write_file
-from experiments.reports.plot_style import GREY_LINE, PAGE_INCHES, LineSettings, plain, style
+from experiments.reports.names import human, in_legend
+from experiments.reports.output import write_file, write_or_rescue
+from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, LineSettings, lines_of, plain, style
 
 Key = tuple[object, ...]
 Show = Callable[[XAxis | YAxis], None]
@@ -70,11 +71,17 @@ class Lines:
     handles: Sequence[Artist]
 
 
+def named_lines(by: Sequence[str], keys: Iterable[Key], name: Callable[..., str] = in_legend) -> Lines:
+    """Return a line for each key, the method first, called in the legend what ``name`` makes of it."""
+    lines = lines_of(keys)
+    return Lines(by=by, of=lines, handles=handles_of({name(*key): line for key, line in lines.items()}))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """One panel of lines: two columns, what they are called, and how their numbers are written once all is drawn.
 
-    ``also`` draws what stands beside the lines, such as a target.
+    ``also`` draws what stands beside the lines, such as a target, given the panel's rows.
     """
 
     x: str
@@ -83,7 +90,7 @@ class Panel:
     y_name: str = ""
     show_x: Show = lambda axis: None
     show_y: Show = lambda axis: None
-    also: Callable[[Axes], object] = lambda axes: None
+    also: Callable[[Axes, pd.DataFrame], object] = lambda axes, rows: None
 
     def draw(self, axes: Axes, rows: pd.DataFrame, lines: Lines, **settings: object) -> None:
         """Draw the line of each form, with the range of its seeds as a band where the rows have one."""
@@ -94,7 +101,7 @@ class Panel:
             line = lines.of[key] if lines.of[key] is GREY_LINE else lines.of[key] | marks
             least, most = (own[end if end in own else self.y] for end in (low, high))
             draw_band(axes, own[self.x], own[self.y], least, most, line)
-        self.also(axes)
+        self.also(axes, rows)
         axes.set_xlabel(self.x_name)
         if self.y_name:
             axes.set_ylabel(self.y_name)
@@ -125,6 +132,36 @@ def figure_of_lines(
     for axes, panel in zip(grid.flat, panels, strict=True):
         panel.show_x(axes.xaxis)
         panel.show_y(axes.yaxis)
+    head(figure, title, [*lines.handles, *handles])
+    return figure
+
+
+def figure_of_facets(
+    title: str,
+    rows: pd.DataFrame,
+    facets: Sequence[str],
+    panels: Sequence[Panel],
+    lines: Lines,
+    handles: Sequence[Artist] = (),
+    *,
+    height: float = 2.0,
+) -> Figure:
+    """Draw the panels below each other for each value that rows have in the columns ``facets``, with the same lines.
+
+    Of several such columns the values of the last stand side by side.
+    """
+    groups, columns = list(rows.groupby([*facets], sort=False)), rows[facets[-1]].nunique()
+    num_rows = len(panels) * -(-len(groups) // columns)
+    figure = new_figure(PAGE_INCHES if columns > 1 else 1.2 * COLUMN_INCHES, 1.0 + height * num_rows)
+    grid = figure.subplots(num_rows, columns, sharex=True, sharey="row", squeeze=False)
+    for place, (key, own) in enumerate(groups):
+        column = grid[place // columns * len(panels) :, place % columns]
+        column[0].set_title(", ".join(plain(human(str(word))) for word in key))
+        for axes, panel in zip(column, panels, strict=False):
+            panel.draw(axes, own, lines)
+            panel.show_x(axes.xaxis)
+            panel.show_y(axes.yaxis)
+            axes.label_outer()
     head(figure, title, [*lines.handles, *handles])
     return figure
 
@@ -253,6 +290,37 @@ def save(
         paths.append(stem.with_name(f"{stem.name}.runs.txt"))
         write_file(paths[-1], "".join(f"{name}\n" for name in names))
     return paths
+
+
+Content = str | pd.DataFrame | tuple[Figure, pd.DataFrame]
+Files = Iterable[tuple[str, Content]]
+"""Names without suffix of texts (.md), numbers (.csv), and figures with their numbers (.pdf, .png, .csv)."""
+
+
+def write_files(files: Files, out: Path, *, notes: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Write files into a folder, or where it takes no more into a temporary one, and print their paths.
+
+    Args:
+        notes: lines that stand below a figure, by its name.
+
+    Raises:
+        OutputError: see ``write_or_rescue``.
+    """
+    made = list(files)
+
+    def write(folder: Path) -> list[Path]:
+        paths: list[Path] = []
+        for name, content in made:
+            if isinstance(content, str):
+                paths.append(write_file(folder / f"{name}.md", content))
+            elif isinstance(content, pd.DataFrame):
+                paths.append(write_csv(content, folder / f"{name}.csv"))
+            else:
+                paths += save(*content, folder / name, notes=(notes or {}).get(name, ()))
+        return paths
+
+    for path in write_or_rescue(write, out):
+        print(path)
 
 
 def _drawn(figure: Figure, kind: str, **settings: Any) -> bytes:

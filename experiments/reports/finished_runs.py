@@ -1,10 +1,9 @@
 """Finished runs where training left them: their configurations and records, read from run folders."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import yaml
 
@@ -15,60 +14,48 @@ from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, status_of
 
 
-class FinishedRun(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
     """One finished run, wherever its records are: in a folder, or at W&B.
 
     Attributes:
+        config, manifest: what its files hold, the former nested as in config.yaml. Raises: UserError.
+        rows: those of ``steps`` or ``epochs``. Raises: UserError.
+        place: what to call where its configuration, steps or epochs are.
         remedy: what to do where they are broken.
         problem: what is missing or damaged, empty where nothing is.
     """
 
-    @property
-    def remedy(self) -> str: ...  # noqa: D102
-
-    @property
-    def problem(self) -> str: ...  # noqa: D102
-
-    def config(self) -> Mapping[str, object]:
-        """Return its configuration, nested as in config.yaml. Raises: UserError when it cannot be read."""
-
-    def manifest(self) -> Mapping[str, object]:
-        """Return its manifest, empty where there is none that can be read."""
-
-    def rows(self, kind: str) -> list[Row]:
-        """Return the rows of ``steps`` or ``epochs``. Raises: UserError."""
-
-    def place(self, kind: str) -> str:
-        """Return what to call where its configuration, steps or epochs are."""
+    config: Callable[[], Mapping[str, object]]
+    manifest: Callable[[], Mapping[str, object]]
+    rows: Callable[[str], list[Row]]
+    place: Callable[[str], str]
+    remedy: str
+    problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _FolderRun:
-    path: Path
-    problem: str
+def _in_folder(folder: RunFolder) -> FinishedRun:
+    path, problem = folder.path, status_of(folder).problem
+    remedy = f"remove {path} and run it again"
 
-    @property
-    def remedy(self) -> str:
-        return f"remove {self.path} and run it again"
-
-    def config(self) -> Mapping[str, object]:
-        path = self.path / "config.yaml"
+    def config() -> Mapping[str, object]:
+        file = path / "config.yaml"
         try:
-            found = yaml.safe_load(path.read_bytes())
+            found = yaml.safe_load(file.read_bytes())
         except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(self.problem or f"{path} cannot be read: {one_line(error)}; {self.remedy}") from None
+            raise UserError(problem or f"{file} cannot be read: {one_line(error)}; {remedy}") from None
         if not isinstance(found, dict):
-            raise UserError(f"{path} is not a configuration; {self.remedy}")
+            raise UserError(f"{file} is not a configuration; {remedy}")
         return found
 
-    def manifest(self) -> Mapping[str, object]:
-        return load_json(self.path / "manifest.json")
-
-    def rows(self, kind: str) -> list[Row]:
-        return read_records(self.path / f"{kind}.jsonl")
-
-    def place(self, kind: str) -> str:
-        return str(self.path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl"))
+    return FinishedRun(
+        config=config,
+        manifest=lambda: load_json(path / "manifest.json"),
+        rows=lambda kind: read_records(path / f"{kind}.jsonl"),
+        place=lambda kind: str(path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl")),
+        remedy=remedy,
+        problem=problem,
+    )
 
 
 def in_folders(root: Path) -> dict[str, FinishedRun]:
@@ -82,7 +69,7 @@ def in_folders(root: Path) -> dict[str, FinishedRun]:
         raise UserError(f"{root} holds no finished run{also}; make some with: python -m experiments.train")
     if unfinished:
         print(f"left out, not finished: {', '.join(unfinished)}")
-    return {folder.path.name: _FolderRun(folder.path, status_of(folder).problem) for folder in done}
+    return {folder.path.name: _in_folder(folder) for folder in done}
 
 
 def refuse_damaged(found: Mapping[str, FinishedRun], names: Iterable[str]) -> None:

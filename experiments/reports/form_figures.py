@@ -55,7 +55,7 @@ def draw_by_density(rows: pd.DataFrame, title: str) -> Figure:
     if "keeps_up" in rows:
         handles.append(Patch(label="keeps up", color="0.88", linewidth=0))
 
-    def draw_dense(axes: Axes) -> None:
+    def draw_dense(axes: Axes, _rows: pd.DataFrame) -> None:
         for row, line in dense:
             axes.axhline(row["value"], **line)
             if "keeps_up" in rows:
@@ -295,34 +295,24 @@ def _show_thousands(axis: XAxis | YAxis) -> None:
     axis.set_major_formatter(lambda value, _: f"{value / 1000:g}k")
 
 
-Drawn = tuple[Figure, pd.DataFrame]  # with the numbers that are in it
-Draw = Callable[[pd.DataFrame, pd.DataFrame, str], Drawn]
-"""From rows of ``forms``, the rows of the table of runs that they are made of, and a title."""
+def drawn(kind: str, rows: pd.DataFrame, runs: pd.DataFrame, title: str) -> tuple[Figure, pd.DataFrame]:
+    """Return a figure of KINDS and its numbers, from rows of ``forms`` and those of the table of runs behind them."""
+    if kind == "curves":
+        numbers = loss_curves(runs)
+        return draw_losses(numbers, rows.sort_values("to_dense", ascending=False), title), numbers
+    draw, choose = KINDS[kind]
+    chosen = choose(rows) if choose else rows
+    return draw(chosen, title), chosen
 
 
-def _of_forms(
-    draw: Callable[[pd.DataFrame, str], Figure], choose: Callable[[pd.DataFrame], pd.DataFrame] = lambda rows: rows
-) -> Draw:
-    def drawn(rows: pd.DataFrame, runs: pd.DataFrame, title: str) -> Drawn:
-        chosen = choose(rows)
-        return draw(chosen, title), chosen
-
-    return drawn
-
-
-def _losses(rows: pd.DataFrame, runs: pd.DataFrame, title: str) -> Drawn:
-    numbers = loss_curves(runs)
-    return draw_losses(numbers, rows.sort_values("to_dense", ascending=False), title), numbers
-
-
-KINDS: dict[str, Draw] = {  # that a page may have
-    "forms": _of_forms(draw_forms),
-    "keep_up": _of_forms(draw_by_density, with_goal),
-    "bytes": _of_forms(draw_bytes),
-    "lengths": _of_forms(draw_lengths, at_several_lengths),
-    "density": _of_forms(draw_by_density),
-    "workers": _of_forms(draw_by_workers),
-    "rates": _of_forms(draw_by_rate),
-    "epochs": _of_forms(draw_by_epochs),
-    "curves": _losses,
+Draw = Callable[[pd.DataFrame, str], Figure]
+KINDS: dict[str, tuple[Draw, Callable[[pd.DataFrame], pd.DataFrame] | None]] = {  # that a page may have, beside curves
+    "forms": (draw_forms, None),
+    "keep_up": (draw_by_density, with_goal),
+    "bytes": (draw_bytes, None),
+    "lengths": (draw_lengths, at_several_lengths),
+    "density": (draw_by_density, None),
+    "workers": (draw_by_workers, None),
+    "rates": (draw_by_rate, None),
+    "epochs": (draw_by_epochs, None),
 }

@@ -131,9 +131,9 @@ def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> lis
     rows = forms(runs)
     written = [write_file(out / f"{page.name}.md", page_text(page, rows, runs))]
     for each in page.figures:
-        check_choice(f"{page.name}: show", form_figures.KINDS, each.show)
+        check_choice(f"{page.name}: show", [*form_figures.KINDS, "curves"], each.show)
         own, of_these = (table[(table[list(each.of)] == list(each.of.values())).all(axis=1)] for table in (rows, runs))
-        figure, numbers = form_figures.KINDS[each.show](own, of_these, each.title or in_words(own))
+        figure, numbers = form_figures.drawn(each.show, own, of_these, each.title or in_words(own))
         known = origins(of_these)
         written += save(figure, numbers, figures / each.file, known, notes=differences(known, known))
     return written

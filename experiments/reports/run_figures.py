@@ -225,7 +225,7 @@ def draw_steps(numbers: pd.DataFrame, columns: Mapping[str, str], title: str, en
 def draw_throughput(numbers: pd.DataFrame, title: str) -> Figure:
     """Samples per second and scaling efficiency over the number of workers. Takes ``throughput_numbers``."""
 
-    def draw_linear(axes: Axes) -> None:
+    def draw_linear(axes: Axes, _rows: pd.DataFrame) -> None:
         axes.axhline(1, **look.TARGET_LINE)
         axes.set_ylim(0, None)
         parts.show_percent(axes)
@@ -267,12 +267,15 @@ def _lines(numbers: pd.DataFrame, ends: pd.Series, by: Sequence[str] = METHOD) -
     return lines_of_forms(numbers, by, ends, seeds)
 
 
-def _convergence(frames: Frames, title: str, ends: pd.Series) -> tuple[Figure, pd.DataFrame] | None:
+Made = tuple[Figure, pd.DataFrame]
+
+
+def _convergence(frames: Frames, title: str, ends: pd.Series) -> Made | None:
     numbers = convergence_numbers(frames)
     return (draw_convergence(numbers, title, ends), numbers) if numbers["epoch"].nunique() > 1 else None
 
 
-def _times(frames: Frames, title: str, ends: pd.Series) -> tuple[Figure, pd.DataFrame] | None:
+def _times(frames: Frames, title: str, ends: pd.Series) -> Made | None:
     times = frames.runs.set_index("run")[METHOD].join(stage_times(frames.steps), how="inner").groupby(METHOD)
     numbers = times.mean()
     numbers.insert(0, "num_seeds", times.size())
@@ -280,17 +283,17 @@ def _times(frames: Frames, title: str, ends: pd.Series) -> tuple[Figure, pd.Data
     return (draw_times(numbers, title.partition(";")[0]), numbers) if len(numbers) else None
 
 
-def _density(frames: Frames, title: str, ends: pd.Series) -> tuple[Figure, pd.DataFrame] | None:
+def _density(frames: Frames, title: str, ends: pd.Series) -> Made | None:
     numbers = density_numbers(frames.steps)
     return (draw_steps(numbers, DENSITY, title, ends), numbers) if len(numbers) else None
 
 
-def _residual(frames: Frames, title: str, ends: pd.Series) -> tuple[Figure, pd.DataFrame] | None:
+def _residual(frames: Frames, title: str, ends: pd.Series) -> Made | None:
     numbers = _thinned(frames.steps[frames.steps["residual_norm"].notna()], [*RESIDUAL])
     return (draw_steps(numbers, RESIDUAL, title, ends), numbers) if len(numbers) else None
 
 
-OF_STEPS: dict[str, Callable[[Frames, str, pd.Series], tuple[Figure, pd.DataFrame] | None]] = {
+OF_STEPS: dict[str, Callable[[Frames, str, pd.Series], Made | None]] = {
     "convergence": _convergence,
     "time": _times,
     "density": _density,

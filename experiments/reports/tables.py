@@ -14,6 +14,16 @@ Columns = Sequence[str]
 Show = Callable[[pd.Series], str]
 
 
+def _number(column: str, form: str | Callable[[float], str] = "{:.3g}", scale: float = 1, missing: str = "-") -> Show:
+    write = form.format if isinstance(form, str) else form
+    return lambda row: missing if pd.isna(row[column]) else write(scale * row[column])
+
+
+def _of_sparse(column: str, scale: float = 1) -> Show:
+    """A dense run has no target, so nothing that is measured against one."""
+    return lambda row: "-" if row["sparsifier"] == "dense" else _number(column, scale=scale)(row)
+
+
 def _measure(row: pd.Series) -> str:
     if pd.isna(row["value"]):
         return "not finite"
@@ -29,31 +39,14 @@ def _to_dense(row: pd.Series) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
-def _kilobytes(row: pd.Series) -> str:
-    kilobytes = row["batch_bytes"] / 1e3
-    if pd.isna(kilobytes):
-        return ""
-    return f"{kilobytes:.0f}" if kilobytes >= 100 else f"{kilobytes:.3g}"
-
-
 def _reached_at(share: str) -> Show:
     def show(row: pd.Series) -> str:
         there, seeds = int(row[f"num_{share}"]), int(row["num_seeds"])
-        if not there:
-            return "never"
         some = f" ({there} of {seeds})" if there < seeds else ""
-        return f"{human_bytes(row[f'bytes_{share}'])}, {row[f'epochs_{share}']:.3g}{some}"
+        epochs = f"{row[f'epochs_{share}']:.3g}"
+        return f"{human_bytes(row[f'bytes_{share}'])}, {epochs}{some}" if there else "never"
 
     return show
-
-
-def _of_sparse(column: str, scale: float = 1) -> Show:
-    """A dense run has no target, so nothing that is measured against one; nor has one without an applied step."""
-    return lambda row: "-" if row["sparsifier"] == "dense" or pd.isna(row[column]) else f"{scale * row[column]:.3g}"
-
-
-def _milliseconds(column: str) -> Show:
-    return lambda row: "-" if pd.isna(row[column]) else three_digits(1e3 * row[column])
 
 
 def _compute(row: pd.Series) -> str:
@@ -70,37 +63,33 @@ def _step_on_link(link: str) -> Show:
     return show
 
 
-def _seconds(column: str) -> Show:
-    return lambda row: "" if pd.isna(row[column]) else f"{row[column]:.3g}"
-
-
 COLUMNS: dict[str, Show] = {
     "method": lambda row: label(row["sparsifier"]),
     "form": lambda row: label(row["sparsifier"], row["form"]),
     "what is exchanged": lambda row: str(row["form"]),
     "target": _of_sparse("target_density"),
-    "rate": lambda row: f"{row['rate']:g}",
-    "rates tried": lambda row: f"{row['trials']}",
-    "epochs": lambda row: f"{row['epochs']}",
-    "workers": lambda row: f"{row['world_size']}",
-    "batch": lambda row: f"{row['batch_size']:g}",
+    "rate": _number("rate", "{:g}"),
+    "rates tried": _number("trials", "{}"),
+    "epochs": _number("epochs", "{}"),
+    "workers": _number("world_size", "{}"),
+    "batch": _number("batch_size", "{:g}"),
     "n": lambda row: f"{row['num_seeds']:g}{'*' if row['is_mean'] else ''}",
     "measure": _measure,
     "to dense": _to_dense,
-    "density": lambda row: "-" if pd.isna(row["measured_density"]) else f"{row['measured_density']:.3g}",
-    "sent": lambda row: human_bytes(row["total_bytes"]),
+    "density": _number("measured_density"),
+    "sent": _number("total_bytes", human_bytes),
     "error, %": _of_sparse("density_error", 100),
     "build-up": _of_sparse("build_up"),
-    "sent a step": lambda row: human_bytes(row["step_bytes"]),
+    "sent a step": _number("step_bytes", human_bytes),
     "compute, ms": _compute,
-    **{f"{stage}, ms": _milliseconds(f"{stage}_s") for stage in ("select", "exchange", "rest", "total")},
+    **{f"{stage}, ms": _number(f"{stage}_s", three_digits, 1e3) for stage in ("select", "exchange", "rest", "total")},
     "1 Gbit/s, ms": _step_on_link("1gbit"),
     "100 Mbit/s, ms": _step_on_link("100mbit"),
-    "of dense": lambda row: f"{100 * row['of_dense']:.3g} %",
-    "sent, kB": _kilobytes,
+    "of dense": _number("of_dense", "{:.3g} %", 100, "nan %"),
+    "sent, kB": _number("batch_bytes", lambda kilo: f"{kilo:.0f}" if kilo >= 100 else f"{kilo:.3g}", 1e-3, ""),
     **{f"{100 * share:g} %": _reached_at(f"{100 * share:g}") for share in SHARES},
-    "100 Mbit/s": _seconds("at_100mbit_s"),
-    "1 Gbit/s": _seconds("at_1gbit_s"),
+    "100 Mbit/s": _number("at_100mbit_s", missing=""),
+    "1 Gbit/s": _number("at_1gbit_s", missing=""),
     "keeps up": lambda row: "yes" if row["keeps_up"] else "no",
     "code": lambda row: str(row["code"]),
     "manifests": lambda row: f"`{row['manifests']}`" if row["manifests"] else "-",

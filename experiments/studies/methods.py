@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_runs
+from experiments.config.conf_files import choices_of
 from experiments.config.errors import check_choice
 from experiments.config.method_names import words_of
-from experiments.config.paths import CONF
 
 
 def known_methods() -> list[str]:
     """Return the names of conf/sparsifier."""
-    return sorted(path.stem for path in (CONF / "sparsifier").glob("*.yaml"))
+    return choices_of("sparsifier")
 
 
 def select_names(given: Sequence[str], known: Sequence[str], what: str) -> list[str]:

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.config.child_environment import num_cores
 from experiments.config.errors import UserError, check_choice, one_line
+from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.frames import Frames, tidy
 from experiments.reports.run_configs import Selection
 from experiments.runs.records import Row
@@ -25,34 +25,33 @@ _NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": floa
 _REMEDY = "make the mirror again with: python -m experiments.track RUN_FOLDER"
 
 
-@dataclass(frozen=True, slots=True)
-class _Mirror:
-    """One mirrored run, as reports.finished_runs describes one; its history is read when ``rows`` is called."""
+class _Mirror(NamedTuple):
+    """One mirrored run; its history is read when its rows are."""
 
     name: str
     where: str
     is_finished: bool
     mirrored: Mapping[str, Any]
     history: Callable[[], Iterable[Row]]
-    remedy: str = _REMEDY
-    problem: str = ""
 
-    def config(self) -> Mapping[str, object]:
-        return {key: value for key, value in self.mirrored.items() if key not in ("_wandb", "manifest")}
+    def finished(self) -> FinishedRun:
+        """Return the run as those of folders are."""
+        manifest = self.mirrored.get("manifest")
+        config = {key: value for key, value in self.mirrored.items() if key not in ("_wandb", "manifest")}
+        return FinishedRun(
+            config=lambda: config,
+            manifest=lambda: manifest if isinstance(manifest, Mapping) else {},
+            rows=self._rows,
+            place=lambda kind: f"{self.where} ({kind})",
+            remedy=_REMEDY,
+        )
 
-    def manifest(self) -> Mapping[str, object]:
-        found = self.mirrored.get("manifest")
-        return found if isinstance(found, Mapping) else {}
-
-    def rows(self, kind: str) -> list[Row]:
+    def _rows(self, kind: str) -> list[Row]:
         return [
             {key.partition("/")[2]: _as_recorded(value) for key, value in row.items() if key.startswith(f"{kind}/")}
             for row in self.history()
             if row.get(f"{kind}/step") is not None
         ]
-
-    def place(self, kind: str) -> str:
-        return f"{self.where} ({kind})"
 
 
 def read(source: list[str], selection: Selection | None = None) -> Frames:
@@ -66,7 +65,7 @@ def read(source: list[str], selection: Selection | None = None) -> Frames:
     unfinished = sorted(
         {run.name for run in found if not run.is_finished} - {run.name for run in found if run.is_finished}
     )
-    runs = {run.name: run for run in sorted(found, key=lambda run: run.name) if run.is_finished}
+    runs = {run.name: run.finished() for run in sorted(found, key=lambda run: run.name) if run.is_finished}
     if not runs:
         raise UserError(f"{where[0]} holds no finished run at W&B ({len(unfinished)} unfinished); {_REMEDY}")
     if unfinished:

@@ -35,12 +35,9 @@ class Evidence:
 
 
 def load_evidence(path: Path | None, level: int, task: str | None = None) -> Evidence:
-    """Return what a table of `figures` (summary.csv) says of one task.
+    """Return what a summary.csv of `figures` says of one task, MODEL-DATASET; of the published runs without a path.
 
-    Args:
-        path: of the table; None takes the published runs of page ``long``.
-        level: percent of dense's end, of LEVELS.
-        task: MODEL-DATASET; None takes the one of which most methods are known.
+    Without a task it is the one of which most methods are known. ``level`` is percent of dense's end, of LEVELS.
 
     Raises:
         UserError: no such file or task, a table of another kind, or a task whose dense runs are missing.

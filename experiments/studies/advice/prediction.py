@@ -23,10 +23,7 @@ COLUMNS = [*KEYS, "num_seeds", "epochs", "step_s", "time", "border", "why"]
 class Setting:
     """What a prediction is for, beside the rate of the link.
 
-    Attributes:
-        latency_s: of a message on the link.
-        select: table of `experiments.profile select`; None: a formula.
-        memory_gb_s: bandwidth of memory in that formula.
+    ``latency_s`` is of a message; without a table of ``select`` a formula counts, with memory of that bandwidth.
     """
 
     trace: Trace
@@ -36,35 +33,25 @@ class Setting:
     memory_gb_s: float
 
 
-class Course(NamedTuple):
-    """A method at one density: its row of the evidence, and the predicted seconds of its step at a rate."""
-
-    row: pd.Series
-    step_s: Callable[[float], float]
-
-    def time(self, rate: float) -> float:
-        """Return the seconds to the level, in units of the steps of an epoch."""
-        return float(self.row["epochs_there"]) * self.step_s(rate)
-
-
 class Form(NamedTuple):
-    """A method in one form: the densities at which it came to the level, or why nothing can be said."""
+    """A method in one form: each density at which it came to the level, or why nothing can be said.
+
+    ``courses`` are rows of the evidence, each with the predicted seconds of its step at a rate.
+    """
 
     first: pd.Series
-    courses: Sequence[Course]
+    courses: Sequence[tuple[pd.Series, Callable[[float], float]]]
     why: str = ""
 
-    def time(self, rate: float) -> float:
-        """Return the least time of its densities; see Course."""
-        return min(course.time(rate) for course in self.courses)
+    def best(self, rate: float) -> tuple[float, pd.Series, float]:
+        """Return the least time to the level, in units of the steps of an epoch, its row, and the seconds of a step."""
+        steps = ((row, step_s(rate)) for row, step_s in self.courses)
+        times = [(float(row["epochs_there"]) * seconds, row, seconds) for row, seconds in steps]
+        return min(times, key=lambda each: each[0])
 
 
 def forms_of(evidence: Evidence, setting: Setting) -> list[Form]:
-    """Return each method's form, dense first.
-
-    Raises:
-        UserError: not all dense runs came to the level.
-    """
+    """Return each method's form, dense first. Raises: UserError: not all dense runs came to the level."""
     if pd.isna(evidence.runs.iloc[0]["epochs_there"]):
         raise UserError(f"not all dense runs came to {evidence.level} % of their own mean end: choose a lower level")
     return [_form(rows, setting) for _, rows in evidence.runs.groupby(["method", "variant"], sort=False)]
@@ -73,7 +60,7 @@ def forms_of(evidence: Evidence, setting: Setting) -> list[Form]:
 def _form(rows: pd.DataFrame, setting: Setting) -> Form:
     first, there = rows.iloc[0], rows[rows["epochs_there"].notna()]
     try:
-        courses = [Course(row, step_of(str(row["method"]), row["density"], setting)) for _, row in there.iterrows()]
+        courses = [(row, step_of(str(row["method"]), row["density"], setting)) for _, row in there.iterrows()]
     except UserError as error:
         return Form(first, [], f"no prediction: {error}")
     tried = "; ".join(
@@ -95,11 +82,11 @@ def predict(forms: Sequence[Form], rate: float) -> pd.DataFrame:
         if form.why:
             rows.append({**form.first[KEYS], "why": form.why})
             continue
-        best = min(form.courses, key=lambda course: course.time(rate))
-        numbers = {"step_s": best.step_s(rate), "time": best.time(rate) / dense.time(rate), "why": ""}
-        rows.append({**best.row, "epochs": best.row["epochs_there"], **numbers})
+        time, row, step_s = form.best(rate)
+        numbers = {"step_s": step_s, "time": time / dense.best(rate)[0], "why": ""}
+        rows.append({**row, "epochs": row["epochs_there"], **numbers})
         if form is not dense:
-            gain = lambda at, form=form: dense.time(at) / form.time(at)  # noqa: E731
+            gain = lambda at, form=form: dense.best(at)[0] / form.best(at)[0]  # noqa: E731
             rows[-1]["border"] = crossing(gain, *RATES, halvings=8)
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -108,7 +95,7 @@ def over_rates(forms: Sequence[Form], rates: Sequence[float]) -> pd.DataFrame:
     """Return the time to the level, of dense's, of each method at its best density: method, variant, rate, time."""
     dense, *others = forms
     rows = [
-        {**form.first[KEYS[:2]], "rate": rate, "time": form.time(rate) / dense.time(rate)}
+        {**form.first[KEYS[:2]], "rate": rate, "time": form.best(rate)[0] / dense.best(rate)[0]}
         for form in others
         if form.courses
         for rate in rates

@@ -1,18 +1,17 @@
 """Figures of a comparison: a small panel per method, or all methods on common axes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, NullLocator
 
 from experiments.reports import figure_parts as parts
 from experiments.reports import plot_style as look
-from experiments.reports.figure_parts import head
+from experiments.reports.figure_parts import Lines, Panel
 from experiments.reports.names import in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.studies.gradient_sources import TITLES
@@ -22,11 +21,10 @@ from experiments.studies.selection_times import ONE_READ, TORCH_TOPK
 COLUMNS = 5
 LOWEST = 0.02  # density / target below is cut off where it is drawn over steps
 FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no place on a logarithmic axis
-PUBLISHED = "_published"  # ends the name of a published form, after the method
 MOST_NAMED = 12  # of more methods most are grey: nobody finds fifty marks in a legend
 ALWAYS_NAMED = ("dense", "micro", "topk")
 GUIDE: LineSettings = {"color": look.GREY, "linewidth": 0.6}
-FRONT: LineSettings = {"color": look.BLACK, "linewidth": 0.7}
+FRONT: LineSettings = {"color": look.BLACK, "linewidth": 0.7, "zorder": 1.5}
 OTHERS: LineSettings = {"color": look.LIGHT, "marker": "o", "linestyle": "none", "zorder": 1.0}
 REFERENCE_LINES: dict[str, LineSettings] = {
     TORCH_TOPK: {"color": look.BLACK, "linestyle": look.DASHES[1], "linewidth": 0.8},
@@ -42,25 +40,18 @@ ERRORS = {
 class Kind:
     """A figure of lines per stream: two columns and the names of their axes, a dotted level, a grey guide over x."""
 
-    x: str
-    y: str
-    names: tuple[str, str]
+    x: str = "world_size"
+    y: str = "build_up"
+    names: tuple[str, str] = ("workers", "density / target")
     level: float = 1
     level_name: str = "target"
     guide: Callable[[int], int] | None = None
     guide_name: str = ""
 
 
-DENSITY_STEPS = Kind(x="step", y="build_up", names=("step", "density / target"))
-BUILD_UP = Kind(
-    x="world_size",
-    y="build_up",
-    names=("workers", "density / target"),
-    guide=lambda workers: workers,
-    guide_name="no index shared",
-)
+DENSITY_STEPS = Kind(x="step", names=("step", "density / target"))
+BUILD_UP = Kind(guide=lambda workers: workers, guide_name="no index shared")
 VOLUME = Kind(  # the bound that Ok-Topk states for itself, arXiv 2201.07598; all pairs that a worker receives from all
-    x="world_size",
     y="words_per_k",
     names=("workers", "bytes sent / (4 k)"),
     level=6,
@@ -74,17 +65,14 @@ VOLUME = Kind(  # the bound that Ok-Topk states for itself, arXiv 2201.07598; al
 def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
     """Draw a panel per method and a line per stream; columns method, stream and those of the kind."""
     figure, panels = _panels(numbers, kind.names)
-    places, streams = sorted(numbers[kind.x].unique()), [each for each in TITLES if each in set(numbers["stream"])]
-    over_workers = kind.x == "world_size"
-    lines = {stream: _stream_line(stream, markers=over_workers) for stream in streams}
+    places, over_workers = sorted(numbers[kind.x].unique()), kind.x == "world_size"
+    streams = {each: _stream_line(each, markers=over_workers) for each in TITLES if each in set(numbers["stream"])}
+    lines = Lines(by=["stream"], of={(stream,): line for stream, line in streams.items()}, handles=[])
     for method, axes in panels.items():
-        rows = numbers[numbers["method"] == method]
         if kind.guide:
             axes.plot(places, [kind.guide(place) for place in places], **GUIDE)
         axes.axhline(kind.level, **look.TARGET_LINE)
-        for stream, line in lines.items():
-            own = rows[rows["stream"] == stream].sort_values(kind.x)
-            axes.plot(own[kind.x], own[kind.y], **line)
+        Panel(x=kind.x, y=kind.y).draw(axes, numbers[numbers["method"] == method], lines)
     axes = next(iter(panels.values()))
     axes.set_yscale("log")
     if over_workers:
@@ -93,11 +81,9 @@ def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
         axes.set_ylim(bottom=max(axes.get_ylim()[0], LOWEST))
     _few_ticks(axes)
-    handles = [Line2D([], [], label=TITLES[stream], **line) for stream, line in lines.items()]
-    handles.append(Line2D([], [], label=kind.level_name, **look.TARGET_LINE))
-    if kind.guide:
-        handles.append(Line2D([], [], label=kind.guide_name, **GUIDE))
-    head(figure, title, handles)
+    beside = {kind.level_name: look.TARGET_LINE} | ({kind.guide_name: GUIDE} if kind.guide else {})
+    named = {TITLES[stream]: line for stream, line in streams.items()}
+    parts.head(figure, title, parts.handles_of(named | beside))
     return figure
 
 
@@ -117,8 +103,8 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
     axes.xaxis.set_major_formatter(LogFormatterSciNotation())
     axes.xaxis.set_minor_locator(NullLocator())
     _few_ticks(axes)
-    handles = [Line2D([], [], label="the method's selection", color=look.BLACK, marker="o")]
-    head(figure, title, [*handles, *parts.handles_of(REFERENCE_LINES)])
+    names = {"the method's selection": {"color": look.BLACK, "marker": "o"}} | REFERENCE_LINES
+    parts.head(figure, title, parts.handles_of(names))
     return figure
 
 
@@ -133,9 +119,7 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
     """Error against bytes sent, a point per method, and the line of those that no other beats in both.
 
     Of many methods those on the line of either panel, dense, MiCRO and top-k have a mark of their own; others are grey.
-
-    Args:
-        numbers: columns method, bytes_share, step_error, cumulative_error.
+    Columns method, bytes_share, step_error, cumulative_error.
     """
     figure = parts.new_figure(look.PAGE_INCHES, 4.4)
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -145,8 +129,7 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
     marks = _marks(drawn)
     for axes, (error, text) in zip(panels, ERRORS.items(), strict=True):
         finite = drawn[np.isfinite(drawn[error])]
-        best = front(list(zip(finite["bytes_share"], finite[error], strict=True)))
-        axes.plot([x for x, _ in best], [y for _, y in best], zorder=1.5, **FRONT)
+        axes.plot(*zip(*front(list(zip(finite["bytes_share"], finite[error], strict=True))), strict=True), **FRONT)
         for _, row in finite.iterrows():
             axes.plot(row["bytes_share"], row[error], **marks.get(row["method"], OTHERS))
         axes.set(xlabel="bytes sent / bytes of the dense all-reduce")
@@ -154,28 +137,22 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
         parts.plain_log(axes.xaxis)
         parts.plain_log(axes.yaxis)
     panels[0].set_ylabel(f"relative error ({FLOOR:g}: or less)")
-    handles = [Line2D([], [], label="front: none better in both", **FRONT)]
-    handles += parts.handles_of({in_legend(method): mark for method, mark in marks.items()})
+    names = {"front: none better in both": FRONT} | {in_legend(method): mark for method, mark in marks.items()}
     if others := len(drawn) - len(marks):
-        handles.append(Line2D([], [], label=f"{others} others, in the table", **OTHERS))
-    head(figure, title, handles)
+        names[f"{others} others, in the table"] = OTHERS
+    parts.head(figure, title, parts.handles_of(names))
     return figure
 
 
 @style()
 def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
     """Error of one update over compression, a line per method, log-log; columns method, compression, step_error."""
-    figure = parts.new_figure(look.PAGE_INCHES, 3.6)
-    axes = figure.subplots()
-    lines = look.lines_of(in_order(numbers["method"]))
-    for method, line in lines.items():
-        rows = numbers[numbers["method"] == method].sort_values("compression")
-        axes.plot(rows["compression"], rows["step_error"].clip(lower=FLOOR), **line)
-    axes.set(xlabel="compression: bytes of the dense all-reduce / bytes sent", ylabel="||update - mean|| / ||mean||")
-    parts.plain_log(axes.xaxis)
-    parts.plain_log(axes.yaxis)
-    head(figure, title, parts.handles_of({in_legend(method): line for method, line in lines.items()}))
-    return figure
+    x_name, y_name = "compression: bytes of the dense all-reduce / bytes sent", "||update - mean|| / ||mean||"
+    panel = Panel(x="compression", y="step_error", x_name=x_name, y_name=y_name)
+    lines = parts.named_lines(["method"], ((method,) for method in in_order(numbers["method"])))
+    seen = numbers.assign(step_error=numbers["step_error"].clip(lower=FLOOR))
+    panel = replace(panel, show_x=parts.plain_log, show_y=parts.plain_log)
+    return parts.figure_of_lines(title, seen, [panel], lines, height=3.6)
 
 
 def _panels(numbers: pd.DataFrame, names: tuple[str, str]) -> tuple[Figure, Mapping[str, Axes]]:
@@ -200,12 +177,8 @@ def _few_ticks(axes: Axes) -> None:
 
 def _stream_line(stream: str, *, markers: bool) -> LineSettings:
     place = list(TITLES).index(stream)
-    line: LineSettings = {
-        "color": look.PALETTE[place],
-        "linestyle": look.DASHES[place % len(look.DASHES)],
-        "linewidth": 0.8,
-    }
-    return line | ({"marker": "osv^Dp"[place], "markersize": 2.5} if markers else {})
+    line: LineSettings = {"color": look.PALETTE[place], "linestyle": look.DASHES[place % len(look.DASHES)]}
+    return line | {"linewidth": 0.8} | ({"marker": "osv^Dp"[place], "markersize": 2.5} if markers else {})
 
 
 def _marks(rows: pd.DataFrame) -> dict[str, LineSettings]:
@@ -217,11 +190,6 @@ def _marks(rows: pd.DataFrame) -> dict[str, LineSettings]:
     marks: dict[str, LineSettings] = {}
     for place, method in enumerate(methods):
         color = look.ALWAYS.get(method, look.FREE[(place + place // len(look.MARKERS)) % len(look.FREE)])
-        face = "none" if method.endswith(PUBLISHED) else color
-        mark: LineSettings = {
-            "color": color,
-            "marker": look.MARKERS[place % len(look.MARKERS)],
-            "markerfacecolor": face,
-        }
-        marks[method] = mark | {"linestyle": "none", "markersize": 5}
+        marks[method] = {"color": color, "marker": look.MARKERS[place % len(look.MARKERS)], "markersize": 5}
+        marks[method] |= {"linestyle": "none", "markerfacecolor": "none" if method.endswith("_published") else color}
     return marks

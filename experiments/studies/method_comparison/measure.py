@@ -25,8 +25,6 @@ from micro import kernels
 FIGURE_WORLD_SIZE = 16  # of figures and tables that show one number of workers, where it was measured
 TOLERANCE, MAX_TRIALS = 0.02, 8  # of the bytes wanted, in the search for the density that sends as many
 WORTH_PROCESSES = 2e9  # elements of gradients over all trials, from where processes of their own gain
-Methods = dict[str, micro.Reducer]
-ShowProgress = Callable[[str, int], None]  # of the task that ended, and of how many there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +68,7 @@ class Comparison:
     """What was measured so far.
 
     Attributes:
-        rows: one per method, stream and world size.
-        steps: one per step of these.
+        rows: one per method, stream and world size; ``steps``: one per step of these.
         times: of selection, one per method and length.
         matches: densities at which methods send as much as another one.
         tradeoffs: rows like the first, of further densities.
@@ -101,10 +98,11 @@ class Comparison:
         getattr(self, kind).extend(result)
 
 
-def measure(settings: ComparisonSettings, show_progress: ShowProgress, results: Results) -> Comparison:
+def measure(settings: ComparisonSettings, show_progress: Callable[[str, int], None], results: Results) -> Comparison:
     """Run all methods on all streams and world sizes, and time their selection; Ctrl-C ends it early.
 
     Args:
+        show_progress: is given the name of each task that ended, and how many there are.
         results: what is among these is not measured again; what is measured is added.
 
     Raises:
@@ -116,8 +114,8 @@ def measure(settings: ComparisonSettings, show_progress: ShowProgress, results: 
     done = Comparison()
     with tempfile.TemporaryDirectory(prefix="micro-compare-") as folder, processes(num_processes(settings)) as pool:
         files = {stream: Path(folder) / stream for stream in settings.streams}
-        trials = {stream: list(_tasks_of(stream, methods, settings, path)) for stream, path in files.items()}
-        times = [task for numel in settings.selection_lengths for task in _selection_times(settings, methods, numel)]
+        trials = {stream: list(_trials(stream, methods, settings, path)) for stream, path in files.items()}
+        times = list(_selections(methods, settings))
         every_task = [*(task for tasks in trials.values() for task in tasks), *times]
         try:
             for stream, tasks in trials.items():
@@ -150,13 +148,13 @@ def num_processes(settings: ComparisonSettings) -> int:
 def _check(settings: ComparisonSettings) -> None:
     """Check what the gradients need before the first is drawn. Raises: UserError as measure does."""
     world_size, words = max(settings.world_sizes), list(settings.recorded_training)
-    if set(settings.streams) != {RECORDED}:
-        check_size(settings.num_steps, world_size, settings.numel, settings.max_gb)
+    lengths = [] if set(settings.streams) == {RECORDED} else [settings.numel]
     if RECORDED in settings.streams:
-        numel = numel_of(training_config(words, world_size))
-        check_size(settings.num_steps, world_size, numel, settings.max_gb)
+        lengths.append(numel_of(training_config(words, world_size)))
     elif words:
         raise UserError(f"'{words[0]}' is for the stream recorded: add it to --streams, or leave out the settings")
+    for numel in lengths:
+        check_size(settings.num_steps, world_size, numel, settings.max_gb)
     longest = max(settings.selection_lengths, default=0)
     if 4e-9 * longest > settings.max_gb:
         raise UserError(
@@ -185,7 +183,7 @@ def _read_file(path: Path) -> Gradients:
     return made
 
 
-def _tasks_of(stream: str, methods: Methods, settings: ComparisonSettings, path: Path) -> Iterator[Task]:
+def _trials(stream: str, methods: dict[str, micro.Reducer], settings: ComparisonSettings, path: Path) -> Iterator[Task]:
     """Yield the trials on a stream; on the last one also at further densities, and the searches for equal bytes."""
     for n in settings.world_sizes:
         for name, reducer in methods.items():
@@ -237,22 +235,21 @@ def _match(path: Path, method: str, settings: ComparisonSettings) -> list[Row]:
 @lru_cache(maxsize=1)
 def _bytes_share(path: Path, method: str, density: float, world_size: int) -> float:
     (reducer,) = build_methods([method], density).values()
-    return float(trial(method, reducer, _read_file(path), world_size=world_size)[0]["bytes_share"])
+    return float(_trial(path, method, reducer, world_size)[0]["bytes_share"])
 
 
 _gradient = lru_cache(maxsize=1)(timing_gradient)
 
 
-def _selection_times(settings: ComparisonSettings, methods: Methods, numel: int) -> Iterator[Task]:
-    for name, reducer in {"references": None, **methods}.items():
-        of = name, reducer, numel, settings.density, settings.repeats
-        yield Task(f"selection of {name}, d = {numel:,}", "times", partial(_time_selection, *of))
+def _selections(methods: dict[str, micro.Reducer], settings: ComparisonSettings) -> Iterator[Task]:
+    for numel in settings.selection_lengths:
+        for name, reducer in {"references": None, **methods}.items():
+            of = name, reducer, numel, settings.density, settings.repeats
+            yield Task(f"selection of {name}, d = {numel:,}", "times", partial(_time_selection, *of))
 
 
 def _time_selection(method: str, reducer: micro.Reducer | None, numel: int, density: float, repeats: int) -> list[Row]:
     gradient = _gradient(numel, density)
-    if reducer is None:
-        found = reference_times(gradient, density, repeats)
-    else:
-        found = {method: time_selection(reducer, gradient, repeats)}
+    found = {method: time_selection(reducer, gradient, repeats)} if reducer else {}
+    found = found or reference_times(gradient, density, repeats)
     return [{"method": name, "numel": numel} | times for name, times in found.items()]

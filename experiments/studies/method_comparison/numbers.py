@@ -5,15 +5,12 @@ import pandas as pd
 
 from experiments.reports.names import in_order
 from experiments.studies.gradient_sources import TITLES
-from experiments.studies.method_comparison.measure import Comparison
-from experiments.studies.method_comparison.trial import Row
 
 Point = tuple[float, float]
 
 
-def ordered_rows(rows: list[Row]) -> pd.DataFrame:
+def ordered_rows(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows by stream, number of workers and method, each in its order."""
-    frame = pd.DataFrame(rows)
     orders = {"stream": list(TITLES), "method": in_order(frame["method"])}
 
     def places(column: pd.Series) -> pd.Series:
@@ -36,15 +33,9 @@ def volumes(numbers: pd.DataFrame) -> pd.DataFrame:
     return sending[["method", "stream", "world_size"]].assign(bytes_sent=sent, words_per_k=words)
 
 
-def tradeoff_numbers(numbers: pd.DataFrame, done: Comparison) -> pd.DataFrame:
-    """Return error and compression of the further densities, and of the main one on their stream.
-
-    Args:
-        numbers: the rows of the main density, with as many workers as the further ones had.
-    """
-    further = pd.DataFrame(done.tradeoffs)
-    stream = further["stream"].iloc[0]
-    rows = pd.concat([numbers[numbers["stream"] == stream], further], ignore_index=True)
+def tradeoff_numbers(numbers: pd.DataFrame, further: pd.DataFrame) -> pd.DataFrame:
+    """Return error and compression of further densities, and of the main one with as many workers on their stream."""
+    rows = pd.concat([numbers[numbers["stream"] == further["stream"].iloc[0]], further], ignore_index=True)
     rows = rows[rows["bytes_share"] > 0].assign(compression=1 / rows["bytes_share"])
     columns = ["method", "stream", "world_size", "density", "compression", "step_error", "cumulative_error"]
     return rows[columns].drop_duplicates(["method", "density"]).sort_values(["method", "density"], ignore_index=True)

@@ -1,11 +1,10 @@
 """A comparison as a page of Markdown."""
 
-import math
 from collections.abc import Iterator
 
 import pandas as pd
 
-from experiments.reports.markdown import table
+from experiments.reports.markdown import Column, Columns, table_of
 from experiments.reports.names import in_order, label
 from experiments.studies.gradient_sources import TITLES
 from experiments.studies.method_comparison.measure import Comparison, ComparisonSettings
@@ -24,40 +23,43 @@ choose indices, in times of torch.topk on the whole vector; ranks share the mach
 (selection.pdf shows one rank alone). Where a density policy counts epochs, one is one step here. Methods that choose
 nothing are left out of selection.pdf.
 """
-COLUMNS = [  # heading, column of the numbers, format
-    ("density / target", "build_up", "{:.3g}"),
-    ("error", "density_error", "{:.2g}"),
-    ("worst", "worst_density_error", "{:.2g}"),
-    ("imbalance", "imbalance", "{:.2g}"),
-    ("sent", "bytes_share", "{:.3g}"),
-    ("indices", "indices_share", "{:.2g}"),
-    ("values", "values_share", "{:.2g}"),
-    ("one update", "step_error", "{:.3g}"),
-    ("all updates", "cumulative_error", "{:.3g}"),
-    ("mass kept", "mass_kept", "{:.4f}"),
-    ("selection", "select_topks", "{:.2g}"),
-]
+COLUMNS: Columns = {
+    "density / target": Column("build_up", "{:.3g}"),
+    "error": Column("density_error", "{:.2g}"),
+    "worst": Column("worst_density_error", "{:.2g}"),
+    "imbalance": Column("imbalance", "{:.2g}"),
+    "sent": Column("bytes_share", "{:.3g}"),
+    "indices": Column("indices_share", "{:.2g}"),
+    "values": Column("values_share", "{:.2g}"),
+    "one update": Column("step_error", "{:.3g}"),
+    "all updates": Column("cumulative_error", "{:.3g}"),
+    "mass kept": Column("mass_kept", "{:.4f}"),
+    "selection": Column("select_topks", "{:.2g}"),
+}
+METHOD: Columns = {"method": Column("name")}
+MATCHES: Columns = {**METHOD, "density": Column("density", "{:.4g}"), "sent": Column("bytes_share", "{:.3g}")}
 
 
 def report(opening: str, done: Comparison, numbers: pd.DataFrame, world_size: int, settings: ComparisonSettings) -> str:
     """Return the report: a table per stream, of one number of workers; the last one by their number; equal bytes."""
-    parts = [opening, HOW_TO_READ, *_left_out(numbers)]
+    named = numbers.assign(name=numbers["method"].map(label))
+    sparse = set(sparse_rows(numbers)["method"])
+    whole = [label(name) for name in in_order(numbers["method"]) if name not in sparse]
+    parts = [opening, HOW_TO_READ]
+    if whole:
+        parts.append(f"Send every element, so they are left out of the figures of density: {', '.join(whole)}.\n")
     if done.interrupted:
         parts.append("Stopped by the user before its end: what is missing was not run.\n")
     parts += [f"{line}\n" for line in done.failures]
-    for stream, rows in numbers[numbers["world_size"] == world_size].groupby("stream", sort=False):
+    for stream, rows in named[named["world_size"] == world_size].groupby("stream", sort=False):
         parts += _stream(TITLES[str(stream)], rows, settings)
-    parts += by_workers(numbers)
+    parts += _by_workers(named)
     if done.matches:
-        parts += _equal_bytes(done, world_size, settings)
+        reference = f"{label(str(settings.equal_bytes))} at density {settings.density:g}, {world_size} workers"
+        matches = pd.DataFrame(done.matches)
+        found = table_of(matches.assign(name=matches["method"].map(label)), MATCHES)
+        parts += [f"## Equal bytes: as many as {reference}\n", f"{found}\n"]
     return "\n".join(parts)
-
-
-def _left_out(numbers: pd.DataFrame) -> Iterator[str]:
-    sparse = set(sparse_rows(numbers)["method"])
-    whole = [label(name) for name in in_order(numbers["method"]) if name not in sparse]
-    if whole:
-        yield f"Send every element, so they are left out of the figures of density: {', '.join(whole)}.\n"
 
 
 def _stream(title: str, rows: pd.DataFrame, settings: ComparisonSettings) -> Iterator[str]:
@@ -69,32 +71,16 @@ def _stream(title: str, rows: pd.DataFrame, settings: ComparisonSettings) -> Ite
         for error, name in (("step_error", "one update"), ("cumulative_error", "all updates"))
     )
     yield f"On the front, least bytes first, {fronts}.\n"
-    lines = [[label(row["method"]), *(_cell(row[key], text) for _, key, text in COLUMNS)] for _, row in rows.iterrows()]
-    yield table(["method", *(name for name, _, _ in COLUMNS)], lines) + "\n"
+    yield table_of(rows, {**METHOD, **COLUMNS}) + "\n"
 
 
-def _cell(value: float, text: str) -> str:
-    return "-" if math.isnan(value) else text.format(value)
-
-
-def by_workers(numbers: pd.DataFrame) -> Iterator[str]:
+def _by_workers(numbers: pd.DataFrame) -> Iterator[str]:
     """Yield what each method sends and updates on the last stream with each number of workers, if there are several."""
     stream = str(numbers["stream"].iloc[-1])
     rows = numbers[numbers["stream"] == stream]
     sizes = sorted(set(rows["world_size"]))
-    if len(sizes) == 1:
-        return
-    for heading, key, text in (column for column in COLUMNS if column[1] in ("bytes_share", "build_up")):
+    for heading in ("density / target", "sent") if len(sizes) > 1 else ():
         yield f"## {TITLES[stream]}, by the number of workers: {heading}\n"
-        found = rows.pivot(index="method", columns="world_size", values=key)
-        lines = [
-            [label(name), *(_cell(found.loc[name, size], text) for size in sizes)] for name in in_order(found.index)
-        ]
-        yield table(["method", *map(str, sizes)], lines) + "\n"
-
-
-def _equal_bytes(done: Comparison, world_size: int, settings: ComparisonSettings) -> Iterator[str]:
-    reference = f"{label(str(settings.equal_bytes))} at density {settings.density:g}, {world_size} workers"
-    yield f"## Equal bytes: as many as {reference}\n"
-    lines = [[label(m["method"]), f"{m['density']:.4g}", f"{m['bytes_share']:.3g}"] for m in done.matches]
-    yield table(["method", "density", "sent"], lines) + "\n"
+        found = rows.pivot(index="method", columns="world_size", values=COLUMNS[heading].key).rename_axis(columns=None)
+        found = found.loc[in_order(found.index)].reset_index().assign(name=lambda own: own["method"].map(label))
+        yield table_of(found, METHOD | {str(size): COLUMNS[heading]._replace(key=size) for size in sizes}) + "\n"

@@ -38,10 +38,7 @@ class Task:
 class Results:
     """Results of tasks by their names, in a file with a line for each after one that says what they follow from.
 
-    Args:
-        path: of the file.
-        basis: settings and code. Where the file has another one its results count for nothing, and the first new one
-            replaces them.
+    Where the file has another basis (settings and code) its results count for nothing: the first new one replaces them.
     """
 
     def __init__(self, path: Path, basis: dict[str, Any]) -> None:
@@ -72,11 +69,7 @@ class Results:
 def carry_out(tasks: Sequence[Task], results: Results, pool: ProcessPoolExecutor | None) -> Iterator[str]:
     """Carry out the tasks that have no result yet; yield the name of each when its result is there, or has failed.
 
-    Args:
-        pool: makes the calls, the last ones first: they have most ranks, and take longest. None: this process does.
-
-    Raises:
-        BrokenProcessPool: a process died.
+    The pool makes the calls, the last ones first: they have most ranks, and take longest; else this process does.
     """
     left = {task.name: task.call for task in tasks if task.name not in results.done}
     yield from (task.name for task in tasks if task.name not in left)

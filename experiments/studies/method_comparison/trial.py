@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -26,8 +26,14 @@ def trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size:
 
     It uses one core: trials are what runs at a time, and idle threads of torch would take the ranks' time.
     """
-    with one_thread():
-        return _trial(method, reducer, gradients, world_size)
+    named = {"method": method, "stream": gradients.stream, "world_size": world_size, "numel": gradients.layout.numel}
+    with one_thread(), closing(micro.Simulation(reducer, gradients.layout, world_size)) as simulation:
+        ledger = _Ledger(simulation)
+        totals = enumerate(gradients.totals(world_size))
+        steps = [ledger.step(gradients.of(step, world_size), total) for step, total in totals]
+        k = target_count(steps[-1]["target_density"], gradients.layout.numel)
+        one_topk_s = time_topk(gradients.rows[0, 0], k, REPEATS)["select_s"]
+    return named | _means(steps, ledger.cumulative_error(), one_topk_s), [named | row for row in steps]
 
 
 @contextmanager
@@ -39,22 +45,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size: int) -> tuple[Row, list[Row]]:
-    simulation = micro.Simulation(reducer, gradients.layout, world_size)
-    try:
-        ledger = _Ledger(simulation)
-        steps = [
-            ledger.step(gradients.of(step, world_size), total)
-            for step, total in enumerate(gradients.totals(world_size))
-        ]
-    finally:
-        simulation.close()
-    named = {"method": method, "stream": gradients.stream, "world_size": world_size, "numel": gradients.layout.numel}
-    k = target_count(steps[-1]["target_density"], gradients.layout.numel)
-    one_topk_s = time_topk(gradients.rows[0, 0], k, REPEATS)["select_s"]
-    return named | _means(steps, ledger.cumulative_error(), one_topk_s), [named | row for row in steps]
 
 
 class _Ledger:
@@ -74,6 +64,7 @@ class _Ledger:
     def step(self, gradients: Tensor, total: Tensor) -> Row:
         """Reduce one step's gradients (world_size, numel), whose sum is ``total``, and return what was measured."""
         n, numel = gradients.shape
+        dense_bytes = 2 * 4 * numel * (n - 1) / n
         added = self._next_velocity(self._kept("momentum"), total)[1] if self._momentum else total
         torch.add(self._unsent, added, out=self._acc)
         self._velocity, mean = self._next_velocity(self._velocity, total / n)
@@ -82,19 +73,13 @@ class _Ledger:
         self._mean_sum += mean
         self._update_sum += update
         self._unsent = self._kept("residual")
-        rank0 = stats[0]
-        dense_bytes = 2 * 4 * numel * (n - 1) / n
+        sent = {kind: statistics.fmean(getattr(s, f"{kind}_bytes") for s in stats) for kind in KINDS}
         return {
-            "step": rank0.step,
-            "target_density": rank0.target_density,
-            "density": rank0.global_density,
-            "density_error": rank0.density_error,
-            "build_up": rank0.build_up,
-            "imbalance": rank0.imbalance,
-            **{
-                f"{kind}_share": _ratio(statistics.fmean(getattr(s, f"{kind}_bytes") for s in stats), dense_bytes)
-                for kind in KINDS
-            },
+            "step": stats[0].step,
+            "target_density": stats[0].target_density,
+            "density": stats[0].global_density,
+            **{key: getattr(stats[0], key) for key in ("density_error", "build_up", "imbalance")},
+            **{f"{kind}_share": _ratio(num_bytes, dense_bytes) for kind, num_bytes in sent.items()},
             "step_error": _ratio(float((update - mean).norm()), float(mean.norm())),
             "mass_kept": self._mass_kept(n, update) if self._adds_up else math.nan,
             "select_s": min(s.select_s for s in stats),  # ranks share the cores: the least is nearest to one's own
@@ -148,8 +133,7 @@ def _means(steps: list[Row], cumulative_error: float, one_topk_s: float) -> Row:
         "mean_density": mean["density"],
         "density_error": mean["density_error"],
         "worst_density_error": max(row["density_error"] for row in settled),
-        "build_up": mean["build_up"],
-        "imbalance": mean["imbalance"],
+        **{key: mean[key] for key in ("build_up", "imbalance")},
         "bytes_share": sum(shares.values()),
         **shares,
         "step_error": mean["step_error"],

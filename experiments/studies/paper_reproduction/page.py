@@ -1,7 +1,7 @@
 """The page of a paper's reproduction: what each part left, and the runs, code, data and machines that it is from."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -107,16 +107,11 @@ def _shared(configs: Sequence[Mapping[str, object]]) -> str:
 def _facts(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """Return each fact of the manifests once: its name, the number of runs that it is of, its value."""
     days = sorted(str(manifest.get("started")) for manifest in manifests)
-    counts = Counter(fact for manifest in manifests for fact in dict.fromkeys(_facts_of(manifest)))
-    rows = [[name, str(count), value] for (name, value), count in sorted(counts.items())]
+    facts: Counter[tuple[str, str]] = Counter()
+    for manifest in manifests:
+        versions = ", ".join(f"{name} {version}" for name, version in (manifest.get("versions") or {}).items())
+        data = [("data", f"{name} {digest}") for name, digest in (manifest.get("data_checksums") or {}).items()]
+        machine = [(key, str(manifest[key])) for key in MACHINE if manifest.get(key)]
+        facts.update(list(dict.fromkeys([*origin_of(manifest).items(), ("versions", versions), *machine, *data])))
+    rows = [[name, str(count), value] for (name, value), count in sorted(facts.items())]
     return [["started", str(len(manifests)), f"{days[0]} to {days[-1]}"], *rows]
-
-
-def _facts_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from origin_of(manifest).items()
-    yield "versions", ", ".join(f"{name} {version}" for name, version in (manifest.get("versions") or {}).items())
-    for key in MACHINE:
-        if manifest.get(key):
-            yield key, str(manifest[key])
-    for name, checksum in (manifest.get("data_checksums") or {}).items():
-        yield "data", f"{name} {checksum}"

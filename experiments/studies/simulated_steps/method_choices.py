@@ -44,8 +44,7 @@ def formula_s(selector: str, numel: float, world_size: int, bytes_per_s: float) 
     kept_s = KEEP_BYTES * numel / bytes_per_s
     if selector in SORTED:
         return kept_s + SORT_S * numel * math.log2(max(numel, 2))
-    share = world_size if selector in SLICED else 1
-    return kept_s + SCAN_BYTES * numel / share / bytes_per_s
+    return kept_s + SCAN_BYTES * numel / (world_size if selector in SLICED else 1) / bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,32 +101,26 @@ def methods_of(given: Sequence[str], density: float, *, table: Path | None, memo
     """
     names = select_names(given, known_methods(), "methods")
     reducers = build_methods(list(dict.fromkeys([DENSE, *names])), density)
-    bytes_per_s = 1e9 * memory_gb_s
-    sparse = [name for name in reducers if name != DENSE]
-    if table is not None:
+    bytes_per_s, sparse = 1e9 * memory_gb_s, [name for name in reducers if name != DENSE]
+    if table is None:
+        selectors = {name: _selector(name, reducers[name]) for name in sparse}
+        origin = "an assumption, neither measured nor published" if memory_gb_s == MEMORY_GB_S else "as given"
+        words = f"a formula, with memory of {memory_gb_s:g} GB/s, {origin}"
+
+        def own_s(name: str, numel: float, world_size: int) -> float:
+            return formula_s(selectors[name], numel, world_size, bytes_per_s)
+    else:
         measured = load_measured(SelectTable, table)
-        missing = [name for name in map(_measured_as, sparse) if name not in measured.methods]
-        if missing:
+        bases = {name: name.split("+")[0] for name in sparse}  # with another feedback it selects as its yaml does
+        if missing := [name for name in bases.values() if name not in measured.methods]:
             held = ", ".join(measured.methods)
             raise UserError(f"{table} holds {held}, not {missing[0]}: measure it, or leave it out of --methods")
         words = f"{table}, measured on {measured.device}, {measured.world_size} ranks, density {measured.density:g}"
 
-        def measured_s(name: str, numel: float, _world_size: int) -> float:
-            return measured.seconds(_measured_as(name), numel)
-
-        return Methods(reducers=reducers, own_s=measured_s, bytes_per_s=bytes_per_s), words
-    selectors = {name: _selector(name, reducers[name]) for name in sparse}
-    origin = "an assumption, neither measured nor published" if memory_gb_s == MEMORY_GB_S else "as given"
-    words = f"a formula, with memory of {memory_gb_s:g} GB/s, {origin}"
-
-    def own_s(name: str, numel: float, world_size: int) -> float:
-        return formula_s(selectors[name], numel, world_size, bytes_per_s)
+        def own_s(name: str, numel: float, world_size: int) -> float:
+            return measured.seconds(bases[name], numel)
 
     return Methods(reducers=reducers, own_s=own_s, bytes_per_s=bytes_per_s), words
-
-
-def _measured_as(method: str) -> str:
-    return method.split("+")[0]  # with another feedback it selects as its yaml does
 
 
 def _selector(method: str, reducer: micro.Reducer) -> str:

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments.config.conf_files import choices_of
 from experiments.config.errors import UserError, as_user_error, check_choice
 from experiments.config.paths import CONF
 from micro.planning import costs
@@ -19,7 +20,6 @@ from micro.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork
 from micro.planning.tables import LinkTable, SelectTable
 from micro.planning.traces import Trace
 
-FOLDER = CONF / "network"
 FITTED = ("all_reduce", "all_gather")
 HIERARCHICAL, BEST = "hierarchical", "best"
 ALGORITHMS = (*costs.ALGORITHMS, HIERARCHICAL, BEST)
@@ -29,10 +29,7 @@ File = TypeVar("File", Trace, LinkTable, SelectTable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A collective of world_size ranks, two or more, took alpha_s + beta_s * bytes seconds.
-
-    Bytes are of the vector for an all-reduce, of what all ranks together contribute for an all-gather.
-    """
+    """A collective took alpha_s + beta_s x bytes: of an all-reduce's vector, of all ranks' rows in an all-gather."""
 
     world_size: int
     alpha_s: float
@@ -47,10 +44,8 @@ class Fit:
 class LinkValues:
     """A link by itself; what is None is to be given in a copy of the file.
 
-    Attributes:
-        alpha_s, beta_s, gamma_s: seconds a message, a byte, and a byte to add; without beta_s it follows from the rate.
-        rate_bps: bits a second that travel, headers included.
-        overhead: bytes that travel for a byte of payload; counts only with rate_bps.
+    ``alpha_s``, ``beta_s`` and ``gamma_s`` are seconds a message, a byte, and a byte to add. Without beta_s it follows
+    from ``rate_bps``, the bits a second that travel, and ``overhead``, the bytes that travel for one of payload.
     """
 
     alpha_s: float | None = None
@@ -79,14 +74,12 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPreset:
-    """A network as its file describes it: fits of a collective for some numbers of ranks, or a link.
+    """A network as its file describes it: fits of a collective for rising numbers of ranks, or a link.
 
     Attributes:
         source: where the numbers stand, and how they were read.
-        fitted, algorithm: the collective that the fits are of, and its assumed algorithm.
-        fitted_on: sizes of the messages it was fitted on.
-        fits: by number of ranks, rising.
-        nodes: where the network is one between nodes; None: its ranks reach each other alike.
+        fitted, algorithm, fitted_on: the collective that was fitted, its assumed algorithm, and sizes of messages.
+        nodes: that the network joins; None: its ranks reach each other alike.
     """
 
     name: str
@@ -139,9 +132,6 @@ class NetworkPreset:
     def node_network(self, nodes: Nodes, algorithm: str, world_size: int) -> NodeNetwork:
         """Return the costs of ``world_size`` ranks in nodes that this network joins; fewer than a node's are one node.
 
-        Args:
-            algorithm: of collectives of all ranks: hierarchical, or ring, which knows nothing of nodes.
-
         Raises:
             UserError: a node would not be full, or a value of a link is missing.
         """
@@ -160,14 +150,7 @@ class NetworkPreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkChoice:
-    """A network with an algorithm of the all-reduce.
-
-    Attributes:
-        name, algorithm: for titles.
-        workers: numbers of workers that it is for.
-        of: returns its costs for one of them.
-        nodes: that the workers are in; None: they reach each other alike.
-    """
+    """A network with an algorithm of the all-reduce: ``of`` gives its costs for a number of workers, in ``nodes``."""
 
     name: str
     algorithm: str
@@ -187,9 +170,7 @@ def network_choices(
 ) -> Iterator[NetworkChoice]:
     """Yield a network of conf/network, of a yaml or of a measured table, once with each algorithm; None: its own.
 
-    Args:
-        intra, ranks_per_node: of nodes; None: as the network's file has it.
-        two_level: whether nodes are needed whatever the algorithm.
+    ``two_level`` says that nodes are needed whatever the algorithm.
 
     Raises:
         UserError: no such network, a value of it is missing, or workers that do not fill its nodes.
@@ -243,7 +224,7 @@ def _one_link(name: str) -> str:
 
 def known_networks() -> list[str]:
     """Return the names of conf/network."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return choices_of("network")
 
 
 def load_network(name_or_path: str | Path) -> NetworkPreset:
@@ -255,7 +236,7 @@ def load_network(name_or_path: str | Path) -> NetworkPreset:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
         check_choice("network", known_networks(), str(name_or_path))
-        path = FOLDER / f"{name_or_path}.yaml"
+        path = CONF / "network" / f"{name_or_path}.yaml"
     with as_user_error(OSError, OmegaConfBaseException, YAMLError, RecursionError, before=f"{path}: "):
         preset: NetworkPreset = read_as(NetworkPreset, OmegaConf.to_container(OmegaConf.load(path), resolve=True))
     return preset

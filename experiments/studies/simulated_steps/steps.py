@@ -32,14 +32,13 @@ def simulate_step(problem: Problem, schedule: str, world_size: int) -> Row:
 
 def numbers_of(problem: Problem, ends: Ends, step: Timeline, world_size: int) -> Row:
     """Return the numbers of one step in these groups."""
-    efficiency = problem.trace.compute_s / step.step_s
     return {
         "num_groups": len(ends),
         "step_s": step.step_s,
         "exposed_s": step.exposed_s,
         "select_s": step.backward_s - problem.trace.backward_s,
         "speedup": world_size * problem.trace.compute_s / step.step_s,
-        "efficiency": efficiency,
+        "efficiency": problem.trace.compute_s / step.step_s,
     }
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,16 +12,9 @@ import pandas as pd
 from experiments.config.errors import UserError, as_user_error
 from experiments.config.option_types import to_positive
 from experiments.studies.methods import select_names
+from experiments.studies.simulated_steps import published_gains as gains
 from experiments.studies.simulated_steps.method_choices import DENSE, Methods, methods_of
 from experiments.studies.simulated_steps.networks import ALGORITHMS, NetworkChoice, load_measured, network_choices
-from experiments.studies.simulated_steps.published_gains import (
-    PUBLISHED,
-    PUBLISHED_WORKERS,
-    READINGS,
-    cluster_link,
-    headline,
-    nearest,
-)
 from experiments.studies.simulated_steps.steps import (
     EXACT,
     GRAINS,
@@ -53,14 +45,10 @@ class Study:
     """What is simulated.
 
     Attributes:
-        recorded: the traces as they were read.
-        traces: rescaled, and by layer or tensor, as requested.
-        assumed: where the seconds of each model's computation come from, in words.
+        recorded: the traces as they were read; ``traces``: rescaled, and by layer or tensor.
+        assumed: where the seconds of each model's computation come from, in words; ``selection``: those of selection.
         networks: each with each algorithm.
-        two_level: whether methods are simulated in two levels too.
-        methods: dense, and those that are compared with it.
         schedules: of each method.
-        selection: where the seconds of selection come from, in words.
         questions: of QUESTIONS; the speed-ups are among what is written in any case.
     """
 
@@ -76,6 +64,12 @@ class Study:
     selection: str
     questions: list[str]
 
+    def settings(self) -> Iterator[tuple[Row, Trace, NetworkChoice]]:
+        """Yield each model on each network, with what its rows begin with."""
+        for trace, network in itertools.product(self.traces, self.networks):
+            facts = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
+            yield facts | {"compute_s": trace.compute_s}, trace, network
+
 
 def study_of(options: argparse.Namespace) -> Study:
     """Return the study that the options of ``python -m experiments.simulate`` describe, its files read.
@@ -84,23 +78,11 @@ def study_of(options: argparse.Namespace) -> Study:
         UserError: a file that cannot be used, a name that does not exist, a number out of its range.
     """
     workers = tuple(sorted(set(options.workers)))
-    given = select_names(options.algorithm, ALGORITHMS, "algorithm") if options.algorithm else []
-    algorithms: list[str | None] = [name for name in ALGORITHMS if name in given] or [None]  # None: each network's own
-    of_nodes = {"intra": options.intra, "ranks_per_node": options.ranks_per_node}
-    networks = [
-        choice
-        for name in options.network
-        for choice in network_choices(name, algorithms, workers, two_level=options.two_level, **of_nodes)
-    ]
-    if not any(network.nodes for network in networks):
-        for option in (key for key, value in of_nodes.items() if value is not None):
-            uses = "--algorithm hierarchical, --two-level, or a network of nodes"
-            raise UserError(f"--{option.replace('_', '-')} is for {uses}: add one, or leave it out")
+    networks = _networks(options, workers)
     if options.two_level and options.select:
         raise UserError("--select holds no times of two levels: leave out --select or --two-level")
     speed = {"table": options.select, "memory_gb_s": options.memory_gb_s}
     methods, selection = methods_of(options.methods, options.density, **speed)
-    schedules = {DENSE: select_names(options.schedules, list(known(Schedule)), "schedules")}
     recorded = [load_measured(Trace, path) for path in options.trace]
     if len({trace.model for trace in recorded}) < len(recorded):
         models = ", ".join(trace.model for trace in recorded)
@@ -110,6 +92,7 @@ def study_of(options: argparse.Namespace) -> Study:
             problem = methods.problem(trace, network.of(max(network.workers)), method)
             _ = problem.exchange(trace.num_bytes), problem.select(trace.num_bytes), problem.gather(trace.num_bytes)
     timed = [_computing(trace, options.compute_s) for trace in recorded]
+    schedules = {DENSE: select_names(options.schedules, list(known(Schedule)), "schedules")}
     return Study(
         recorded=recorded,
         traces=[GRAINS[options.grain](trace) for trace, _ in timed],
@@ -125,12 +108,27 @@ def study_of(options: argparse.Namespace) -> Study:
     )
 
 
+def _networks(options: argparse.Namespace, workers: tuple[int, ...]) -> list[NetworkChoice]:
+    given = select_names(options.algorithm, ALGORITHMS, "algorithm") if options.algorithm else []
+    algorithms = [name for name in ALGORITHMS if name in given] or [None]  # None: each network's own
+    of_nodes = {"intra": options.intra, "ranks_per_node": options.ranks_per_node}
+    choices = (
+        network_choices(n, algorithms, workers, two_level=options.two_level, **of_nodes) for n in options.network
+    )
+    networks = list(itertools.chain.from_iterable(choices))
+    if not any(network.nodes for network in networks):
+        for option in (key for key, value in of_nodes.items() if value is not None):
+            uses = "--algorithm hierarchical, --two-level, or a network of nodes"
+            raise UserError(f"--{option.replace('_', '-')} is for {uses}: add one, or leave it out")
+    return networks
+
+
 def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
     """Return a trace with the requested seconds of computation, and in words where they come from."""
-    if given == "trace" or (given == "published" and trace.model not in PUBLISHED):
+    if given == "trace" or (given == "published" and trace.model not in gains.PUBLISHED):
         return trace, f"as measured on {trace.device}"
     if given == "published":
-        found = nearest(list(headline(trace, READINGS[:1])), PUBLISHED[trace.model])
+        found = gains.nearest(list(gains.headline(trace, gains.READINGS[:1])), gains.PUBLISHED[trace.model])
         return rescaled(trace, found["compute_s"]), "chosen: nearest to the published gains"
     try:
         return rescaled(trace, to_positive(given)), "as given"
@@ -138,37 +136,21 @@ def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
         raise UserError(f"--compute-s must be a number above 0, 'trace' or 'published', got '{given}'") from None
 
 
-def compute(study: Study, show: Callable[[str], object] = lambda line: None) -> Frames:
-    """Return a frame of rows for each question, those without rows left out; ``show`` gets a line about each."""
-    frames = {}
-    for name, answer in ANSWERS.items():
-        if name in QUESTIONS and name not in study.questions:
-            continue
-        begun = time.perf_counter()
-        frame = pd.DataFrame(list(answer(study)))
-        if not frame.empty:
-            frames[name] = frame
-            show(f"{name}: {len(frame)} rows in {time.perf_counter() - begun:.1f} s")
-    return frames
-
-
-def _settings(study: Study) -> Iterator[tuple[Row, Trace, NetworkChoice]]:
-    """Yield each model on each network, with what its rows begin with."""
-    for trace, network in itertools.product(study.traces, study.networks):
-        facts = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
-        yield facts | {"compute_s": trace.compute_s}, trace, network
+def compute(study: Study) -> Frames:
+    """Return a frame of rows for each question, those without rows left out."""
+    asked = [name for name in ANSWERS if name not in QUESTIONS or name in study.questions]
+    frames = {name: pd.DataFrame(list(ANSWERS[name](study))) for name in asked}
+    return {name: frame for name, frame in frames.items() if not frame.empty}
 
 
 def _steps(study: Study) -> Iterator[Row]:
     """Yield a row for every number of workers, method and schedule."""
-    for facts, trace, network in _settings(study):
-        for workers in network.workers:
-            costs = network.of(workers)
-            for method, schedules in study.schedules.items():
-                problem = study.methods.problem(trace, costs, method)
-                for schedule in schedules:
-                    named = {"workers": workers, "method": method, "schedule": schedule}
-                    yield facts | named | simulate_step(problem, schedule, workers)
+    for facts, trace, network in study.settings():
+        for workers, (method, schedules) in itertools.product(network.workers, study.schedules.items()):
+            problem = study.methods.problem(trace, network.of(workers), method)
+            for schedule in schedules:
+                named = {"workers": workers, "method": method, "schedule": schedule}
+                yield facts | named | simulate_step(problem, schedule, workers)
 
 
 def _timeline(study: Study) -> Iterator[Row]:
@@ -176,15 +158,14 @@ def _timeline(study: Study) -> Iterator[Row]:
 
     With as many workers as the published gains are of, or the nearest number that is simulated.
     """
-    for facts, trace, network in _settings(study):
-        workers = min(network.workers, key=lambda count: abs(count - PUBLISHED_WORKERS))
+    for facts, trace, network in study.settings():
+        workers = min(network.workers, key=lambda count: abs(count - gains.PUBLISHED_WORKERS))
         problem = study.methods.problem(trace, network.of(workers), DENSE)
         for schedule in study.schedules[DENSE]:
             _, step = planned(problem, schedule)
+            spans = [("backward", 0.0, step.backward_s), *(("exchange", s.sent_s, s.done_s) for s in step.transfers)]
             named = facts | {"workers": workers, "schedule": schedule}
-            yield named | {"what": "backward", "begin_s": 0.0, "end_s": step.backward_s}
-            for sent in step.transfers:
-                yield named | {"what": "exchange", "begin_s": sent.sent_s, "end_s": sent.done_s}
+            yield from (named | {"what": what, "begin_s": begin, "end_s": end} for what, begin, end in spans)
 
 
 def _levels(study: Study) -> Iterator[Row]:
@@ -194,7 +175,7 @@ def _levels(study: Study) -> Iterator[Row]:
     as means over the workers.
     """
     methods = study.methods
-    for facts, trace, network in _settings(study) if study.two_level else ():
+    for facts, trace, network in study.settings() if study.two_level else ():
         for workers, method in itertools.product(network.workers, methods.reducers):
             costs = network.of(workers)
             assert isinstance(costs, NodeNetwork), "without nodes there is one level"
@@ -207,16 +188,10 @@ def _levels(study: Study) -> Iterator[Row]:
                 ends, step = planned(problem, EXACT)
                 numels = [round(problem.num_bytes(*group) / size) for group in pairwise((0, *ends))]
                 sent = [level_bytes(group_volume(reducer, n, workers, size), costs) for n in numels]
+                within, between = (sum(part) for part in zip(*sent, strict=True))
                 named = {"workers": workers, "ranks_per_node": local, "method": method, "levels": levels}
-                yield (
-                    facts
-                    | named
-                    | numbers_of(problem, ends, step, workers)
-                    | {
-                        "within_bytes": sum(within for within, _ in sent),
-                        "between_bytes": sum(between for _, between in sent),
-                    }
-                )
+                numbers = numbers_of(problem, ends, step, workers)
+                yield facts | named | numbers | {"within_bytes": within, "between_bytes": between}
 
 
 def _borders(study: Study) -> Iterator[Row]:
@@ -225,30 +200,33 @@ def _borders(study: Study) -> Iterator[Row]:
     Both under their exact plans, over a ring with the start-up of the paper's cluster. The border is 0 where the method
     never gains, infinite where it still does at the highest of RATES.
     """
-    for trace, workers in itertools.product(study.traces, (count for count in study.workers if count > 1)):
 
-        @cache
-        def step_s(method: str, rate: float, trace: Trace = trace, workers: int = workers) -> float:
-            network = Flat(replace(cluster_link(), beta_s=8 / rate), workers)
-            return float(simulate_step(study.methods.problem(trace, network, method), EXACT, workers)["step_s"])
+    @cache
+    def step_s(trace: Trace, workers: int, method: str, rate: float) -> float:
+        network = Flat(replace(gains.cluster_link(), beta_s=8 / rate), workers)
+        return float(simulate_step(study.methods.problem(trace, network, method), EXACT, workers)["step_s"])
 
-        for method in study.methods.sparse:
-            border = crossing(lambda rate, method=method: step_s(DENSE, rate) / step_s(method, rate), *RATES)  # type: ignore[misc]
-            yield {"model": trace.model, "workers": workers, "method": method, "border": border}
+    sizes = [count for count in study.workers if count > 1]
+    for trace, workers, method in itertools.product(study.traces, sizes, study.methods.sparse):
+
+        def gain(rate: float, of: tuple[Trace, int] = (trace, workers), method: str = method) -> float:
+            return step_s(*of, DENSE, rate) / step_s(*of, method, rate)
+
+        yield {"model": trace.model, "workers": workers, "method": method, "border": crossing(gain, *RATES)}
 
 
 def _headline(study: Study) -> Iterator[Row]:
     """Yield the gains of merged gradients beside those that are published."""
     for trace in study.recorded:
-        if published := PUBLISHED.get(trace.model):
+        if published := gains.PUBLISHED.get(trace.model):
             facts = {f"published_{name.removeprefix('over_')}": gain for name, gain in published._asdict().items()}
-            yield from ({"model": trace.model} | facts | row for row in headline(trace))
+            yield from ({"model": trace.model} | facts | row for row in gains.headline(trace))
 
 
 def _trees(study: Study) -> Iterator[Row]:
     """Yield the speed-ups of dense schedules with double trees on the paper's cluster, under both slopes."""
     for trace, workers, (slope, algorithm) in itertools.product(study.traces, study.workers, SLOPES.items()):
-        problem = study.methods.problem(trace, Flat(cluster_link(), workers, algorithm), DENSE)
+        problem = study.methods.problem(trace, Flat(gains.cluster_link(), workers, algorithm), DENSE)
         for schedule in TREE_SCHEDULES:
             facts = {"model": trace.model, "slope": slope, "workers": workers, "schedule": schedule}
             yield facts | simulate_step(problem, schedule, workers)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import pandas as pd
 
-from experiments.reports.markdown import table
+from experiments.reports.markdown import Column, Columns, table
 from experiments.reports.names import human, in_order, label
 from experiments.studies.simulated_steps.method_choices import DENSE
 from experiments.studies.simulated_steps.networks import load_network
@@ -22,16 +22,14 @@ SCHEDULES = {
     "dear": "DeAR",
 }
 SETTING = ["model", "network", "algorithm", "compute_s"]
-Shown = Mapping[str, Callable[[pd.DataFrame], pd.Series]]
-SPEEDUP: Shown = {"Speed-up": lambda rows: rows["speedup"].map("{:.4g}".format)}
-GROUPS: Shown = {"Groups": lambda rows: rows["num_groups"].map(str)}
-STEPS: Shown = {**SPEEDUP, "Exposed, ms": lambda rows: (1e3 * rows["exposed_s"]).map("{:.3g}".format), **GROUPS}
-LEVELS: Shown = {
-    "Step, ms": lambda rows: (1e3 * rows["step_s"]).map("{:.4g}".format),
-    **SPEEDUP,
-    "Sent to other nodes, a worker and step, MB": lambda rows: (rows["between_bytes"] / 1e6).map("{:.3g}".format),
-    "Sent within the node, a worker and step, MB": lambda rows: (rows["within_bytes"] / 1e6).map("{:.3g}".format),
-    **GROUPS,
+SPEEDUP, GROUPS = Column("speedup", "{:.4g}"), Column("num_groups")
+STEPS: Columns = {"Speed-up": SPEEDUP, "Exposed, ms": Column("exposed_s", "{:.3g}", 1e3), "Groups": GROUPS}
+LEVELS: Columns = {
+    "Step, ms": Column("step_s", "{:.4g}", 1e3),
+    "Speed-up": SPEEDUP,
+    "Sent to other nodes, a worker and step, MB": Column("between_bytes", "{:.3g}", 1e-6),
+    "Sent within the node, a worker and step, MB": Column("within_bytes", "{:.3g}", 1e-6),
+    "Groups": GROUPS,
 }
 HOW_TO_READ = """\
 Nothing was trained: a trace gives each gradient's bytes and the moment it is ready, a model of a network what a
@@ -114,8 +112,7 @@ def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
     """Return the report of one level beside two."""
     parts = ["# One level and two, simulated", f"`{command}`", HOW_LEVELS.rstrip()]
     parts.append(f"Density {study.density:g}. Seconds of selection: {study.selection}.")
-    for name, nodes in {each.name: each.nodes for each in study.networks}.items():
-        assert nodes is not None
+    for name, nodes in {each.name: each.nodes for each in study.networks if each.nodes}.items():
         within = f"{load_network(nodes.intra).name} within them"
         parts.append(f"*{name}*: nodes of {nodes.ranks_per_node} workers, or one of fewer; {within}.")
     order = in_order(levels["method"])
@@ -125,25 +122,21 @@ def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
 
 
 def _sections(
-    rows: pd.DataFrame, kind: str, name: Callable[[str, str], str], shown: Shown, assumed: Mapping[str, str]
+    rows: pd.DataFrame, kind: str, name: Callable[[str, str], str], shown: Columns, assumed: Mapping[str, str]
 ) -> Iterator[str]:
     """Yield the blocks of each model, network and algorithm: a heading, and a table for each of ``shown``."""
     for setting, own in rows.groupby(SETTING, sort=False):
         yield f"## {_title(setting)}"
         yield f"Computation {assumed[str(setting[0])]}."
-        for title, cells in shown.items():
-            yield f"{title}:\n\n{_by_workers(own.assign(cell=cells(own)), kind, name)}"
+        for title, column in shown.items():
+            yield f"{title}:\n\n{_by_workers(own.assign(cell=own[column.key].map(column.cell)), kind, name)}"
 
 
 def _by_workers(rows: pd.DataFrame, kind: str, name: Callable[[str, str], str]) -> str:
     """Return the column ``cell`` as a table: a line per number of workers, a column per method and ``kind``."""
     ways = list(dict.fromkeys(zip(rows["method"], rows[kind], strict=True)))
     cells = rows.pivot(index="workers", columns=["method", kind], values="cell")[ways]
-    return table(["workers", *(name(*way) for way in ways)], _lines(cells))
-
-
-def _lines(cells: pd.DataFrame) -> list[list[str]]:
-    return [[str(first), *line] for first, line in zip(cells.index, cells.to_numpy(), strict=True)]
+    return table(["workers", *(name(*way) for way in ways)], cells.set_axis(cells.index.map(str)).itertuples(name=None))
 
 
 def _title(setting: tuple[Hashable, ...]) -> str:
@@ -154,19 +147,17 @@ def _title(setting: tuple[Hashable, ...]) -> str:
 def _gains(headline: pd.DataFrame) -> str:
     lines = []
     for (model, grain, fitted_at), rows in headline.groupby(["model", "grain", "fitted_at"], sort=False):
-        best = nearest([dict(row) for _, row in rows.iterrows()], PUBLISHED[str(model)])
+        best = nearest(rows.to_dict("records"), PUBLISHED[str(model)])
         reading = f"{human(str(model))}, by {grain} ({best['num_sent']}), fit of {fitted_at}"
         published = [f"{best[name]:g}" for name in ("published_layerwise", "published_single")]
         ours = [f"{best[name]:.3g}" for name in ("compute_s", "over_layerwise", "over_single")]
-        largest = [f"{rows[name].max():.3g}" for name in ("over_layerwise", "over_single")]
-        lines.append([reading, *published, *ours, *largest])
+        lines.append([reading, *published, *ours, *rows[["over_layerwise", "over_single"]].max().map("{:.3g}".format)])
     names = ["reading", "published / WFBP", "published / SyncEASGD", "nearest, s", "ours", "ours", "largest", "largest"]
     return table(names, lines)
 
 
 def _borders(borders: pd.DataFrame) -> str:
-    methods = in_order(borders["method"])
-    rows = borders["model"].map(human) + borders["workers"].map(", {}".format)
+    methods, rows = in_order(borders["method"]), borders["model"].map(human) + borders["workers"].map(", {}".format)
     rates = borders.assign(cell=borders["border"].map(rate_name), row=rows)
     cells = rates.pivot(index="row", columns="method", values="cell").loc[rows.unique(), methods]
-    return table(["model, workers", *(f"{label(name)}, bit/s" for name in methods)], _lines(cells))
+    return table(["model, workers", *(f"{label(name)}, bit/s" for name in methods)], cells.itertuples(name=None))

@@ -1,17 +1,14 @@
-"""The table of waits between updates, its numbers, and the figure."""
+"""The table of waits between updates, and the figure."""
 
 import math
-from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from experiments.reports.csv_files import write_csv
-from experiments.reports.figure_parts import head, new_figure, plain_log, save
+from experiments.reports.figure_parts import head, new_figure, plain_log
 from experiments.reports.markdown import table
 from experiments.reports.names import label
-from experiments.reports.output import write_file
 from experiments.reports.plot_style import PAGE_INCHES, lines_of, plain, style
 
 HOW_TO_READ = """\
@@ -36,12 +33,6 @@ def report(rows: pd.DataFrame, opening: str) -> str:
     lines.append(["all", f"{sizes.sum():,}", *(f"{100 * never[method]:.1f} %" for method in methods)])
     columns = ["parameter", "elements", *map(label, methods)]
     return "\n".join([opening, HOW_TO_READ, table(columns, lines), ""])
-
-
-def write(rows: pd.DataFrame, out: Path, opening: str, title: str) -> list[Path]:
-    """Write staleness.md, staleness.csv and the figure; return the paths."""
-    written = [write_csv(rows, out / "staleness.csv"), write_file(out / "staleness.md", report(rows, opening))]
-    return written + save(draw(rows, title), rows, out / "staleness")
 
 
 @style()

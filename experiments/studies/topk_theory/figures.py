@@ -7,25 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from experiments.reports.figure_parts import handles_of, head, new_figure
+from experiments.reports import figure_parts as parts
+from experiments.reports import plot_style as look
 from experiments.reports.names import in_order
-from experiments.reports.plot_style import (
-    BLUE,
-    COLUMN_INCHES,
-    DASHES,
-    GREY,
-    PAGE_INCHES,
-    VERMILLION,
-    LineSettings,
-    lines_of,
-    style,
-)
+from experiments.reports.plot_style import LineSettings, style
 from experiments.studies.method_comparison.figures import REFERENCE_LINES, draw_times
 
-MEASURED: LineSettings = {"color": BLUE, "linestyle": "-"}
-PREDICTED: LineSettings = {"color": VERMILLION, "linestyle": DASHES[1]}
-HISTOGRAM: LineSettings = {"color": BLUE, "alpha": 0.4, "linewidth": 5}  # in the legend
-RANDOM: LineSettings = {"color": GREY, "linestyle": DASHES[2]}
+MEASURED: LineSettings = {"color": look.BLUE, "linestyle": "-"}
+PREDICTED: LineSettings = {"color": look.VERMILLION, "linestyle": look.DASHES[1]}
+HISTOGRAM: LineSettings = {"color": look.BLUE, "alpha": 0.4, "linewidth": 5}  # in the legend
+RANDOM: LineSettings = {"color": look.GREY, "linestyle": look.DASHES[2]}
 
 
 @style()
@@ -34,7 +25,8 @@ def draw_histogram(numbers: pd.DataFrame, title: str) -> Figure:
     lowest = numbers.loc[numbers["density"] > 0, "density"].min() / 2
 
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
-        axes.fill_between(rows["value"], rows["density"].clip(lower=lowest), lowest, step="mid", color=BLUE, alpha=0.4)
+        heights = rows["density"].clip(lower=lowest)
+        axes.fill_between(rows["value"], heights, lowest, step="mid", color=look.BLUE, alpha=0.4)
         axes.plot(rows["value"], rows["normal"].where(rows["normal"] >= lowest), **PREDICTED)
         axes.set_yscale("log")
         axes.set_ylim(bottom=lowest)
@@ -48,14 +40,13 @@ def draw_curve(numbers: pd.DataFrame, title: str) -> Figure:
     """Squared magnitudes in descending order beside the line; columns vector, share, pi_squared, line."""
 
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
-        positive = rows[rows["share"] > 0]
-        axes.plot(positive["share"], positive["pi_squared"], **MEASURED)
-        axes.plot(positive["share"], positive["line"], **PREDICTED)
-        axes.set_xscale("log")
-        axes.set_ylim(0, 1.05)
+        axes.plot(rows["share"], rows["pi_squared"], **MEASURED)
+        axes.plot(rows["share"], rows["line"], **PREDICTED)
+        axes.set(xscale="log", ylim=(0, 1.05))
 
     lines = {"accumulator": MEASURED, "line from (0, 1) to (1, 0)": PREDICTED}
-    return _panels(numbers, {"pi² = (|u|₍ᵢ₎ / |u|₍₁₎)²": draw}, title, lines, "place i / d")
+    positive = numbers[numbers["share"] > 0]
+    return _panels(positive, {"pi² = (|u|₍ᵢ₎ / |u|₍₁₎)²": draw}, title, lines, "place i / d")
 
 
 @style()
@@ -70,8 +61,7 @@ def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
     def draw_ratio(axes: Axes, rows: pd.DataFrame) -> None:
         axes.axhline(1, **PREDICTED)
         axes.plot(rows["share"], rows["top_k"] / rows["bound"], **MEASURED)
-        axes.set_xscale("log")
-        axes.set_ylim(bottom=0)
+        axes.set(xscale="log", ylim=(0, None))
 
     lines = {"top-k": MEASURED, "bound (1 - k/d)²": PREDICTED, "random-k, 1 - k/d": RANDOM}
     return _panels(numbers, {"||u - kept||² / ||u||²": draw, "top-k / bound": draw_ratio}, title, lines, "k / d")
@@ -80,17 +70,16 @@ def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
 @style()
 def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) -> Figure:
     """Milliseconds over the length, a line per operator, a band between quartiles; columns method, numel, TIMES."""
-    figure = new_figure(COLUMN_INCHES, 3.9)
+    figure = parts.new_figure(look.COLUMN_INCHES, 3.9)
     axes = figure.subplots()
     methods = [name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES]
-    lines = REFERENCE_LINES | lines_of(methods)
+    lines = REFERENCE_LINES | look.lines_of(methods)
     for method, line in lines.items():
         draw_times(axes, numbers[numbers["method"] == method], line)
     axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    parts.plain_ticks(axes.yaxis)
     axes.xaxis.set_minor_formatter(NullFormatter())
-    head(figure, title, handles_of({names.get(method, method): line for method, line in lines.items()}))
+    parts.head(figure, title, parts.handles_of({names.get(method, method): line for method, line in lines.items()}))
     return figure
 
 
@@ -103,7 +92,7 @@ def _panels(
 ) -> Figure:
     """Draw one column of panels per vector, a row for each name of a y axis; ``lines`` are the legend's."""
     vectors = list(numbers.groupby("vector", sort=False))
-    figure = new_figure(PAGE_INCHES, 0.8 + 1.7 * len(draws))
+    figure = parts.new_figure(look.PAGE_INCHES, 0.8 + 1.7 * len(draws))
     grid = figure.subplots(len(draws), len(vectors), sharey="row", sharex="row", squeeze=False)
     for column, (vector, rows) in zip(grid.T, vectors, strict=True):
         for axes, draw in zip(column, draws.values(), strict=True):
@@ -112,6 +101,6 @@ def _panels(
         column[-1].set_xlabel(x_name)
     for axes, name in zip(grid[:, 0], draws, strict=True):
         axes.set_ylabel(name)
-    head(figure, title, handles_of(lines))
+    parts.head(figure, title, parts.handles_of(lines))
     figure.get_layout_engine().set(wspace=0.03)  # type: ignore[union-attr, call-arg]
     return figure

@@ -1,18 +1,13 @@
 """Everything that a check of the theory writes: theory.csv, theory.md, and the figures with their numbers."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 from torch import Tensor
 
-from experiments.reports.csv_files import write_csv
-from experiments.reports.figure_parts import save
-from experiments.reports.markdown import table
+from experiments.reports.figure_parts import Content
+from experiments.reports.markdown import Column, Columns, table_of
 from experiments.reports.names import label
-from experiments.reports.output import write_file
-from experiments.studies.selection_times import wide_spread
 from experiments.studies.topk_theory.figures import draw_curve, draw_errors, draw_histogram, draw_operators
 from experiments.studies.topk_theory.measure import OPERATORS, curve_numbers, error_numbers, histogram_numbers
 
@@ -23,7 +18,17 @@ magnitudes is as the bound assumes. *worst ratio* is the largest ||u - Top_k(u)|
 shares checked: above 1 the bound is broken, for any reason; *at k/d* is where. Equal magnitudes break the assumption,
 and with it the bound.
 """
-COLUMNS = ["u", "mean", "deviation", "kurtosis", "convex", "below the line", "bound holds", "worst ratio", "at k/d"]
+COLUMNS: Columns = {
+    "u": Column("vector"),
+    "mean": Column("mean", "{:.3g}"),
+    "deviation": Column("deviation", "{:.3g}"),
+    "kurtosis": Column("excess_kurtosis", "{:.3g}"),
+    "convex": Column("convex"),
+    "below the line": Column("below_line"),
+    "bound holds": Column("holds"),
+    "worst ratio": Column("worst_ratio", "{:.4g}"),
+    "at k/d": Column("worst_share", "{:.3g}"),
+}
 FIGURES = (
     ("histogram", draw_histogram, histogram_numbers),
     ("pi-squared", draw_curve, curve_numbers),
@@ -31,41 +36,29 @@ FIGURES = (
 )
 
 
-def write(vectors: Mapping[str, Tensor], rows: pd.DataFrame, density: float, out: Path, opening: str) -> list[Path]:
-    """Write table, numbers and figures of the vectors; returns the paths.
+def files(
+    vectors: Mapping[str, Tensor], rows: pd.DataFrame, density: float, opening: str
+) -> Iterator[tuple[str, Content]]:
+    """Yield the name of each file, and what is in it.
 
     Args:
         rows: of ``check``, one per vector; the column ``vector`` names it.
         density: of the training that they are from.
         opening: the first lines of the report.
     """
-    lines = [_cells(row) for _, row in rows.iterrows()]
-    report = "\n".join([opening, HOW_TO_READ, table(COLUMNS, lines), ""])
-    written = [write_csv(rows, out / "theory.csv"), write_file(out / "theory.md", report)]
+    yes = {key: rows[key].map({True: "yes", False: "no"}) for key in ("convex", "below_line", "holds")}
+    yield "theory", rows
+    yield "theory", "\n".join([opening, HOW_TO_READ, table_of(rows.assign(**yes), COLUMNS), ""])
     numel = next(iter(vectors.values())).numel()
-    for stem, draw, numbers_of in FIGURES:
-        parts = [numbers_of(values).assign(vector=name) for name, values in vectors.items()]
-        numbers = pd.concat(parts, ignore_index=True)
-        numbers = numbers[["vector", *numbers.columns[:-1]]]
-        figure = draw(numbers, f"Accumulators under top-k, density {density:g}, d = {numel:,}")
-        written += save(figure, numbers, out / stem)
-    return written
+    for name, draw, numbers_of in FIGURES:
+        numbers = pd.concat({vector: numbers_of(values) for vector, values in vectors.items()}, names=["vector", None])
+        numbers = numbers.reset_index("vector").reset_index(drop=True)
+        yield name, (draw(numbers, f"Accumulators under top-k, density {density:g}, d = {numel:,}"), numbers)
 
 
-def write_times(times: pd.DataFrame, density: float, world_size: int, out: Path) -> list[Path]:
-    """Draw the times of the operators, if there are any at several lengths; returns the paths."""
-    if times["numel"].nunique() < 2:
-        return []
-    names = {name: label(name) for name in OPERATORS} | {"micro": f"{label('micro')}, 1/{world_size} slice"}
-    title = f"Time to find the largest, one rank, density {density:g}"
-    return save(draw_operators(times, names, title), times, out / "operators", notes=wide_spread(times))
-
-
-def _cells(row: "pd.Series[Any]") -> list[str]:
-    return [
-        row["vector"],
-        *(f"{row[key]:.3g}" for key in ("mean", "deviation", "excess_kurtosis")),
-        *("yes" if row[key] else "no" for key in ("convex", "below_line", "holds")),
-        f"{row['worst_ratio']:.4g}",
-        f"{row['worst_share']:.3g}",
-    ]
+def files_of_times(times: pd.DataFrame, density: float, world_size: int) -> Iterator[tuple[str, Content]]:
+    """Yield the figure of the times of the operators, if there are any at several lengths."""
+    if times["numel"].nunique() > 1:
+        names = {name: label(name) for name in OPERATORS} | {"micro": f"{label('micro')}, 1/{world_size} slice"}
+        title = f"Time to find the largest, one rank, density {density:g}"
+        yield "operators", (draw_operators(times, names, title), times)

@@ -28,11 +28,7 @@ OPERATORS = ("topk", "gaussiank", "gaussiank_published", "dgc", "sidco", "redsyn
 
 
 def accumulators(overrides: list[str], world_size: int, density: float, steps: Sequence[int]) -> dict[str, Tensor]:
-    """Train with top-k and error feedback; return rank 0's gradient + residual (d,) at each of ``steps``, by name.
-
-    Raises:
-        UserError: no such training.
-    """
+    """Train with top-k and error feedback; return rank 0's gradient + residual (d,) at each of ``steps``, by name."""
     reducer = micro.SparseReducer(micro.TopK(), density)
     vectors = {}
     with closing(Training(training_config(overrides, world_size), reducer=reducer)) as training:
