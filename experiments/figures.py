@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, add_out, run_command
 from experiments.config.errors import OutputError, UserError, check_choice
 from experiments.config.option_types import comma_list, setting, to_path
 from experiments.reports.names import KINDS
@@ -59,42 +59,22 @@ def _run(options: argparse.Namespace) -> int:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        "experiments.figures",
-        description="Redraw every figure (PDF, PNG and the numbers as CSV) and the summary table from finished runs.",
-        epilog="example: python -m experiments.figures dataset=digits sparsifier=dense,topk,micro",
-    )
-    parser.add_argument(
-        "--runs",
-        type=to_path,
-        action="append",
-        metavar="DIR",
-        help=f"folder of run folders ({RUNS}); give the option once for each of several",
-    )
-    parser.add_argument(
-        "--source",
-        nargs=2,
-        metavar=("KIND", "WHERE"),
-        help="read from elsewhere than --runs: wandb-files DIR, or wandb ENTITY/PROJECT",
-    )
-    parser.add_argument("--out", type=to_path, default=Path("results/figures"), help="where to write (%(default)s)")
-    parser.add_argument(
-        "--only", type=comma_list(str), default=[], metavar="KIND,KIND", help=f"of {', '.join(KINDS)}; all by default"
-    )
-    parser.add_argument("--table", action="store_true", help="only the table, no figures")
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="refuse runs of different code, machines, versions of torch or numbers of runs at once side by side",
-    )
-    parser.add_argument(
-        "select",
-        type=setting,
-        nargs="*",
-        metavar="KEY=VALUE[,VALUE]",
-        help="only runs that fit: model, dataset, sparsifier, density, seed, world_size, or a key of config.yaml; "
-        "dense runs fit every density",
-    )
+    description = "Redraw every figure (PDF, PNG and the numbers as CSV) and the summary table from finished runs."
+    epilog = "example: python -m experiments.figures dataset=digits sparsifier=dense,topk,micro"
+    parser = Parser("experiments.figures", description=description, epilog=epilog)
+    add, help = parser.add_argument, f"folder of run folders ({RUNS}); give the option once for each of several"
+    add("--runs", type=to_path, action="append", metavar="DIR", help=help)
+    help = "read from elsewhere than --runs: wandb-files DIR, or wandb ENTITY/PROJECT"
+    add("--source", nargs=2, metavar=("KIND", "WHERE"), help=help)
+    add_out(parser, "results/figures")
+    help = f"of {', '.join(KINDS)}; all by default"
+    add("--only", type=comma_list(str), default=[], metavar="KIND,KIND", help=help)
+    add("--table", action="store_true", help="only the table, no figures")
+    help = "refuse runs of different code, machines, versions of torch or numbers of runs at once side by side"
+    add("--strict", action="store_true", help=help)
+    help = "only runs that fit: model, dataset, sparsifier, density, seed, world_size, or a key of config.yaml; "
+    help += "dense runs fit every density"
+    add("select", type=setting, nargs="*", metavar="KEY=VALUE[,VALUE]", help=help)
     return parser
 
 

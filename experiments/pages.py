@@ -51,22 +51,14 @@ def _run(options: argparse.Namespace) -> int:
 
 def parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser(
-        "experiments.pages",
-        description="Write pages of conf/page and their figures from the table of runs in results/published/runs.",
-        epilog="example: python -m experiments.pages long --runs results/study",
-    )
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help="names of conf/page; all by default")
-    parser.add_argument(
-        "--runs",
-        type=to_path,
-        action="append",
-        metavar="DIR",
-        help="first add to the table the finished runs in this folder that belong to a study of some page",
-    )
-    parser.add_argument(
-        "--out", type=to_path, help="write texts and figures here, and leave the published ones as they are"
-    )
+    description = "Write pages of conf/page and their figures from the table of runs in results/published/runs."
+    epilog = "example: python -m experiments.pages long --runs results/study"
+    parser = Parser("experiments.pages", description=description, epilog=epilog)
+    add = parser.add_argument
+    add("pages", nargs="*", metavar="PAGE", help="names of conf/page; all by default")
+    help = "first add to the table the finished runs in this folder that belong to a study of some page"
+    add("--runs", type=to_path, action="append", metavar="DIR", help=help)
+    add("--out", type=to_path, help="write texts and figures here, and leave the published ones as they are")
     return parser
 
 

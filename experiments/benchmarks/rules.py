@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from rich.console import Console
 
 import micro
@@ -18,7 +19,7 @@ from experiments.benchmarks import tables
 from experiments.benchmarks.tables import Column, Columns
 from experiments.config.option_types import to_density, whole_number
 from experiments.ranks.measures import Row
-from experiments.reports.figure_parts import Lines, Panel, figure_of_facets, handles_of, plain_log
+from experiments.reports.figure_parts import Panel, figure_of_facets, named_lines, plain_log
 from experiments.reports.plot_style import DASHES, PALETTE, TARGET_LINE, LineSettings, style
 from experiments.studies.gradient_sources import SHAPES, TITLES
 from micro.randomness import generator
@@ -97,9 +98,8 @@ def _trace(rule: str, stream: str, arguments: argparse.Namespace, jump: int) -> 
 @style()
 def draw_rules(frame: pd.DataFrame, title: str) -> Figure:
     """Density, and below it the threshold, over steps: one column of panels per rule, one line per stream."""
-    streams = {stream: _stream_line(place) for place, stream in enumerate(dict.fromkeys(frame["stream"]))}
-    of = {(stream,): line for stream, line in streams.items()}
-    lines = Lines(by=["stream"], of=of, handles=handles_of(streams | {"target": TARGET_LINE}))
+    streams = {(stream,): _stream_line(place) for place, stream in enumerate(dict.fromkeys(frame["stream"]))}
+    lines, target = named_lines(["stream"], streams, str), Line2D([], [], label="target", **TARGET_LINE)
 
     def draw_target(axes: Axes, rows: pd.DataFrame) -> None:
         target = rows.groupby("step")["target_density"].first()
@@ -111,7 +111,7 @@ def draw_rules(frame: pd.DataFrame, title: str) -> Figure:
         replace(panel, y="threshold", y_name="threshold"),
     ]
     drawn = frame.sort_values("rule", key=lambda rules: -rules.map(RULES.index), kind="stable")
-    return figure_of_facets(title, drawn, ["rule"], panels, lines, height=1.3)
+    return figure_of_facets(title, drawn, ["rule"], panels, lines, [target], height=1.3)
 
 
 def _stream_line(place: int) -> LineSettings:

@@ -17,11 +17,10 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from experiments.config.units import human_bytes
-from experiments.reports.csv_files import write_csv
 from experiments.reports.measures import Metric
 from experiments.reports.names import human, in_legend
-from experiments.reports.output import write_file, write_or_rescue
-from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, LineSettings, lines_of, plain, style
+from experiments.reports.output import write_csv, write_file, write_or_rescue
+from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, LineSettings, plain, style
 
 Key = tuple[object, ...]
 Show = Callable[[XAxis | YAxis], None]
@@ -55,6 +54,15 @@ def figure_of_panels(
     return figure, panels
 
 
+def figure_of_rows(names: Sequence[str], panels: int = 1, *, row_inches: float = 0.17) -> tuple[Figure, Sequence[Axes]]:
+    """Return a figure of a page's width with a named row for each, the first on top, and its panels."""
+    figure = new_figure(PAGE_INCHES, 1.0 + row_inches * len(names))
+    grid = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=[3, *[2] * (panels - 1)])[0]
+    grid[0].set_yticks(range(len(names)), [plain(name) for name in names])
+    grid[0].set_ylim(len(names) - 0.5, -0.5)
+    return figure, list(grid)
+
+
 def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSettings) -> None:
     """Draw means over seeds as a line, and what the seeds span as a band; a grey line has none."""
     axes.plot(x, middle, **line)
@@ -71,9 +79,8 @@ class Lines:
     handles: Sequence[Artist]
 
 
-def named_lines(by: Sequence[str], keys: Iterable[Key], name: Callable[..., str] = in_legend) -> Lines:
-    """Return a line for each key, the method first, called in the legend what ``name`` makes of it."""
-    lines = lines_of(keys)
+def named_lines(by: Sequence[str], lines: Mapping[Key, LineSettings], name: Callable[..., str] = in_legend) -> Lines:
+    """Return the lines of keys, the values of the columns ``by``; the legend calls each what ``name`` makes of it."""
     return Lines(by=by, of=lines, handles=handles_of({name(*key): line for key, line in lines.items()}))
 
 

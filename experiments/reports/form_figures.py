@@ -160,7 +160,7 @@ def draw_forms(rows: pd.DataFrame, title: str) -> Figure:
     Of a form that was tried at several rates the best is drawn with the range of its seeds, the others as rings.
     """
     metric, best = metric_of(rows["metric"]), at_best_rate(rows)
-    figure, (left, right) = _figure_of_rows(_names(best, with_rate=rows["rate"].nunique() > 1), 2)
+    figure, (left, right) = parts.figure_of_rows(_names(best, with_rate=rows["rate"].nunique() > 1), 2)
     for height, (_, row) in enumerate(best.iterrows()):
         color = look.highlight(row["sparsifier"])
         others = rows[(rows[FORM[:3]] == row[FORM[:3]]).all(axis=1) & (rows["rate"] != row["rate"])]
@@ -186,7 +186,7 @@ def draw_by_epochs(rows: pd.DataFrame, title: str) -> Figure:
     """A row per form, and a mark with its range per length of the training and number of workers."""
     named = rows.assign(name=[f"{in_legend(row['sparsifier'])}, {row['form']}" for _, row in rows.iterrows()])
     names = list(named.sort_values(["epochs", "value"]).drop_duplicates("name")["name"])
-    figure, (axes,) = _figure_of_rows(names)
+    figure, (axes,) = parts.figure_of_rows(names)
     handles = []
     for ((epochs, workers), own), color in zip(named.groupby(["epochs", "world_size"]), look.PALETTE, strict=False):
         for _, row in own.iterrows():
@@ -206,7 +206,7 @@ def draw_bytes(rows: pd.DataFrame, title: str) -> Figure:
     A mark is full where all seeds came there, hollow where some did, and missing where none did.
     """
     rows = rows.sort_values([f"bytes_{share}" for share in MARKS], na_position="last")
-    figure, (axes,) = _figure_of_rows(_names(rows, with_rate=False))
+    figure, (axes,) = parts.figure_of_rows(_names(rows, with_rate=False))
     for height, (_, row) in enumerate(rows.iterrows()):
         color = look.highlight(row["sparsifier"])
         axes.plot([row[f"bytes_{share}"] for share in MARKS], [height] * len(MARKS), color=color, linewidth=0.6)
@@ -263,15 +263,6 @@ def _lines(
 ) -> Lines:
     gain = rows["value"] * rows["metric"].map(sign_of)
     return lines_of_forms(rows, by, gain.groupby(rows["sparsifier"]).max(), seeds, named)
-
-
-def _figure_of_rows(names: Sequence[str], panels: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    """Return a figure with a named row for each, the first on top, and its panels."""
-    figure = parts.new_figure(look.PAGE_INCHES, 1.0 + 0.17 * len(names))
-    grid = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=[3, 2][:panels])[0]
-    grid[0].set_yticks(range(len(names)), [look.plain(name) for name in names])
-    grid[0].set_ylim(len(names) - 0.5, -0.5)
-    return figure, list(grid)
 
 
 def _draw_range(axes: Axes, height: int, row: pd.Series, color: str) -> None:

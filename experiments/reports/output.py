@@ -5,10 +5,14 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from experiments.config.errors import OutputError, UserError
 from experiments.runs.atomic_files import load_json
 from experiments.runs.disks import explained, remedy, spare_folders, try_to_write
+
+if TYPE_CHECKING:  # it takes a second, which --help and a mistake need not wait for
+    import pandas as pd
 
 
 def check_folder(path: Path, option: str = "--out") -> None:
@@ -64,6 +68,11 @@ def write_file(path: Path, data: bytes | str) -> Path:
             draft.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None
     return path
+
+
+def write_csv(numbers: "pd.DataFrame", path: Path) -> Path:
+    """Write numbers with eight digits and the same line ends everywhere; returns the path. Raises: OSError."""
+    return write_file(path, numbers.to_csv(index=False, float_format="%.8g", lineterminator="\n"))
 
 
 def write_or_rescue(write: Callable[[Path], list[Path]], out: Path) -> list[Path]:

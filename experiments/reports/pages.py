@@ -16,11 +16,10 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.paths import CONF
 from experiments.reports import markdown, tables
-from experiments.reports.csv_files import write_csv
 from experiments.reports.forms import forms, in_words, ordered
 from experiments.reports.frames import Frames
 from experiments.reports.measures import metric_of
-from experiments.reports.output import write_file
+from experiments.reports.output import write_csv, write_file
 from experiments.reports.provenance import described, differences, unlike
 from experiments.reports.table import TRAINING, origins, run_rows
 

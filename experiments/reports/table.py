@@ -9,8 +9,8 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.config.identity import is_neutral
 from experiments.config.paths import ROOT
-from experiments.reports.csv_files import write_csv
 from experiments.reports.frames import Frames
+from experiments.reports.output import write_csv
 from experiments.reports.provenance import UNKNOWN, Origin
 from experiments.reports.run_configs import Config
 from experiments.reports.times import stage_times

@@ -13,7 +13,7 @@ from experiments.reports import figure_parts as parts
 from experiments.reports.figure_parts import Content, Panel
 from experiments.reports.markdown import Column, Columns, table_of
 from experiments.reports.names import human, label
-from experiments.reports.plot_style import TARGET_LINE, style
+from experiments.reports.plot_style import TARGET_LINE, lines_of, style
 from experiments.studies.advice.evidence import Evidence
 from experiments.studies.advice.prediction import Form, Setting, over_rates
 from experiments.studies.simulated_steps.method_choices import DENSE
@@ -82,7 +82,8 @@ def _section(setting: Setting, rate: float, rows: pd.DataFrame) -> str:
 @style()
 def draw(lines: pd.DataFrame, heading: str) -> Figure:
     """Time to the level, of dense's, over the rate of the link, a line per method."""
-    named = parts.named_lines(["method", "variant"], zip(lines["method"], lines["variant"], strict=True), label)
+    forms = lines_of(zip(lines["method"], lines["variant"], strict=True))
+    named = parts.named_lines(["method", "variant"], forms, label)
 
     def show_rates(axis: XAxis | YAxis) -> None:
         parts.plain_log(axis)

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, MaxNLocator, 
 
 from experiments.reports import figure_parts as parts
 from experiments.reports import plot_style as look
-from experiments.reports.figure_parts import Lines, Panel
+from experiments.reports.figure_parts import Panel
 from experiments.reports.names import in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.studies.gradient_sources import TITLES
@@ -66,8 +66,9 @@ def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
     """Draw a panel per method and a line per stream; columns method, stream and those of the kind."""
     figure, panels = _panels(numbers, kind.names)
     places, over_workers = sorted(numbers[kind.x].unique()), kind.x == "world_size"
-    streams = {each: _stream_line(each, markers=over_workers) for each in TITLES if each in set(numbers["stream"])}
-    lines = Lines(by=["stream"], of={(stream,): line for stream, line in streams.items()}, handles=[])
+    present = [stream for stream in TITLES if stream in set(numbers["stream"])]
+    streams = {(stream,): _stream_line(stream, markers=over_workers) for stream in present}
+    lines = parts.named_lines(["stream"], streams, TITLES.__getitem__)
     for method, axes in panels.items():
         if kind.guide:
             axes.plot(places, [kind.guide(place) for place in places], **GUIDE)
@@ -82,8 +83,7 @@ def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
         axes.set_ylim(bottom=max(axes.get_ylim()[0], LOWEST))
     _few_ticks(axes)
     beside = {kind.level_name: look.TARGET_LINE} | ({kind.guide_name: GUIDE} if kind.guide else {})
-    named = {TITLES[stream]: line for stream, line in streams.items()}
-    parts.head(figure, title, parts.handles_of(named | beside))
+    parts.head(figure, title, [*lines.handles, *parts.handles_of(beside)])
     return figure
 
 
@@ -149,7 +149,7 @@ def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
     """Error of one update over compression, a line per method, log-log; columns method, compression, step_error."""
     x_name, y_name = "compression: bytes of the dense all-reduce / bytes sent", "||update - mean|| / ||mean||"
     panel = Panel(x="compression", y="step_error", x_name=x_name, y_name=y_name)
-    lines = parts.named_lines(["method"], ((method,) for method in in_order(numbers["method"])))
+    lines = parts.named_lines(["method"], look.lines_of((method,) for method in in_order(numbers["method"])))
     seen = numbers.assign(step_error=numbers["step_error"].clip(lower=FLOOR))
     panel = replace(panel, show_x=parts.plain_log, show_y=parts.plain_log)
     return parts.figure_of_lines(title, seen, [panel], lines, height=3.6)

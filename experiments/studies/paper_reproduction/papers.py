@@ -20,14 +20,12 @@ SCALES = (*schema.SCALES, "medium")  # medium: small models on real data, as lon
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One command of a reproduction.
+    """One command of a reproduction: ``words``, a module of experiments first.
 
     Attributes:
-        shows: what it shows, in words.
-        words: the command, a module of experiments first.
+        shows: what it shows, in words; ``claim``: what the paper says of that, empty where it is not known.
         folder: where it writes, unless it trains.
-        claim: what the paper says of that; empty where it is not known.
-        verdicts: whether that holds here, asked of what the command writes.
+        verdicts: whether the claim holds here, asked of what the command writes.
     """
 
     name: str
@@ -76,12 +74,7 @@ def known_papers() -> list[str]:
 
 
 def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequence[str] = ()) -> Paper:
-    """Return a paper's reproduction at a scale.
-
-    Args:
-        out: the folder that everything is written to.
-        root: the folder of data sets.
-        overrides: further settings of every run.
+    """Return a paper's reproduction at a scale, written to ``out``, with data of ``root`` and overrides for every run.
 
     Raises:
         UserError: no such paper or scale, a paper without it, or its file is not one.
@@ -92,10 +85,9 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
     places = {"out": out, "runs": out / "runs", "root": root}
     try:
         content: Any = read_yaml(path)
+        own = {name: given for name, given in content["parts"].items() if scale in given}
         parts = [
-            _part(name, given, given[scale], places | {"here": out / name}, overrides)
-            for name, given in content["parts"].items()
-            if scale in given
+            _part(name, given, given[scale], places | {"here": out / name}, overrides) for name, given in own.items()
         ]
         name, source = content["name"], content["source"]
     except (AttributeError, ValueError, TypeError) as error:

@@ -7,16 +7,14 @@ that the command reads, and the files that it wrote.
 import functools
 import hashlib
 import importlib
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.config.stopping import Stopped, handled
+from experiments.config.stopping import Stopped, handled, raise_stop
 from experiments.runs.atomic_files import load_json, write_json
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
@@ -57,10 +55,9 @@ def runs_of(part: Part) -> list[TrainConfig]:
 
 
 def reproduce(paper: Paper, out: Path, *, again: bool = False) -> Part | None:
-    """Carry out all parts in turn and print what each took and left; returns the one that failed, which is the last.
+    """Carry out all parts in turn, with ``again`` those that did not change too; return the one that failed, the last.
 
-    Args:
-        again: carry out parts that did not change, too; finished runs stay.
+    Prints what each took and left. Finished runs stay.
     """
     for number, part in enumerate(paper.parts, 1):
         head = f"[{number}/{len(paper.parts)}] {part.name}"
@@ -86,21 +83,14 @@ def reproduce(paper: Paper, out: Path, *, again: bool = False) -> Part | None:
 def run(part: Part) -> int:
     """Run a part's command in a process of its own and return its exit code; SIGTERM and SIGUSR1 are passed on."""
     process = subprocess.Popen([sys.executable, *part.arguments])
-    received: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        process.send_signal(number)  # it saves its state; waiting for that inside the handler would never end
-
-    with handled(stop, (signal.SIGTERM, signal.SIGUSR1)):
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.wait()  # Ctrl-C reached it, too
-            raise
-    if received:
-        raise Stopped(received[0])
-    return code
+    try:
+        with handled(raise_stop):
+            return process.wait()
+    except (Stopped, KeyboardInterrupt) as stop:
+        if isinstance(stop, Stopped):  # Ctrl-C reached it, too
+            process.send_signal(stop.number)
+        process.wait()  # it saves its state
+        raise
 
 
 def seconds_of(part: Part, out: Path) -> float | None:

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 from experiments.config.units import human_bytes, three_digits
 from experiments.reports import figure_parts as parts
 from experiments.reports import plot_style as look
-from experiments.reports.figure_parts import Lines, Panel, Show
+from experiments.reports.figure_parts import Panel, Show
 from experiments.reports.names import human, in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.studies.simulated_steps.method_choices import DENSE
@@ -74,7 +74,7 @@ BORDER = replace(WORKERS, y="border", y_name="bandwidth of a link (bit/s)", show
 @style()
 def draw_speedups(numbers: pd.DataFrame, title: str) -> Figure:
     """Speed-up and efficiency over workers; columns model, workers, method, schedule, speedup, efficiency."""
-    ways = zip(numbers["method"], numbers["schedule"], strict=True)
+    ways = look.lines_of(zip(numbers["method"], numbers["schedule"], strict=True))
     lines = parts.named_lines(["method", "schedule"], ways, in_legend_of)
     linear = Line2D([], [], label="linear", **look.TARGET_LINE)
     return parts.figure_of_facets(title, numbers, ["model"], [SPEEDUP, EFFICIENCY], lines, [linear])
@@ -83,9 +83,9 @@ def draw_speedups(numbers: pd.DataFrame, title: str) -> Figure:
 @style()
 def draw_trees(numbers: pd.DataFrame, title: str) -> Figure:
     """Efficiency with double trees under two slopes; columns model, slope, workers, schedule, efficiency."""
-    dense = numbers.assign(method=DENSE)
-    lines = parts.named_lines(["method", "schedule"], ((DENSE, each) for each in numbers["schedule"]), in_legend_of)
-    return parts.figure_of_facets(title, dense, ["model", "slope"], [EFFICIENCY], lines)
+    ways = look.lines_of((DENSE, each) for each in numbers["schedule"])
+    lines = parts.named_lines(["method", "schedule"], ways, in_legend_of)
+    return parts.figure_of_facets(title, numbers.assign(method=DENSE), ["model", "slope"], [EFFICIENCY], lines)
 
 
 @style()
@@ -95,7 +95,7 @@ def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) 
     A border beyond the highest rate is drawn there; where a method never is faster, there is no mark.
     """
     seen = numbers.assign(border=numbers["border"].clip(upper=rates[1]).where(numbers["border"] > 0))
-    lines = parts.named_lines(["method"], ((name,) for name in in_order(numbers["method"])))
+    lines = parts.named_lines(["method"], look.lines_of((name,) for name in in_order(numbers["method"])))
     panel = replace(BORDER, also=lambda axes, _: axes.set_ylim(rates[0], 1.3 * rates[1]))
     return parts.figure_of_facets(title, seen, ["model"], [panel], lines)
 
@@ -106,17 +106,14 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
 
     Columns model, algorithm, workers, method, levels, efficiency, between_bytes.
     """
-    lines: dict[tuple[object, ...], LineSettings] = {
+    lines = {
         (method, levels): line if line is look.GREY_LINE else line | kind
         for method, line in look.lines_of(in_order(numbers["method"])).items()
         for levels, kind in LEVELS.items()
     }
-    handles = parts.handles_of(
-        {f"{in_legend(str(method))}, {levels}": line for (method, levels), line in lines.items()}
-    )
     words = numbers["levels"].map({level.split()[0]: level for level in LEVELS})
     seen = numbers.assign(levels=words, between_bytes=numbers["between_bytes"].where(numbers["between_bytes"] > 0))
-    named = Lines(by=["method", "levels"], of=lines, handles=handles)
+    named = parts.named_lines(["method", "levels"], lines, lambda method, levels: f"{in_legend(method)}, {levels}")
     return parts.figure_of_facets(title, seen, ["model", "algorithm"], [EFFICIENCY, BETWEEN], named)
 
 
@@ -135,15 +132,13 @@ def draw_headline(numbers: pd.DataFrame, title: str) -> Figure:
             axes.annotate(f"published {published:g}", (1, published), (0, 2), of, "offset points", ha="right")
             axes.set_ylim(0.95, 1 + 2 * (numbers[f"published_{other}"].max() - 1))
 
-        name, x_name = f"{SCHEDULES[other]} / MG-WFBP", "assumed forward + backward of a worker (s)"
-        y = f"over_{other}"
-        return Panel(x="compute_s", y=y, x_name=x_name, y_name=name, show_x=parts.plain_log, also=draw_published)
+        names = {"x_name": "assumed forward + backward of a worker (s)", "y_name": f"{SCHEDULES[other]} / MG-WFBP"}
+        return Panel(x="compute_s", y=f"over_{other}", **names, show_x=parts.plain_log, also=draw_published)
 
-    names = {f"sent by {grain}, fit of {fitted_at} ranks": line for (grain, fitted_at), line in READINGS.items()}
-    lines = Lines(
-        by=["grain", "fitted_at"], of=READINGS, handles=parts.handles_of(names | {"published": PUBLISHED_LINE})
-    )
-    return parts.figure_of_facets(title, numbers, ["model"], [panel("layerwise"), panel("single")], lines)
+    lines = parts.named_lines(["grain", "fitted_at"], READINGS, "sent by {}, fit of {} ranks".format)
+    published = Line2D([], [], label="published", **PUBLISHED_LINE)
+    panels = [panel(other) for other in ("layerwise", "single")]
+    return parts.figure_of_facets(title, numbers, ["model"], panels, lines, [published])
 
 
 @style()
@@ -153,8 +148,7 @@ def draw_timeline(numbers: pd.DataFrame) -> Figure:
     Columns model, network, algorithm, workers, schedule, what, begin_s, end_s.
     """
     first, schedules = numbers.iloc[0], list(dict.fromkeys(numbers["schedule"]))
-    figure = parts.new_figure(look.PAGE_INCHES, 0.9 + 0.5 * len(schedules))
-    axes = figure.subplots()
+    figure, (axes,) = parts.figure_of_rows([in_legend_of(DENSE, each) for each in schedules], row_inches=0.5)
     for place, schedule in enumerate(schedules):
         rows = numbers[numbers["schedule"] == schedule]
         for what, height, color in (("backward", place - 0.2, look.SKY), ("exchange", place + 0.2, look.ORANGE)):
@@ -164,9 +158,7 @@ def draw_timeline(numbers: pd.DataFrame) -> Figure:
             )
         end_ms = 1e3 * rows["end_s"].max()
         axes.annotate(f"{three_digits(end_ms)} ms", (end_ms, place + 0.2), (3, 0), "data", "offset points", va="center")
-    axes.set_yticks(range(len(schedules)), [in_legend_of(DENSE, schedule) for schedule in schedules])
-    axes.set(ylim=(len(schedules) - 0.5, -0.5), xlim=(0, 1.1e3 * numbers["end_s"].max()))
-    axes.set_xlabel("ms since the start of backward")
+    axes.set(xlim=(0, 1.1e3 * numbers["end_s"].max()), xlabel="ms since the start of backward")
     axes.grid(visible=False, axis="y")
     title = f"{human(first['model'])} on {first['network']}, {first['algorithm']}, {first['workers']} workers, dense"
     names = {"backward": look.SKY, "all-reduce of a group": look.ORANGE}

@@ -6,10 +6,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from experiments.reports.figure_parts import head, new_figure, plain_log
+from experiments.reports.figure_parts import figure_of_rows, head, plain_log
 from experiments.reports.markdown import table
 from experiments.reports.names import label
-from experiments.reports.plot_style import PAGE_INCHES, lines_of, plain, style
+from experiments.reports.plot_style import lines_of, style
 
 HOW_TO_READ = """\
 For each parameter and method: *steps per update* of the element in the middle, and of the one that a tenth of the
@@ -39,8 +39,7 @@ def report(rows: pd.DataFrame, opening: str) -> str:
 def draw(rows: pd.DataFrame, title: str) -> Figure:
     """A line per parameter and method, from the median wait to 90 %, where there is one; beside it what never was."""
     methods, names = list(dict.fromkeys(rows["method"])), list(dict.fromkeys(rows["parameter"]))
-    figure = new_figure(PAGE_INCHES, 1.2 + 0.05 * len(names) * (len(methods) + 2))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    figure, (left, right) = figure_of_rows(names, 2, row_inches=0.05 * (len(methods) + 2))
     colors = {method: line["color"] for method, line in lines_of(methods).items()}
     for number, method in enumerate(methods):
         own, color = rows[rows["method"] == method].set_index("parameter").loc[names], colors[method]
@@ -50,8 +49,6 @@ def draw(rows: pd.DataFrame, title: str) -> Figure:
         left.hlines(heights, median, tail, color=color, linewidth=1)
         left.plot(median, heights, color=color, linestyle="none", marker="o", markersize=2.5)
         right.barh(heights, 100 * own["never"], 0.8 / len(methods), color=color)
-    left.set_yticks(range(len(names)), [plain(name) for name in names])
-    left.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlabel("steps per update: median to 90 %")
     right.set_xlabel("never updated, % of elements")
     plain_log(left.xaxis)
