@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 Config = Mapping[str, object]
 ROUNDS = "rounds."
-OUTER = ("rounds.lr", "rounds.momentum", "rounds.nesterov")  # settings of the outer optimizer
 USUAL: Config = {
     "rounds.fragments": 1,
     "rounds.delay": 0,
