@@ -48,19 +48,19 @@ class Batch:
 def batches_of(layout: Layout, rank: int, min_compression: float, device: str) -> tuple[tuple[Batch, ...], Tensor]:
     """Return what is approximated, matrices of one shape together, and the (m,) indices of all that travels whole."""
     by_shape: dict[tuple[int, int], list[tuple[str, slice]]] = {}
-    whole = torch.ones(layout.numel, dtype=torch.bool)
+    whole = [torch.arange(0)]
     for (name, place), shape in zip(layout.slices(), layout.shapes, strict=True):
-        if len(shape) < 2:
-            continue
-        rows, columns = shape[0], (place.stop - place.start) // max(shape[0], 1)
+        rows = shape[0] if len(shape) > 1 else 0
+        columns = (place.stop - place.start) // max(rows, 1)
         if rows * columns >= min_compression * min(rank, rows, columns) * (rows + columns) > 0:
             by_shape.setdefault((rows, columns), []).append((name, place))
-            whole[place] = False
+        else:
+            whole.append(torch.arange(place.start, place.stop))
     batches = []
     for shape, group in by_shape.items():
         names, places = zip(*group, strict=True)
         batches.append(Batch(names, places, *shape, min(rank, *shape)))
-    return tuple(batches), torch.nonzero(whole).view(-1).to(device)
+    return tuple(batches), torch.cat(whole).to(device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

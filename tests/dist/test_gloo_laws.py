@@ -105,4 +105,4 @@ def test_processes_equal_the_simulation_and_each_other(name: str) -> None:
         for (update, _, stats), (first_update, _, first_stats) in zip(half, first, strict=True):
             assert torch.equal(update, first_update)
             assert what_all_share(stats) == what_all_share(first_stats)
-    assert (f"on rank {world_size - 1}" in words) == row.names_rank
+    assert (f"on rank {world_size - 1}" in words) == row.promises.names_rank

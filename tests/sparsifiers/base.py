@@ -1,16 +1,17 @@
 """What a row of the table is, and the makers that rows share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import micro
 from micro.testing import BUILD_UP, EXACT, Band, Promises
 
-__all__ = ["ABOUT", "ALONE", "BUILD_UP", "EXACT", "GATHER", "Band", "Make", "Row", "always", "sparse", "whole"]
+__all__ = ["ABOUT", "ALONE", "BUILD_UP", "EXACT", "GATHER", "LOSSY", "Band", "Make", "Row", "row", "sparse", "whole"]
 
 GATHER, ALONE = micro.Gather(), micro.NoFeedback()
-ABOUT = {"traffic_within": 0.15}  # bytes depend on more than what parts expect: regions, room for candidates
+ABOUT: dict[str, Any] = {"traffic_within": 0.15}  # bytes depend on more than what parts expect: regions, candidates
+LOSSY: dict[str, Any] = {"conserves_mass": False}
 
 Make = Callable[[micro.Density[Any] | float, int], micro.Reducer]
 
@@ -22,8 +23,7 @@ class Row:
     Attributes:
         name: of the row.
         make: density or schedule, seed -> reducer.
-        band: where the density ends up; None where it is not controlled.
-        conserves_mass, traffic_within, names_rank, mixes, dense, ranks_per_node: see `micro.testing.Promises`.
+        promises: what `micro.testing` checks.
         num_collectives: the fewest of a step on three or four ranks, where parts do not state their traffic.
         follows_density: the target is the given density (dense ignores it, Accordion derives its own).
         seeded: another seed gives other indices.
@@ -33,13 +33,7 @@ class Row:
 
     name: str
     make: Make
-    band: Band | None = None
-    conserves_mass: bool = True
-    traffic_within: float | None = 0.02
-    names_rank: bool = True
-    mixes: bool = False
-    dense: tuple[str, ...] = ()
-    ranks_per_node: int = 1
+    promises: Promises
     num_collectives: int | None = None
     follows_density: bool = True
     seeded: bool = False
@@ -47,50 +41,40 @@ class Row:
 
     def world_size(self, at_least: int) -> int:
         """Return the smallest number of ranks from ``at_least`` on that the method takes: whole nodes."""
-        return -(-at_least // self.ranks_per_node) * self.ranks_per_node
-
-    @property
-    def promises(self) -> Promises:
-        """What `micro.testing` checks."""
-        return Promises(
-            band=self.band,
-            conserves_mass=self.conserves_mass,
-            traffic_within=self.traffic_within,
-            names_rank=self.names_rank,
-            mixes=self.mixes,
-            dense=self.dense,
-            ranks_per_node=self.ranks_per_node,
-        )
+        per_node = self.promises.ranks_per_node
+        return -(-at_least // per_node) * per_node
 
 
-def sparse(name: str, selector: micro.Selector[Any], band: Band | None, *, promises: Any = None, **parts: Any) -> Row:
-    """Return the row of the sparse reducer that is composed of these parts.
-
-    Args:
-        promises: fields of the row that are not as usual.
-    """
-    reducer = micro.SparseReducer(selector, 0.05, **parts)
-    return Row(
-        name=name,
-        make=lambda density, seed: replace(reducer, density=density, seed=seed),
-        band=band,
-        **promises or {},
-    )
+PROMISES = {field.name for field in fields(Promises)}
+PROMISED = PROMISES | {field.name for field in fields(Row)}
 
 
-def always(name: str, reducer: micro.Reducer, **promises: Any) -> Row:
-    """Return the row of a reducer that takes no density."""
-    promises = {"band": EXACT} | promises
-    return Row(name=name, make=lambda _density, _seed: reducer, follows_density=False, **promises)
+def given(reducer: Any, **settings: Any) -> Any:
+    """Return the reducer with a density and a seed, where it, or the reducer in it, has such."""
+    inner = {"reducer": given(reducer.reducer, **settings)} if hasattr(reducer, "reducer") else {}
+    return replace(reducer, **inner, **{name: value for name, value in settings.items() if hasattr(reducer, name)})
 
 
-def whole(name: str, selector: micro.Selector[Any], *, promises: Any = None, **parts: Any) -> Row:
+def row(name: str, method: micro.Reducer | Make, band: Band | None, **promised: Any) -> Row:
+    """Return the row of a method with its promises."""
+    promises = Promises(band=band, **{key: value for key, value in promised.items() if key in PROMISES})
+    own = {key: value for key, value in promised.items() if key not in PROMISES}
+    make = (lambda density, seed: given(method, density=density, seed=seed)) if _is_reducer(method) else method
+    return Row(name=name, make=make, promises=promises, **own)
+
+
+def _is_reducer(method: micro.Reducer | Make) -> bool:
+    return isinstance(method, micro.Reducer)
+
+
+def sparse(name: str, selector: micro.Selector[Any], band: Band | None, **parts: Any) -> Row:
+    """Return the row of the sparse reducer that is composed of these parts; what is no part is a promise."""
+    promised = {key: parts.pop(key) for key in PROMISED & parts.keys()}
+    return row(name, micro.SparseReducer(selector, 0.05, **parts), band, **promised)
+
+
+def whole(name: str, selector: micro.Selector[Any], **parts: Any) -> Row:
     """Return the row of a method that sends every value, whatever density it is given."""
+    promised = {key: parts.pop(key) for key in PROMISED & parts.keys()}
     reducer = micro.SparseReducer(selector, 1.0, **parts)
-    return Row(
-        name=name,
-        make=lambda _density, seed: replace(reducer, seed=seed),
-        band=EXACT,
-        follows_density=False,
-        **promises or {},
-    )
+    return row(name, lambda _, seed: replace(reducer, seed=seed), EXACT, follows_density=False, **promised)

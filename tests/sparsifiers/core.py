@@ -2,12 +2,13 @@
 
 import micro
 from micro.codecs.indices import Bitmap, Packed, Shortest
-from tests.sparsifiers.base import ABOUT, ALONE, BUILD_UP, EXACT, GATHER, Band, Row, always, sparse, whole
+from tests.sparsifiers.base import ABOUT, ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Band, Row, row, sparse, whole
 
 TOPK, LEADER, MICRO, HALF = micro.TopK(), micro.Leader(), micro.Micro(), micro.Half()
-SLACK, LAYERS = micro.Micro(slack=0.2), micro.TopK(scope="layer")
+SLACK, LAYERS, MOMENTUM = micro.Micro(slack=0.2), micro.TopK(scope="layer"), micro.MomentumCorrection()
 STEERED = Band(0.5, lambda _world_size: 2.0, at_once=False)
 BY_LAYER = Band(0.8, lambda world_size: 1.2 * world_size)  # at least one of each layer; k of each is rounded down
+EF21 = micro.EF21(smoothing=0.5)
 
 
 def by_name(density: micro.Density | float, seed: int) -> micro.Reducer:
@@ -18,49 +19,36 @@ def by_name(density: micro.Density | float, seed: int) -> micro.Reducer:
 
 
 ROWS: tuple[Row, ...] = (
-    always("dense", micro.DenseReducer(), names_rank=False),
+    row("dense", micro.DenseReducer(), EXACT, names_rank=False, follows_density=False),
     sparse("topk+union", TOPK, BUILD_UP),
     sparse("topk+gather", TOPK, BUILD_UP, exchange=GATHER),
     sparse("topk+union+half", TOPK, BUILD_UP, codec=HALF),
     sparse("topk+gather+half", TOPK, BUILD_UP, exchange=GATHER, codec=HALF),
     sparse("topk+union+packed", TOPK, BUILD_UP, indices=Packed()),
     sparse("topk+gather+bitmap", TOPK, BUILD_UP, exchange=GATHER, indices=Bitmap()),
-    sparse(
-        "topk+gather+ef21",
-        TOPK,
-        BUILD_UP,
-        exchange=GATHER,
-        feedback=micro.EF21(smoothing=0.5),
-        promises={"conserves_mass": False, "updated": "other"},
-    ),
+    sparse("topk+gather+ef21", TOPK, BUILD_UP, exchange=GATHER, feedback=EF21, updated="other", **LOSSY),
     sparse("topk+layers+union", LAYERS, BY_LAYER),
     sparse("topk+layers+gather", LAYERS, BY_LAYER, exchange=GATHER),
-    Row(name="topk+layers+by_name", make=by_name, band=BY_LAYER, follows_density=False),
+    row("topk+layers+by_name", by_name, BY_LAYER, follows_density=False),
     sparse("chunks+union", micro.TopK(scope="chunk", size=48), BUILD_UP),
     sparse("leader", LEADER, EXACT),
     sparse("leader+half", LEADER, EXACT, codec=HALF),
     sparse("leader+shortest", LEADER, EXACT, indices=Shortest()),
     sparse("threshold", micro.Threshold(), None),
-    sparse("randomk", micro.RandomK(), EXACT, promises={"seeded": True}),
-    sparse(
-        "randomk+unbiased",
-        micro.RandomK(unbiased=True),
-        EXACT,
-        feedback=ALONE,
-        promises={"seeded": True, "conserves_mass": False},
-    ),
+    sparse("randomk", micro.RandomK(), EXACT, seeded=True),
+    sparse("randomk+unbiased", micro.RandomK(unbiased=True), EXACT, feedback=ALONE, seeded=True, **LOSSY),
     sparse("micro+agreed", MICRO, EXACT),
     sparse("micro+agreed+half", MICRO, EXACT, codec=HALF),
     sparse("micro+agreed+half+shortest", MICRO, EXACT, codec=HALF, indices=Shortest()),
     sparse("micro+agreed+gather", MICRO, EXACT, exchange=GATHER),
     sparse("micro+agreed+decay", MICRO, EXACT, feedback=micro.ErrorFeedback(decay=0.95)),
-    sparse("micro+slack", SLACK, EXACT, promises=ABOUT),
-    sparse("micro+slack+gather", SLACK, EXACT, exchange=GATHER, promises=ABOUT),
-    sparse("micro+slack+half", SLACK, EXACT, codec=HALF, promises=ABOUT),
+    sparse("micro+slack", SLACK, EXACT, **ABOUT),
+    sparse("micro+slack+gather", SLACK, EXACT, exchange=GATHER, **ABOUT),
+    sparse("micro+slack+half", SLACK, EXACT, codec=HALF, **ABOUT),
     sparse("micro+blocks", micro.Micro(block=7), EXACT),
     sparse("micro+repaired", micro.Micro(rule="repaired"), STEERED),
     sparse("micro+published", micro.Micro(rule="published"), None),
     whole("micro+at one", MICRO),
-    whole("topk+gather+momentum+at one", TOPK, exchange=GATHER, feedback=micro.MomentumCorrection()),
-    whole("topk+no feedback+at one", TOPK, feedback=ALONE, promises={"conserves_mass": False}),
+    whole("topk+gather+momentum+at one", TOPK, exchange=GATHER, feedback=MOMENTUM),
+    whole("topk+no feedback+at one", TOPK, feedback=ALONE, **LOSSY),
 )

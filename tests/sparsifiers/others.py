@@ -11,9 +11,10 @@ from micro.zoo.deft import Deft
 from micro.zoo.exdyna import ExDyna
 from micro.zoo.fft import FFTReducer
 from micro.zoo.gtopk import GTopK
-from tests.sparsifiers.base import ABOUT, BUILD_UP, EXACT, GATHER, Row, sparse
+from tests.sparsifiers.base import ABOUT, ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Row, row, sparse
 
-LOSSY: dict[str, Any] = {"conserves_mass": False}
+TOPK, RESIDUAL, PUBLISHED = micro.TopK(), micro.ErrorFeedback(), micro.Gather(rule="published")
+WAVES: dict[str, Any] = {"updated": "other", "mixes": True}  # coefficients are counted; an update is made of many
 
 
 def accordion(name: str, rule: Rule) -> Row:
@@ -25,19 +26,12 @@ def accordion(name: str, rule: Rule) -> Row:
         policy = micro.build(micro.Density, settings)
         return micro.SparseReducer(micro.TopK(scope="layer"), policy, exchange=GATHER, seed=seed)
 
-    return Row(name=name, make=make, follows_density=False)
+    return row(name, make, None, follows_density=False)
 
 
-def transforming(name: str, reducer: type[Any], promises: Any = None, **settings: Any) -> Row:
-    """Return the row of a method that sends coefficients: they are counted, and an update is made of many."""
-    return Row(
-        name=name,
-        make=lambda density, seed: reducer(density=density, seed=seed, **settings),
-        band=BUILD_UP,
-        updated="other",
-        mixes=True,
-        **promises or {},
-    )
+def tiles(**settings: Any) -> DCTReducer:
+    """Return a reducer of tiles so small that the laws' matrices have whole ones and edges."""
+    return DCTReducer(density=0.05, size=4, **settings)
 
 
 ROWS: tuple[Row, ...] = (
@@ -45,30 +39,18 @@ ROWS: tuple[Row, ...] = (
     sparse("exdyna+published", ExDyna(rule="published"), None),
     sparse("deft+repaired", Deft(), EXACT),
     sparse("deft+published", Deft(rule="published"), None),
-    sparse("gtopk", micro.TopK(), EXACT, exchange=GTopK()),
-    sparse("gtopk+published", micro.TopK(), EXACT, exchange=GTopK(rule="published"), promises=LOSSY),
-    sparse("dsa", micro.TopK(), BUILD_UP, exchange=DSA(), promises=ABOUT),
-    sparse("dsa+published", micro.TopK(), None, exchange=DSA(rule="published"), promises=ABOUT | LOSSY),
-    sparse(
-        "threshold+gather+published",
-        micro.Threshold(),
-        None,
-        exchange=micro.Gather(rule="published"),
-        promises=LOSSY,
-    ),
+    sparse("gtopk", TOPK, EXACT, exchange=GTopK()),
+    sparse("gtopk+published", TOPK, EXACT, exchange=GTopK(rule="published"), **LOSSY),
+    sparse("dsa", TOPK, BUILD_UP, exchange=DSA(), **ABOUT),
+    sparse("dsa+published", TOPK, None, exchange=DSA(rule="published"), **ABOUT, **LOSSY),
+    sparse("threshold+gather+published", micro.Threshold(), None, exchange=PUBLISHED, **LOSSY),
     accordion("accordion", "repaired"),
     accordion("accordion+published", "published"),
-    Row(
-        name="powersgd",
-        make=lambda _density, seed: PowerSGD(rank=2, min_compression=1.5, seed=seed),
-        band=EXACT,
-        follows_density=False,
-        mixes=True,
-    ),
-    transforming("fft", FFTReducer, LOSSY, feedback=micro.NoFeedback()),
-    transforming("fft+residual", FFTReducer, feedback=micro.ErrorFeedback()),
-    transforming("fft+residual+raw", FFTReducer, feedback=micro.ErrorFeedback(), bits=32),
-    transforming("dct", DCTReducer, size=4),  # so that the laws' matrices have whole tiles and edges
-    transforming("dct+none", DCTReducer, size=4, transform="none"),
-    transforming("dct+senders", DCTReducer, LOSSY, size=4, exchange=micro.Gather(rule="senders")),
+    row("powersgd", PowerSGD(rank=2, min_compression=1.5), EXACT, follows_density=False, mixes=True),
+    row("fft", FFTReducer(density=0.05, feedback=ALONE), BUILD_UP, **WAVES, **LOSSY),
+    row("fft+residual", FFTReducer(density=0.05, feedback=RESIDUAL), BUILD_UP, **WAVES),
+    row("fft+residual+raw", FFTReducer(density=0.05, feedback=RESIDUAL, bits=32), BUILD_UP, **WAVES),
+    row("dct", tiles(), BUILD_UP, **WAVES),
+    row("dct+none", tiles(transform="none"), BUILD_UP, **WAVES),
+    row("dct+senders", tiles(exchange=micro.Gather(rule="senders")), BUILD_UP, **WAVES, **LOSSY),
 )

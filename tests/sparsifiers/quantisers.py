@@ -12,36 +12,24 @@ from micro.zoo.natural import Natural
 from micro.zoo.onebit import OneBit
 from micro.zoo.range_float import RangeFloat
 from micro.zoo.terngrad import TernGrad
-from tests.sparsifiers.base import ALONE, BUILD_UP, EXACT, GATHER, Row, sparse, whole
+from tests.sparsifiers.base import ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Row, sparse, whole
 
-SOME = {"updated": "some"}
+SOME: dict[str, Any] = {"updated": "some"}
+CHUNKS = micro.TopK(scope="chunk", size=48)
+LOCO: dict[str, Any] = {"indices": micro.Packed(), "feedback": micro.ErrorFeedback(decay=0.95), **SOME}
 
 
 def averaged(name: str, codec: micro.Codec, *, seeded: bool = False) -> Row:
     """Return the row of a quantiser whose codes are added up by their owners and shared once more as codes."""
-    return whole(f"{name}+union", Everything(), codec=codec, promises=SOME | {"seeded": seeded})
+    return whole(f"{name}+union", Everything(), codec=codec, seeded=seeded, **SOME)
 
 
-def to_all(name: str, codec: micro.Codec, *, is_random: bool = False) -> Row:
-    """Return the row of a quantiser whose codes go to all, as published; random ones go without feedback."""
-    promises = SOME | {"seeded": is_random, "conserves_mass": not is_random}
-    feedback = ALONE if is_random else micro.ErrorFeedback()
-    return whole(f"{name}+gather", Everything(), codec=codec, exchange=GATHER, feedback=feedback, promises=promises)
+def to_all(name: str, codec: micro.Codec, **given: Any) -> Row:
+    """Return the row of a quantiser whose codes go to all, as published."""
+    return whole(f"{name}+gather", Everything(), codec=codec, exchange=GATHER, **SOME, **given)
 
 
-def sparseloco(name: str, exchange: micro.Exchange, codec: TwoMeans, **promises: Any) -> Row:
-    """Return the row of SparseLoCo's parts."""
-    return sparse(
-        name,
-        micro.TopK(scope="chunk", size=48),
-        BUILD_UP,
-        exchange=exchange,
-        codec=codec,
-        indices=micro.Packed(),
-        feedback=micro.ErrorFeedback(decay=0.95),
-        promises=SOME | promises,
-    )
-
+RANDOM: dict[str, Any] = {"feedback": ALONE, "seeded": True, **LOSSY}
 
 ROWS: tuple[Row, ...] = (
     averaged("fp16", micro.Half()),
@@ -55,14 +43,20 @@ ROWS: tuple[Row, ...] = (
     averaged("two_means", TwoMeans()),
     to_all("signsgd", Sign()),
     to_all("onebit", OneBit()),
-    to_all("qsgd+published", QSGD(rule="published"), is_random=True),
-    to_all("terngrad+published", TernGrad(rule="published", clip=None), is_random=True),
-    to_all("natural+published", Natural(rule="published"), is_random=True),
-    sparse("topk+union+range_float", micro.TopK(), BUILD_UP, codec=RangeFloat(), promises=SOME),
+    to_all("qsgd+published", QSGD(rule="published"), **RANDOM),
+    to_all("terngrad+published", TernGrad(rule="published", clip=None), **RANDOM),
+    to_all("natural+published", Natural(rule="published"), **RANDOM),
+    sparse("topk+union+range_float", micro.TopK(), BUILD_UP, codec=RangeFloat(), **SOME),
+    sparse("topk+gather+range_float", micro.TopK(), BUILD_UP, codec=RangeFloat(bits=10), exchange=GATHER, **SOME),
+    sparse("micro+agreed+range_float", micro.Micro(), EXACT, codec=RangeFloat(), **SOME),
+    sparse("sparseloco", CHUNKS, BUILD_UP, exchange=GATHER, codec=TwoMeans(), **LOCO),
     sparse(
-        "topk+gather+range_float", micro.TopK(), BUILD_UP, codec=RangeFloat(bits=10), exchange=GATHER, promises=SOME
+        "sparseloco+published",
+        CHUNKS,
+        BUILD_UP,
+        exchange=micro.Gather(rule="senders"),
+        codec=TwoMeans(rule="published"),
+        **LOCO,
+        **LOSSY,
     ),
-    sparse("micro+agreed+range_float", micro.Micro(), EXACT, codec=RangeFloat(), promises=SOME),
-    sparseloco("sparseloco", GATHER, TwoMeans()),
-    sparseloco("sparseloco+published", micro.Gather(rule="senders"), TwoMeans(rule="published"), conserves_mass=False),
 )

@@ -17,10 +17,12 @@ from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
+from micro.kernels import table
 from micro.zoo.natural import Natural
 from micro.zoo.onebit import OneBit
 from micro.zoo.range_float import RangeFloat
 from micro.zoo.terngrad import TernGrad
+from tests.parts import normal
 from tests.products import grid
 from tests.sizes import Size, coded, ternary
 
@@ -41,6 +43,14 @@ class Case:
     is_least_squares: bool = False
 
 
+def unbiased(codec: micro.Codec, size: Size) -> Case:
+    return Case(codec, size, is_random=True, is_unbiased=True)
+
+
+def along(codec: micro.Codec, size: Size) -> Case:
+    return Case(codec, size, is_random=True, is_least_squares=True)
+
+
 CASES = {
     "half": Case(micro.Half(), coded(16, header=0)),
     "int8": Case(Int8(block=BLOCK), coded(8, block=BLOCK)),
@@ -52,31 +62,33 @@ CASES = {
     "sign": Case(Sign(block=BLOCK), coded(1, block=BLOCK)),
     "two_means": Case(TwoMeans(block=BLOCK), coded(2, block=BLOCK, header=8)),
     "two_means as published": Case(TwoMeans(rule="published"), coded(8, header=16)),
-    "qsgd": Case(QSGD(block=BLOCK), coded(4, block=BLOCK), is_random=True, is_least_squares=True),
-    "qsgd, 9 bits": Case(QSGD(block=BLOCK, bits=9), coded(9, block=BLOCK), is_random=True, is_least_squares=True),
-    "terngrad": Case(TernGrad(), ternary, is_random=True, is_least_squares=True),
-    "int8 at random": Case(Int8(block=BLOCK, stochastic=True), coded(8, block=BLOCK), is_random=True, is_unbiased=True),
-    "natural as published": Case(Natural(rule="published"), coded(8), is_random=True, is_unbiased=True),
-    "qsgd as published": Case(
-        QSGD(rule="published", block=BLOCK), coded(4, block=BLOCK), is_random=True, is_unbiased=True
-    ),
-    "terngrad as published": Case(TernGrad(rule="published", clip=None), ternary, is_random=True, is_unbiased=True),
+    "qsgd": along(QSGD(block=BLOCK), coded(4, block=BLOCK)),
+    "qsgd, 9 bits": along(QSGD(block=BLOCK, bits=9), coded(9, block=BLOCK)),
+    "terngrad": along(TernGrad(), ternary),
+    "int8 at random": unbiased(Int8(block=BLOCK, stochastic=True), coded(8, block=BLOCK)),
+    "natural as published": unbiased(Natural(rule="published"), coded(8)),
+    "qsgd as published": unbiased(QSGD(rule="published", block=BLOCK), coded(4, block=BLOCK)),
+    "terngrad as published": unbiased(TernGrad(rule="published", clip=None), ternary),
 }
 UNBIASED = [name for name, case in CASES.items() if case.is_unbiased]
 SOUND = [name for name in CASES if name not in UNBIASED]
 
 
-def normal(count: int = COUNT, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+def values_of(count: int = COUNT, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return normal(count, seed=seed, dtype=dtype)
 
 
 def through(codec: micro.Codec, values: Tensor, key: tuple[int, ...] = KEY) -> Tensor:
     return coding.decode(codec, coding.encode(codec, values, key), values.numel(), values.dtype)
 
 
+def at_odd_address(data: Tensor) -> Tensor:
+    """Return the bytes as they lie in a longer message."""
+    return torch.cat([torch.zeros(3, dtype=torch.uint8), data])[3:]
+
+
 def blocks_of(values: Tensor, block: int = BLOCK) -> list[list[float]]:
-    plain = values.double().tolist()
-    return [plain[first : first + block] for first in range(0, len(plain), block)]
+    return [part.tolist() for part in values.double().split(block)]
 
 
 # --- what every codec promises ----------------------------------------------------------------------------------------
@@ -86,20 +98,18 @@ def blocks_of(values: Tensor, block: int = BLOCK) -> list[list[float]]:
 def test_a_message_has_the_bytes_that_are_claimed(name: str, dtype: torch.dtype) -> None:
     codec, size = CASES[name].codec, CASES[name].size
     for count in (0, 1, 5, BLOCK, BLOCK + 1, 1023, 1025, 2600):
-        values = normal(count, dtype)
+        values = values_of(count, dtype)
         wire = coding.encode(codec, values, KEY)
-        assert torch.equal(values, normal(count, dtype)), "it changes the values"
+        assert torch.equal(values, values_of(count, dtype)), "it changes the values"
         assert (wire.dtype, wire.numel(), codec.num_bytes(count, dtype)) == (torch.uint8, size(count), size(count))
-        in_a_larger_one = torch.cat([torch.zeros(3, dtype=torch.uint8), wire])[3:]
         decoded = coding.decode(codec, wire, count, dtype)
         assert (decoded.numel(), decoded.dtype) == (count, dtype)
-        assert torch.equal(coding.decode(codec, in_a_larger_one, count, dtype), decoded)
+        assert torch.equal(coding.decode(codec, at_odd_address(wire), count, dtype), decoded)
 
 
 @grid(name=CASES)
 def test_bytes_depend_on_the_key_where_rounding_is_random_and_on_nothing_else(name: str) -> None:
-    codec = CASES[name].codec
-    one, same, other = (codec.encode(normal(), key) for key in (KEY, KEY, (1, 2, 4)))
+    one, same, other = (CASES[name].codec.encode(values_of(), key) for key in (KEY, KEY, (1, 2, 4)))
     assert torch.equal(one, same)
     assert torch.equal(one, other) != CASES[name].is_random
 
@@ -137,14 +147,14 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
 @grid(name=SOUND, shape=SHAPES)
 def test_what_is_left_is_less_than_what_was_there(name: str, shape: str) -> None:
     for seed in range(5):
-        values = SHAPES[shape](normal(dtype=torch.float64, seed=seed))
+        values = SHAPES[shape](values_of(dtype=torch.float64, seed=seed))
         assert (values - through(CASES[name].codec, values)).norm() < values.norm()
 
 
 @pytest.mark.slow
 @grid(name=UNBIASED, dtype=DTYPES)
 def test_mean_over_draws_is_the_value(name: str, dtype: torch.dtype) -> None:
-    draws, values = 1000, normal(2 * BLOCK + 3, dtype)
+    draws, values = 1000, values_of(2 * BLOCK + 3, dtype)
     drawn = torch.stack([through(CASES[name].codec, values, (draw, 0)) for draw in range(draws)]).double()
     standard_error = drawn.std(0) / draws**0.5
     assert (standard_error > 0).any()
@@ -153,12 +163,10 @@ def test_mean_over_draws_is_the_value(name: str, dtype: torch.dtype) -> None:
 
 @grid(name=[name for name, case in CASES.items() if case.is_least_squares])
 def test_least_squares_leaves_nothing_along_the_code(name: str) -> None:
-    codec, values = CASES[name].codec, normal(dtype=torch.float64)
-    block = codec.block  # type: ignore[attr-defined]
-    for plain, codes in zip(blocks_of(values, block), blocks_of(through(codec, values), block), strict=True):
-        along = sum((v - c) * c for v, c in zip(plain, codes, strict=True))
-        assert along == pytest.approx(0, abs=1e-5 * sum(v * v for v in plain))
-        assert any(codes)
+    codec, values = CASES[name].codec, values_of(dtype=torch.float64)
+    for plain, code in zip(*(x.split(codec.block) for x in (values, through(codec, values))), strict=True):
+        assert float((plain - code) @ code) == pytest.approx(0, abs=1e-5 * float(plain @ plain))
+        assert code.any()
 
 
 # --- each against brute force -----------------------------------------------------------------------------------------
@@ -195,42 +203,40 @@ ORACLES: dict[micro.Codec, Callable[[list[float]], list[float]]] = {
 
 @grid(codec=ORACLES, offset=[0.0, 9.0, -9.0], dtype=DTYPES)
 def test_each_value_is_what_brute_force_gives(codec: micro.Codec, offset: float, dtype: torch.dtype) -> None:
-    oracle = ORACLES[codec]
-    values = normal(dtype=dtype) + offset
-    expected = torch.tensor([v for block in blocks_of(values) for v in oracle(block)], dtype=torch.float64)
+    values = values_of(dtype=dtype) + offset
+    expected = torch.tensor([v for block in blocks_of(values) for v in ORACLES[codec](block)], dtype=torch.float64)
     torch.testing.assert_close(through(codec, values).double(), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_natural_spends_no_power_above_the_largest() -> None:
-    values = torch.tensor([2.0**-20, 2.0**-140, 2.0**-146, 2.0**-149])
-    assert through(Natural(), values).tolist() == [2.0**-20, 0.0, 0.0, 0.0]  # beneath single precision's own powers
-    values = torch.tensor([2.0**100, 2.0**-26, 2.0**-27])
-    assert through(Natural(), values).tolist() == [2.0**100, 2.0**-26, 0.0]
-
-
-def around(value: float, level: float) -> set[int]:
-    return {math.floor(value / level), math.ceil(value / level)}
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [  # the last are beneath single precision's own powers
+        ([2.0**-20, 2.0**-140, 2.0**-146, 2.0**-149], [2.0**-20, 0.0, 0.0, 0.0]),
+        ([2.0**100, 2.0**-26, 2.0**-27], [2.0**100, 2.0**-26, 0.0]),
+    ],
+)
+def test_natural_spends_no_power_above_the_largest(values: list[float], expected: list[float]) -> None:
+    assert through(Natural(), torch.tensor(values)).tolist() == expected
 
 
 @grid(bits=[2, 4, 8])
 def test_qsgd_as_published_is_a_neighbouring_level_of_the_norm(bits: int) -> None:
-    values, codec = normal(), QSGD(rule="published", bits=bits, block=BLOCK)
-    for plain, codes in zip(blocks_of(values), blocks_of(through(codec, values)), strict=True):
-        level = math.sqrt(sum(v * v for v in plain)) / (2 ** (bits - 1) - 1)
-        for value, code in zip(plain, codes, strict=True):
-            assert code / level == pytest.approx(round(code / level), abs=1e-4)
-            assert round(code / level) in around(value, level)
+    values, codec = values_of(), QSGD(rule="published", bits=bits, block=BLOCK)
+    for plain, codes in zip(values.double().split(BLOCK), through(codec, values).double().split(BLOCK), strict=True):
+        level = plain.norm() / (2 ** (bits - 1) - 1)
+        torch.testing.assert_close(codes / level, (codes / level).round(), rtol=0, atol=1e-4)
+        assert ((codes / level).round() - plain / level).abs().max() < 1
 
 
 def test_terngrad_as_published_is_the_cut_largest_or_nothing() -> None:
-    values = normal(2000)
+    values = values_of(2000)
     decoded = through(TernGrad(rule="published"), values)
-    for plain, codes in zip(blocks_of(values, 1024), blocks_of(decoded, 1024), strict=True):
-        limit = 2.5 * math.sqrt(sum(v * v for v in plain) / len(plain))
-        assert limit < max(map(abs, plain))
-        assert {round(abs(code) / limit, 5) for code in codes} == {0.0, 1.0}
-        assert all(code * v >= 0 for code, v in zip(codes, plain, strict=True))
-        assert all(code for code, v in zip(codes, plain, strict=True) if abs(v) > limit * 1.0001)
+    for plain, codes in zip(values.double().split(1024), decoded.double().split(1024), strict=True):
+        limit = 2.5 * plain.square().mean().sqrt()
+        assert limit < plain.abs().max()
+        assert {round(float(code), 5) for code in codes.abs() / limit} == {0.0, 1.0}
+        assert (codes * plain >= 0).all()
+        assert codes[plain.abs() > limit * 1.0001].all()
 
 
 def number_line(largest: float, bits: int, mantissa: int) -> list[float]:
@@ -248,7 +254,7 @@ def number_line(largest: float, bits: int, mantissa: int) -> list[float]:
 
 @pytest.mark.parametrize(("bits", "mantissa"), [(4, 0), (4, 2), (8, 0), (8, 4), (8, 7), (10, 5), (12, 4), (16, 10)])
 def test_range_float_is_the_nearest_of_its_numbers(bits: int, mantissa: int) -> None:
-    values = torch.cat([normal(), 1e-2 * normal(seed=1), 1e-4 * normal(seed=2), torch.zeros(1)])
+    values = torch.cat([values_of(), 1e-2 * values_of(seed=1), 1e-4 * values_of(seed=2), torch.zeros(1)])
     line = torch.tensor(number_line(values.abs().max().item(), bits, mantissa), dtype=torch.float64)
     nearest = line[(values.double().abs()[:, None] - line).abs().argmin(1)] * values.sign()
     assert torch.equal(through(RangeFloat(bits=bits, mantissa=mantissa), values).double(), nearest)
@@ -256,13 +262,10 @@ def test_range_float_is_the_nearest_of_its_numbers(bits: int, mantissa: int) -> 
 
 @grid(bits=[4, 6, 8, 12], shape=["normal", "heavy tails", "one-sided"])
 def test_the_mantissa_is_the_best_there_is(bits: int, shape: str) -> None:
-    values = SHAPES[shape](normal(1000))
-
-    def lost(codec: micro.Codec) -> float:
-        return float((through(codec, values) - values).double().norm())
-
-    errors = [lost(RangeFloat(bits=bits, mantissa=mantissa)) for mantissa in range(max(0, bits - 8), bits)]
-    assert lost(RangeFloat(bits=bits)) == pytest.approx(min(errors), rel=1e-6)
+    values = SHAPES[shape](values_of(1000))
+    codecs = [RangeFloat(bits=bits), *(RangeFloat(bits=bits, mantissa=m) for m in range(max(0, bits - 8), bits))]
+    chosen, *errors = [float((through(codec, values) - values).double().norm()) for codec in codecs]
+    assert chosen == pytest.approx(min(errors), rel=1e-6)
 
 
 # --- indices ----------------------------------------------------------------------------------------------------------
@@ -270,41 +273,45 @@ def test_the_mantissa_is_the_best_there_is(bits: int, shape: str) -> None:
 INDEX_CODECS = [Int32(), Bitmap(), Packed(), Shortest()]
 
 
-def drawn(count: int, span: int, seed: int = 0) -> Tensor:
-    """Return ``count`` of ``span`` places, ascending."""
-    return torch.tensor(sorted(random.Random(seed).sample(range(span), count)), dtype=torch.int32)
-
-
 def bits_of(data: Tensor) -> list[int]:
     return [byte >> place & 1 for byte in data.tolist() for place in range(8)]
 
 
-@grid(width=range(1, 33), count=[0, 1, 9, 41])
-def test_codes_lie_side_by_side_lowest_bit_first(width: int, count: int) -> None:
+@grid(width=range(1, 33), count=[0, 1, 9, 41, 1000], dtype=[torch.int32, torch.int64], tried=[(), table.TRIED])
+def test_codes_lie_side_by_side_lowest_bit_first(
+    width: int, count: int, dtype: torch.dtype, tried: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "TRIED", tried)
     randomness = random.Random(width * 100 + count)
     codes = [0, 2**width - 1, *(randomness.getrandbits(width) for _ in range(count))][:count]
-    packed = pack(torch.tensor(codes, dtype=torch.int64), width)
+    packed = pack(torch.tensor(codes, dtype=torch.int64).to(dtype), width)  # of 32 bits, some are negative then
     assert (packed.dtype, packed.numel()) == (torch.uint8, num_packed_bytes(count, width))
     expected = [code >> place & 1 for code in codes for place in range(width)]
     assert bits_of(packed) == expected + [0] * (-len(expected) % 8)
-    assert unpack(packed, count, width).tolist() == codes
+    for data in (packed, at_odd_address(packed)):
+        assert unpack(data, count, width).long().tolist() == codes
 
 
-@pytest.mark.parametrize(
-    ("count", "span"),
-    [(0, 0), (0, 9), (1, 1), (1, 2**31 - 1), (5, 5), (7, 8), (3, 1000), (64, 4096), (100, 333), (999, 1000)],
-)
-@grid(codec=INDEX_CODECS)
-def test_indices_come_back_from_the_bytes_that_are_claimed(codec: IndexCodec, count: int, span: int) -> None:
+SPANS = [(0, 0), (0, 9), (1, 1), (1, 2**31 - 1), (5, 5), (7, 8), (3, 1000), (64, 4096), (100, 333), (999, 1000)]
+
+
+@grid(codec=INDEX_CODECS, case=SPANS)
+def test_indices_come_back_from_the_bytes_that_are_claimed(
+    codec: IndexCodec, case: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, span = case
     if span > 10**6 and codec.name == "bitmap":
-        pytest.skip("256 MiB of bits")
-    indices = drawn(count, span)
-    wire = codec.encode(indices, span)
-    assert (wire.dtype, wire.numel()) == (torch.uint8, codec.num_bytes(count, span))
-    message = torch.cat([torch.zeros(3, dtype=torch.uint8), wire])  # as it lies in a longer message
-    found = codec.decode(message[3:], count, span)
-    assert found.dtype == torch.int32
-    assert torch.equal(found, indices)
+        return  # 256 MiB of bits
+    indices = torch.tensor(sorted(random.Random(0).sample(range(span), count)), dtype=torch.int32)
+    expected = codec.encode(indices, span)
+    for tried in ((), table.TRIED):
+        monkeypatch.setattr(table, "TRIED", tried)
+        wire = codec.encode(indices, span)
+        assert (wire.dtype, wire.numel()) == (torch.uint8, codec.num_bytes(count, span))
+        assert torch.equal(wire, expected)
+        found = codec.decode(at_odd_address(wire), count, span)
+        assert found.dtype == torch.int32
+        assert torch.equal(found, indices)
 
 
 @pytest.mark.parametrize("density", [0.5, 0.25, 0.1, 0.03, 0.01, 0.0001])

@@ -1,6 +1,8 @@
 """Codecs as compiled equal codecs in torch bit for bit: wires, what is decoded, and what is left."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.codecs import bits, coding
+from micro.codecs import coding
 from micro.codecs.base import Codec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
@@ -20,10 +22,11 @@ from micro.kernels import table, threads
 from micro.zoo.natural import Natural
 from micro.zoo.onebit import OneBit
 from micro.zoo.terngrad import TernGrad
+from tests import parts
 from tests.products import grid
 
 pytestmark = pytest.mark.skipif(kernels.codes_for(Int8().code, torch.ones(1)) is None, reason="numba is not installed")
-KEY = (1, 2, 3)
+KEY, PARTS = (1, 2, 3), 7
 CODECS: dict[str, Codec] = {
     "half": Half(),
     "bfloat16": BFloat16(),
@@ -44,11 +47,10 @@ CODECS: dict[str, Codec] = {
     "natural": Natural(),
     "natural, as published": Natural(rule="published"),
 }
-PARTS = 7
 
 
 def normal(count: int, seed: int = 0) -> Tensor:
-    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+    return parts.normal(count, seed=seed, dtype=torch.float32)
 
 
 def patterns(count: int) -> Tensor:
@@ -62,6 +64,20 @@ def patterns(count: int) -> Tensor:
 
 def in_torch() -> Any:
     return patch.object(table, "TRIED", ())
+
+
+@contextmanager
+def on_threads(num_threads: int) -> Iterator[None]:
+    """Have loops share out short vectors among threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    with patch.object(threads, "LEAST", 1 << 10):
+        yield
+    torch.set_num_threads(before)
+
+
+def at_odd_address(data: Tensor) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.uint8), data])[1:]
 
 
 @grid(name=CODECS, make=[normal, patterns, torch.zeros], count=[0, 1, 7, 64, 1025, 9000])
@@ -87,9 +103,8 @@ def test_a_gradient_is_added_on_the_way_and_the_rest_is_what_is_left(
         grad[[9_001, 9_100]] = bad
     acc = values.clone()
     first_bad = kernels.absorb_(acc, grad.clone())
-    size = codec.num_bytes(count, torch.float32)
-    memory = torch.zeros(size + 1, dtype=torch.uint8)
-    wire, rest = memory[1:], values if in_place else torch.zeros(count)  # the message begins at an odd address
+    wire = at_odd_address(torch.zeros(codec.num_bytes(count, torch.float32), dtype=torch.uint8))
+    rest = values if in_place else torch.zeros(count)
     assert coding.encode_(codec, values, KEY, wire, rest, grad=grad) == first_bad == (None if bad is None else 9_001)
     with in_torch():
         assert torch.equal(wire, codec.encode(acc, KEY))
@@ -101,7 +116,7 @@ def test_a_gradient_is_added_on_the_way_and_the_rest_is_what_is_left(
 def test_a_mean_is_encoded_in_one_pass_as_in_several(
     name: str, num_threads: int, others: int, bad: float | None
 ) -> None:
-    codec, count, before = CODECS[name], 70_001, torch.get_num_threads()
+    codec, count = CODECS[name], 70_001
     size, grad = codec.num_bytes(count, torch.float32), normal(count, seed=5)
     if bad is not None:
         grad[[66_000, 66_001]] = bad
@@ -116,10 +131,8 @@ def test_a_mean_is_encoded_in_one_pass_as_in_several(
             coding.decode_mean_(codec, wires, total)
         coding.encode_(codec, (total + acc) / (others + 1), KEY, expected, left)
     wire, rest = torch.empty(size, dtype=torch.uint8), torch.ones(count)
-    torch.set_num_threads(num_threads)
-    with patch.object(threads, "LEAST", 1 << 10):
-        found = coding.encode_mean_(codec, values, wires, KEY, wire, grad, rest, grad=grad)  # the mean in its memory
-    torch.set_num_threads(before)
+    with on_threads(num_threads):  # the mean in the gradient's memory
+        found = coding.encode_mean_(codec, values, wires, KEY, wire, grad, rest, grad=grad)
     assert found == (True, first_bad)
     assert first_bad == (None if bad is None else 66_000)
     assert torch.equal(wire, expected)
@@ -128,43 +141,32 @@ def test_a_mean_is_encoded_in_one_pass_as_in_several(
     assert torch.equal(values, acc)
 
 
-def one_by_one(function: Any) -> Any:
-    def call(*given: Any, **named: Any) -> Any:
-        with patch.object(coding, "_loops_of_parts", lambda *_: None):
-            return function(*given, **named)
-
-    return call
+def coded_in_parts(codec: Codec, numel: int, has_rest: bool, bad: float | None) -> list[Tensor]:
+    """Return what is left of values and messages that are coded in parts, and what is decoded of the other ranks'."""
+    own, sizes = 1, (codec.num_bytes(-(-(numel - place) // PARTS), torch.float32) for place in (0, PARTS - 1))
+    longer, shorter = sizes
+    bare, flagged = (equal_messages(numel, PARTS, longer, shorter, gap) for gap in (0, 1))
+    values, left, grad = normal(numel), torch.zeros(numel), normal(numel, seed=5)
+    if bad is not None:
+        grad[-1] = bad
+    wire, memory = torch.zeros(bare.num_bytes, dtype=torch.uint8), torch.zeros(flagged.num_bytes, dtype=torch.uint8)
+    with on_threads(3):
+        found = coding.encode_others_(codec, values, KEY, wire, bare, own, left if has_rest else None, grad=grad)
+        for place, (_, _, begin, end) in enumerate(flagged.rows):  # of ``own`` other bytes, no matter
+            memory[begin:end] = wire[begin - place : end - place]
+        is_finite = coding.decode_others_(codec, memory, flagged, own, decoded := torch.full((numel,), 3.0))
+    assert found == (None if bad is None else numel - 1)
+    return [values, left, wire, decoded, torch.tensor(is_finite)]
 
 
 @grid(name=CODECS, numel=[3, 9001], has_rest=[True, False], bad=[None, math.nan])
 def test_parts_are_encoded_and_decoded_in_one_call_as_one_by_one(
     name: str, numel: int, has_rest: bool, bad: float | None
 ) -> None:
-    codec, own, num_threads = CODECS[name], 1, torch.get_num_threads()
-    longer, shorter = (codec.num_bytes(-(-(numel - place) // PARTS), torch.float32) for place in (0, PARTS - 1))
-    bare, flagged = (equal_messages(numel, PARTS, longer, shorter, gap) for gap in (0, 1))
-    grad, memory = normal(numel, seed=5), torch.full((flagged.num_bytes,), 7, dtype=torch.uint8)
-    if bad is not None:
-        grad[-1] = bad
-    made = []
-    for encode, decode in (
-        (coding.encode_others_, coding.decode_others_),
-        (one_by_one(coding.encode_others_), one_by_one(coding.decode_others_)),
-    ):
-        values, left, wire = normal(numel), torch.zeros(numel), torch.zeros(bare.num_bytes, dtype=torch.uint8)
-        rest = left if has_rest else None
-        torch.set_num_threads(3)
-        with patch.object(threads, "LEAST", 1 << 10):
-            found = encode(codec, values, KEY, wire, bare, own, rest, grad=grad.clone())
-            for place, (_, _, begin, end) in enumerate(flagged.rows):  # of ``own`` other bytes, no matter
-                memory[begin:end] = wire[begin - place : end - place]
-            decoded = torch.full((numel,), 3.0)
-            is_finite = decode(codec, memory, flagged, own, decoded)
-        torch.set_num_threads(num_threads)
-        assert found == (None if bad is None else numel - 1)
-        made.append((values, left, wire, decoded, torch.tensor(is_finite)))
-    for one, other in zip(*made, strict=True):
-        assert torch.equal(one, other)
+    together = coded_in_parts(CODECS[name], numel, has_rest, bad)
+    with patch.object(coding, "_loops_of_parts", lambda *_: None):
+        one_by_one = coded_in_parts(CODECS[name], numel, has_rest, bad)
+    assert all(torch.equal(one, other) for one, other in zip(together, one_by_one, strict=True))
 
 
 def test_a_mean_that_is_not_finite_is_found() -> None:
@@ -172,29 +174,3 @@ def test_a_mean_that_is_not_finite_is_found() -> None:
     assert coding.decode_mean_(Half(), wires, torch.empty(5000), 2)
     wires[1].view(torch.float16)[4321] = math.inf
     assert not coding.decode_mean_(Half(), wires, torch.empty(5000), 2)
-
-
-@grid(width=range(1, 33), count=[0, 1, 9, 64, 1000], dtype=[torch.int32, torch.int64])
-def test_bits_are_packed_as_in_torch(width: int, count: int, dtype: torch.dtype) -> None:
-    drawn = torch.randint(2**width, (count,), generator=torch.Generator().manual_seed(width))
-    codes = drawn.to(dtype)  # of 32 bits, some are negative then
-    packed = bits.pack(codes, width)
-    odd = torch.cat([torch.zeros(3, dtype=torch.uint8), packed])[3:]
-    with in_torch():
-        assert torch.equal(packed, bits.pack(drawn, width))
-        assert torch.equal(bits.unpack(packed, count, width).long(), drawn)
-    assert torch.equal(bits.unpack(odd, count, width).long(), drawn)
-
-
-@grid(low=[0, 1, 8, 17], gap=[0, 1], count=[1, 64, 65, 1000])
-def test_places_are_packed_as_in_torch(low: int, gap: int, count: int) -> None:
-    span = 3 * count << low
-    drawn = torch.randperm(span >> low, generator=torch.Generator().manual_seed(count))[:count].sort().values
-    places = ((drawn << low) + torch.arange(count) % (1 << low)).to(torch.int32)
-    length = (span >> low) + count
-    packed = bits.put_places(places, low, gap, length)
-    odd = torch.cat([torch.zeros(1, dtype=torch.uint8), packed])[1:]
-    assert torch.equal(bits.get_places(odd, count, low, gap, length), places)
-    with in_torch():
-        assert torch.equal(packed, bits.put_places(places, low, gap, length))
-        assert torch.equal(bits.get_places(packed, count, low, gap, length), places)

@@ -1,8 +1,6 @@
 """Exchanges against brute force, element by element, on simulated ranks: whole, in pieces, with codecs."""
 
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -14,13 +12,14 @@ import micro
 from micro.comm import Traffic
 from micro.exchanges.base import Wire
 from micro.exchanges.in_pieces import InPieces
-from micro.sparse import Exchanged, Overlap, SparseValues
+from micro.kernels import largest
+from micro.sparse import Exchanged, Overlap
 from tests.exchanging import exchanged
+from tests.parts import dense, normal, places, simulated
 from tests.products import grid
 from tests.sizes import gathered
 
-NUMEL = 40
-LARGEST_HALF = 65504.0
+NUMEL, LARGEST_HALF = 40, 65504.0
 WORLDS = [1, 2, 3, 5, 8]
 
 
@@ -44,17 +43,23 @@ class Given:
 
 def given(world_size: int, overlap: Overlap, *, scale: float = 1.0) -> Given:
     """Return choices of different lengths, some empty, that overlap as they are said to."""
-    acc = scale * torch.randn(world_size, NUMEL, generator=torch.Generator().manual_seed(world_size)).double()
     ranks = range(world_size)
-    if overlap is Overlap.SAME:
-        chosen = [[1, 4, 5, 20, 38]] * world_size
-    elif overlap is Overlap.LEADER:
-        chosen = [[1, 4, 5, 20, 38] if rank == world_size // 2 else [] for rank in ranks]
-    elif overlap is Overlap.DISJOINT:
-        chosen = [list(range(rank, NUMEL - 8 * rank, world_size)) if rank != 1 else [] for rank in ranks]
-    else:
-        chosen = [list(range(rank % 3, 5 + 4 * rank, 2)) if rank != 2 else [] for rank in ranks]
-    return Given(acc, chosen)
+    chosen = {
+        Overlap.SAME: [[1, 4, 5, 20, 38]] * world_size,
+        Overlap.LEADER: [[1, 4, 5, 20, 38] if rank == world_size // 2 else [] for rank in ranks],
+        Overlap.DISJOINT: [list(range(rank, NUMEL - 8 * rank, world_size)) if rank != 1 else [] for rank in ranks],
+        Overlap.ANY: [list(range(rank % 3, 5 + 4 * rank, 2)) if rank != 2 else [] for rank in ranks],
+    }[overlap]
+    return Given(scale * normal(world_size, NUMEL, seed=world_size), chosen)
+
+
+def quarters(world_size: int, numel: int, share: float) -> Given:
+    """Return quarters, none zero: sums are exact in any order, and ties are many; rank 1 has chosen nothing."""
+    randomness = torch.Generator().manual_seed(numel + world_size)
+    acc = torch.randint(1, 9, (world_size, numel), generator=randomness).double() / 4
+    drawn = torch.rand(world_size, numel, generator=randomness) < share
+    chosen = [places(row) if rank != 1 else [] for rank, row in enumerate(drawn)]
+    return Given(acc * torch.where(torch.arange(numel) % 3 == 0, -1.0, 1.0), chosen)
 
 
 def run(
@@ -67,21 +72,17 @@ def run(
     return found
 
 
-def dense(*parts: SparseValues, numel: int = NUMEL) -> Tensor:
-    vector = torch.zeros(numel, dtype=torch.float64)
-    for part in parts:
-        assert part.indices.dtype == torch.int32
-        part.add_to_(vector)
-    return vector
-
-
 def assert_exchanged(results: list[Exchanged], case: Given, update: Tensor, sent: list[Tensor]) -> None:
-    union = set().union(*case.chosen)
+    num_updated, first = len(set().union(*case.chosen)), dense(NUMEL, *results[0].update)
     for result, own in zip(results, sent, strict=True):
-        assert torch.equal(dense(*result.update), dense(*results[0].update)), "replicas drift apart"
-        assert (result.counts, result.num_updated, result.is_finite) == (tuple(map(len, case.chosen)), len(union), True)
-        assert torch.equal(dense(result.sent), own)
-    torch.testing.assert_close(dense(*results[0].update), update, rtol=1e-14, atol=1e-15)
+        assert torch.equal(dense(NUMEL, *result.update), first), "replicas drift apart"
+        assert (result.counts, result.num_updated, result.is_finite) == (
+            tuple(map(len, case.chosen)),
+            num_updated,
+            True,
+        )
+        assert torch.equal(dense(NUMEL, result.sent), own)
+    torch.testing.assert_close(first, update, rtol=1e-14, atol=1e-15)
 
 
 @grid(kind=[micro.Union(), micro.Gather(), micro.DSA()], world_size=WORLDS, overlap=Overlap)
@@ -93,8 +94,36 @@ def test_an_index_gets_the_mean_of_all_ranks_or_of_those_that_chose_it(
     case = given(world_size, overlap)
     senders = case if kind.name != "union" else Given(case.acc, [sorted(set().union(*case.chosen))] * world_size)
     sent = list(map(senders.at, range(world_size)))
-    results, _ = run(kind, case, overlap)
-    assert_exchanged(results, case, torch.stack(sent).sum(0) / world_size, sent)
+    assert_exchanged(run(kind, case, overlap)[0], case, torch.stack(sent).sum(0) / world_size, sent)
+
+
+# --- gather's other rules ---------------------------------------------------------------------------------------------
+
+
+@grid(world_size=range(1, 10), share=[0.1, 0.5, 0.9])
+def test_published_slices_forget_who_sent_what(world_size: int, share: float) -> None:
+    """Pairs are cut into equal slices; of one that comes twice in a slice the last counts; the rest is dropped."""
+    case = quarters(world_size, 12, share)
+    pairs = [(i, case.acc[rank, i].item() / world_size) for rank, own in enumerate(case.chosen) for i in own]
+    size, expected, updated = len(pairs) // world_size, [0.0] * 12, set()
+    for part in range(world_size):
+        last = dict(pairs[part * size : (part + 1) * size])
+        for index, value in last.items():
+            expected[index] += value
+        updated |= set(last)
+    for rank, got in enumerate(run(micro.Gather(rule="published"), case)[0]):
+        assert dense(12, *got.update).tolist() == pytest.approx(expected, rel=1e-12)
+        assert (got.num_updated, got.counts) == (len(updated), tuple(map(len, case.chosen)))
+        assert torch.equal(dense(12, got.sent), case.at(rank))  # all has left the residual
+
+
+def test_the_mean_may_be_over_those_who_sent() -> None:
+    grads = normal(4, 30)
+    senders = simulated(micro.TopK(), 30, 4, density=0.2, exchange=micro.Gather(rule="senders"))
+    update, chosen = senders.step(grads).update, [set(largest(row, 6).tolist()) for row in grads]
+    for place in range(30):
+        sent = [float(grads[rank, place]) for rank in range(4) if place in chosen[rank]]
+        assert float(update[place]) == pytest.approx(sum(sent) / max(len(sent), 1))
 
 
 # --- half precision ---------------------------------------------------------------------------------------------------
@@ -111,7 +140,7 @@ def test_half_precision_sends_rounded_values_and_books_what_it_sends(world_size:
     wire = halves(case.acc.numpy())
     rounded = [case.at(rank, torch.from_numpy(wire)) for rank in range(world_size)]
     results, _ = run(micro.Gather(), case, wire=Wire(micro.Half()))
-    assert_exchanged(results, case, sum(vector / world_size for vector in rounded), rounded)  # type: ignore[arg-type]
+    assert_exchanged(results, case, sum(vector / world_size for vector in rounded), rounded)
 
     indices = sorted(set().union(*case.chosen))  # a union: each rank owns a share, and adds its own values as they are
     shares = [len(indices) // world_size + (rank < len(indices) % world_size) for rank in range(world_size)]
@@ -120,8 +149,8 @@ def test_half_precision_sends_rounded_values_and_books_what_it_sends(world_size:
     mean = halves(added.sum(0) / world_size)
     results, _ = run(micro.Union(), case, wire=Wire(micro.Half()))
     for rank, result in enumerate(results):
-        assert np.array_equal(dense(*result.update)[indices].numpy(), mean)
-        booked, lost = dense(result.sent)[indices].numpy(), added.sum(0) - world_size * mean
+        assert np.array_equal(dense(NUMEL, *result.update)[indices].numpy(), mean)
+        booked, lost = dense(NUMEL, result.sent)[indices].numpy(), added.sum(0) - world_size * mean
         expected = np.where(owners == rank, added[rank] - lost, wire[rank, indices])
         np.testing.assert_allclose(booked, expected, rtol=0, atol=1e-15 * np.abs(added).max())
 
@@ -129,48 +158,31 @@ def test_half_precision_sends_rounded_values_and_books_what_it_sends(world_size:
 # --- DSA --------------------------------------------------------------------------------------------------------------
 
 
-def quarters(world_size: int, numel: int, share: float) -> Given:
-    """Return quarters, none zero: sums are exact in any order, and ties are many; rank 1 has chosen nothing."""
-    randomness = torch.Generator().manual_seed(numel + world_size)
-    acc = torch.randint(1, 9, (world_size, numel), generator=randomness).double() / 4
-    drawn = torch.rand(world_size, numel, generator=randomness) < share
-    chosen = [row.nonzero().view(-1).tolist() if rank != 1 else [] for rank, row in enumerate(drawn)]
-    return Given(acc * torch.where(torch.arange(numel) % 3 == 0, -1.0, 1.0), chosen)
-
-
-def owner(index: int, numel: int, world_size: int) -> int:
-    """Whose region an index is in: regions are equal, the first ones longer by one where they cannot be."""
-    sizes = [numel // world_size + (rank < numel % world_size) for rank in range(world_size)]
-    return next(rank for rank in range(world_size) if index < sum(sizes[: rank + 1]))
-
-
 @grid(
     world_size=range(1, 8), rule=["repaired", "published"], case=[(24, 0.05), (24, 0.3), (24, 0.9), (5, 0.5), (1, 0.9)]
 )
 def test_dsa_sends_sums_as_pairs_or_dense(world_size: int, rule: str, case: tuple[int, float]) -> None:
-    numel = case[0]
-    data = quarters(world_size, *case)
+    numel, data = case[0], quarters(world_size, *case)
     results, traffics = run(micro.build(micro.Exchange, {"name": "dsa", "rule": rule}), data)
-    owner_of, total, leaving = partial(owner, numel=numel, world_size=world_size), dict[int, float](), [0] * world_size
+    regions = [numel // world_size + (rank < numel % world_size) for rank in range(world_size)]
+    owner_of = [rank for rank in range(world_size) for _ in range(regions[rank])]
+    total, leaving = dict[int, float](), [0] * world_size
     for rank, own in enumerate(data.chosen):
         smallest = min((float(data.acc[rank, index].abs()) for index in own), default=0.0)
-        for index in own:
-            if (
-                rule == "repaired" or abs(data.acc[rank, index]) > smallest
-            ):  # published: the smallest, and ties, are lost
+        for index in own:  # published: the smallest, and ties, are lost
+            if rule == "repaired" or abs(data.acc[rank, index]) > smallest:
                 total[index] = total.get(index, 0.0) + float(data.acc[rank, index])
-                leaving[rank] += owner_of(index) != rank
+                leaving[rank] += owner_of[index] != rank
     is_dense = 3 * len(total) >= numel if rule == "published" else 8 * numel < 12 * len(total)
-    held = [sum(owner_of(index) == rank for index in total) for rank in range(world_size)]
-    sizes = [sum(owner_of(index) == rank for index in range(numel)) for rank in range(world_size)]
+    held = [sum(owner_of[index] == rank for index in total) for rank in range(world_size)]
     for rank, (got, traffic) in enumerate(zip(results, traffics, strict=True)):
-        assert dense(*got.update, numel=numel).tolist() == [total.get(i, 0.0) / world_size for i in range(numel)]
-        assert torch.equal(dense(got.sent, numel=numel), data.at(rank))
+        assert dense(numel, *got.update).tolist() == [total.get(i, 0.0) / world_size for i in range(numel)]
+        assert torch.equal(dense(numel, got.sent), data.at(rank))
         assert got.num_updated == (sum(map(bool, total.values())) if is_dense else len(total))
         assert traffic.num_bytes == {
             "counts": 16 * (world_size - 1),
             "indices": 4 * leaving[rank] + (0 if is_dense else gathered([4 * count for count in held], rank)),
-            "values": 8 * leaving[rank] + gathered([8 * count for count in (sizes if is_dense else held)], rank),
+            "values": 8 * leaving[rank] + gathered([8 * count for count in (regions if is_dense else held)], rank),
         }
 
 
@@ -183,42 +195,36 @@ MEETINGS = [(each, o) for each in (micro.Union(), micro.Gather(), micro.DSA()) f
 @grid(world_size=[1, 3, 5], ends=[(40,), (4, 5, 39, 40), tuple(range(1, 41))])
 def test_pieces_change_no_bit(each: micro.Exchange, overlap: Overlap, world_size: int, ends: tuple[int, ...]) -> None:
     case = given(world_size, overlap)
-    whole, _ = run(each, case, overlap)
-    pieces, _ = run(InPieces(each=each, ends=ends), case, overlap)
-    for one, other in zip(whole, pieces, strict=True):
-        assert torch.equal(dense(*other.update), dense(*one.update))
-        assert torch.equal(dense(other.sent), dense(one.sent))
+    pair = (run(kind, case, overlap)[0] for kind in (each, InPieces(each=each, ends=ends)))
+    for one, other in zip(*pair, strict=True):
+        assert torch.equal(dense(NUMEL, *other.update), dense(NUMEL, *one.update))
+        assert torch.equal(dense(NUMEL, other.sent), dense(NUMEL, one.sent))
         assert (other.counts, other.num_updated, other.is_finite) == (one.counts, one.num_updated, True)
 
 
 def test_a_piece_asks_for_no_more_than_it_needs() -> None:
-    _, traffics = run(InPieces(ends=(1, 6, 10, 40)), given(3, Overlap.LEADER), Overlap.LEADER)
-    operations = [op for op, _ in traffics[0].calls]
-    assert operations.count("broadcast") == 2, "of four pieces two have no index of the leader"
-    assert operations.count("all_reduce") == 4
-    _, traffics = run(InPieces(ends=(10, 40)), given(3, Overlap.SAME), Overlap.SAME)
-    assert [op for op, _ in traffics[0].calls] == ["all_reduce", "all_reduce"]
+    """Of four pieces two have no index of the leader; the same indices of all need no message of their own."""
+    for ends, overlap, broadcasts in (((1, 6, 10, 40), Overlap.LEADER, 2), ((10, 40), Overlap.SAME, 0)):
+        _, traffics = run(InPieces(ends=ends), given(3, overlap), overlap)
+        operations = [op for op, _ in traffics[0].calls]
+        assert (operations.count("broadcast"), operations.count("all_reduce")) == (broadcasts, len(ends))
 
 
 def test_indices_stay_packed_by_the_spans_they_were_chosen_from() -> None:
-    grads = torch.randn(3, 1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    updates, sent = [], 0.0
+    runs = []
     for exchange in (micro.Union(), InPieces(ends=(10, 400, 700, 1000))):
-        reducer = micro.SparseReducer(micro.Micro(), 0.1, exchange=exchange, indices=micro.Bitmap())
-        with closing(micro.Simulation(reducer, micro.Layout.flat(1000), 3, dtype=torch.float64)) as simulation:
-            steps = [simulation.step(grads) for _ in range(3)]
-        updates.append(torch.stack([step.update for step in steps]))
-        sent = max(stats.indices_bytes for step in steps for stats in step.stats)
-    assert torch.equal(updates[0], updates[1])
+        simulation = simulated(micro.Micro(), 1000, 3, exchange=exchange, indices=micro.Bitmap())
+        runs.append([simulation.step(normal(3, 1000)) for _ in range(3)])
+    assert all(torch.equal(one.update, other.update) for one, other in zip(*runs, strict=True))
+    sent = max(stats.indices_bytes for step in runs[1] for stats in step.stats)
     assert sent <= 2 * (334 / 8 + 4)  # a bit for each place of the slice; a byte begun in each piece
 
 
 def test_rounding_is_drawn_anew_in_every_piece() -> None:
     acc = torch.linspace(0.001, 1.0, 1000, dtype=torch.float64).repeat(2)[None]
-    kind, everything = InPieces(ends=(1000, 2000)), [list(range(2000))]
-    (found,), _ = run(kind, Given(acc, everything), Overlap.SAME, wire=Wire(micro.QSGD()))
-    first, second = found.sent.values.split(1000)
-    assert not torch.equal(first, second)
+    case = Given(acc, [list(range(2000))])
+    (found,), _ = run(InPieces(ends=(1000, 2000)), case, Overlap.SAME, wire=Wire(micro.QSGD()))
+    assert not torch.equal(*found.sent.values.split(1000))
 
 
 @pytest.mark.parametrize(("numel", "piece_mb", "sizes"), [(10, 32 / 2**20, [4, 3, 3]), (3, 1e-9, [1] * 3), (5, 1, [5])])
@@ -227,14 +233,3 @@ def test_pieces_of_so_many_mib_are_equal(numel: int, piece_mb: float, sizes: lis
     assert [stop - start for start, stop in pieces] == sizes
     assert pieces[0][0] == 0
     assert all(before[1] == after[0] for before, after in pairwise(pieces))
-
-
-def test_what_does_not_go_together_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"ends of in_pieces .* got 8"):
-        InPieces(ends=(3, 8)).pieces(7, 4)
-    with pytest.raises(ValueError, match=r"in_pieces gather .* leader"):
-        micro.SparseReducer(micro.Leader(), 0.1, exchange=InPieces(each=micro.Gather(), piece_mb=1))
-    with pytest.raises(ValueError, match=r"oktopk .* whole vector"):
-        InPieces(each=micro.Oktopk(), piece_mb=1)
-    with pytest.raises(ValueError, match=r"dsa \(rule published\) .* codec half"):
-        micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.DSA(rule="published"), codec=micro.Half())

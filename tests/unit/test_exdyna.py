@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,15 +11,22 @@ from torch import Tensor
 
 import micro
 from micro.zoo.exdyna import ExDyna, block_spans
+from tests.parts import simulated
+
+NUMEL, WORLD = 8192, 4
 
 
 def build(selector: micro.Selector[Any], numel: int, world_size: int, density: float) -> micro.Simulation:
-    return micro.Simulation(micro.SparseReducer(selector, density), micro.Layout.flat(numel), world_size)
+    return simulated(selector, numel, world_size, density=density, dtype=torch.float32)
 
 
-def blocks_of(simulation: micro.Simulation) -> list[list[int]]:
+def tables(simulation: micro.Simulation) -> list[list[int]]:
     """Return each rank's own table of blocks."""
     return [rank["selector"]["blocks"] for rank in simulation.state_dict()["ranks"]]
+
+
+def drawn(step: int) -> Tensor:
+    return torch.randn(WORLD, NUMEL, generator=torch.Generator().manual_seed(step))
 
 
 # --- published --------------------------------------------------------------------------------------------------------
@@ -60,49 +68,45 @@ def test_published_stops_at_a_quarter_of_the_mean_partition() -> None:
     grads[:, :100] = 1.0  # all in the first blocks, which the second partition never gets
     simulation = build(ExDyna(rule="published", num_blocks=64), 2048, 2, 0.02)
     for _ in range(30):
-        simulation.step_(grads.clone())
-    assert blocks_of(simulation)[0] == [8, 56]
+        simulation.step(grads)
+    assert tables(simulation)[0] == [8, 56]
 
 
 # --- repaired ---------------------------------------------------------------------------------------------------------
-
-NUMEL, WORLD, DENSITY = 8192, 4, 0.02
-
-
-def after(
-    selector: micro.Selector[Any], steps: int, gradient: Callable[[int], Tensor]
-) -> tuple[list[int], list[float]]:
-    """Return the table of blocks after so many steps, and how unequally much ranks found in each."""
-    simulation = build(selector, NUMEL, WORLD, DENSITY)
-    imbalances = [simulation.step(gradient(step)).stats[0].imbalance for step in range(steps)]
-    return blocks_of(simulation)[0] if isinstance(selector, ExDyna) else [], imbalances
-
-
-def drawn(step: int) -> Tensor:
-    return torch.randn(WORLD, NUMEL, generator=torch.Generator().manual_seed(step))
 
 
 @pytest.mark.slow
 def test_imbalance_falls_while_with_micro_it_stays() -> None:
     few_layers = torch.where(torch.arange(NUMEL) < NUMEL // 4, 0.02, 0.005)  # mass lies mostly in one quarter
     for selector in (ExDyna(num_blocks=128), ExDyna(rule="published", num_blocks=128, alignment=1), micro.Micro()):
-        _, moving = after(selector, 120, lambda step: drawn(step) * few_layers)
+        simulation = build(selector, NUMEL, WORLD, 0.02)
+        moving = [simulation.step(drawn(step) * few_layers).stats[0].imbalance for step in range(120)]
         first, last = sum(moving[:5]) / 5, sum(moving[-20:]) / 20
         assert (first > 1.0 and last < 0.25 * first) if isinstance(selector, ExDyna) else min(first, last) > 2.0
 
 
-def test_repaired_spreads_load_between_partitions_that_are_both_overloaded() -> None:
-    grads = drawn(0) * (torch.arange(NUMEL) < NUMEL // 2)
-    blocks, _ = after(ExDyna(num_blocks=128), 40, lambda _: grads)
-    assert max(blocks[:2]) < 32, "the first two are equally full, but the second has handed on"
+HALF = (torch.arange(NUMEL) < NUMEL // 2).float()
+SCALES = torch.tensor([2.0, 1.0, 1.0, 1.0])[:, None]
+
+
+@pytest.mark.parametrize(
+    ("gradient", "steps", "is_settled"),
+    [
+        # the first two are equally full, but the second has handed on
+        (lambda _: drawn(0) * HALF, 40, lambda blocks: max(blocks[:2]) < 32),
+        # all partitions are alike, but one rank finds most: its borders would run back and forth with the last count
+        (lambda step: drawn(step) * SCALES, 60, lambda blocks: all(abs(count - 32) <= 6 for count in blocks)),
+    ],
+)
+def test_repaired_takes_overload_from_both_sides_and_no_ranks_scale_for_a_partitions_load(
+    gradient: Callable[[int], Tensor], steps: int, is_settled: Callable[[list[int]], bool]
+) -> None:
+    simulation = build(ExDyna(num_blocks=128), NUMEL, WORLD, 0.02)
+    for step in range(steps):
+        simulation.step(gradient(step))
+    blocks = tables(simulation)[0]
     assert sum(blocks) == 128
-
-
-def test_repaired_does_not_take_a_ranks_scale_for_a_partitions_load() -> None:
-    """All partitions are alike, but one rank finds most: its borders would run back and forth with the last count."""
-    scales = torch.tensor([2.0, 1.0, 1.0, 1.0])[:, None]
-    blocks, _ = after(ExDyna(num_blocks=128), 60, lambda step: drawn(step) * scales)
-    assert all(abs(count - 32) <= 6 for count in blocks)
+    assert is_settled(blocks)
 
 
 @pytest.mark.parametrize("rule", ["repaired", "published"])
@@ -113,9 +117,10 @@ def test_partitions_cover_everything_once_and_never_get_too_small(rule: Any, num
     for step in range(2 * world_size):
         grads = torch.randn(world_size, numel, generator=torch.Generator().manual_seed(step))
         simulation.step(grads * torch.linspace(0, 1, numel))
-        tables = blocks_of(simulation)
-        assert all(table == tables[0] for table in tables)
-        spans = block_spans(tables[0], grid.block_size, numel)
-        assert [index for start, stop in spans for index in range(start, stop)] == list(range(numel))
-        assert sum(tables[0]) == grid.num_blocks
-        assert min(tables[0]) >= min(grid.num_blocks // (4 * world_size), 1)
+        first, *others = tables(simulation)
+        assert all(table == first for table in others)
+        spans = block_spans(first, grid.block_size, numel)
+        assert (spans[0][0], spans[-1][1]) == (0, numel)
+        assert all(before[1] == after[0] for before, after in pairwise(spans))
+        assert sum(first) == grid.num_blocks
+        assert min(first) >= min(grid.num_blocks // (4 * world_size), 1)

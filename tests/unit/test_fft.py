@@ -1,7 +1,7 @@
 """FFT sparsification against dense matrices of waves: the spectrum, what is sent, and what its statistics say."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,52 +13,46 @@ from micro.simulate import SimulatedStep
 from micro.zoo.fft import FFTReducer
 from micro.zoo.range_float import RangeFloat
 from micro.zoo.spectrum import from_spectrum_, num_bins, padded_length, to_spectrum
+from tests.parts import kept, normal, simulated
 
 WORLD_SIZE = 3
 PADDED = {1: 2, 2: 2, 3: 4, 5: 6, 7: 8, 11: 12, 12: 12, 13: 16, 16: 16, 37: 40, 257: 270}
+Through = Callable[[np.ndarray], np.ndarray]
 
 
-@dataclass
 class Oracle:
     """Spectra as products with matrices: row f of ``waves`` is a frequency."""
 
-    numel: int
-
-    def __post_init__(self) -> None:
-        length = PADDED[self.numel]
+    def __init__(self, numel: int) -> None:
+        length = PADDED[numel]
         turns = np.outer(np.arange(length), np.arange(length)) / length
+        self.numel, self.num_bins = numel, length // 2 + 1
         self.waves = np.exp(-2j * np.pi * turns) / np.sqrt(length)
-        self.num_bins = length // 2 + 1
 
     def bins(self, x: np.ndarray) -> np.ndarray:
         return (self.waves[:, : self.numel] @ x)[: self.num_bins]
-
-    def kept(self, bins: np.ndarray, count: int) -> list[int]:
-        """The bins with most energy; an inner one stands for two frequencies."""
-        energy = [(1 if f in (0, self.num_bins - 1) else 2) * abs(c) ** 2 for f, c in enumerate(bins)]
-        return sorted(sorted(range(len(bins)), key=lambda f: (-energy[f], f))[:count])
 
     def vector(self, bins: np.ndarray) -> np.ndarray:
         mirrored = np.conj(bins[1:-1][::-1])
         return (np.conj(self.waves) @ np.concatenate([bins, mirrored]))[: self.numel].real
 
-    def sent(self, x: np.ndarray, count: int) -> np.ndarray:
+    def sent(self, x: np.ndarray, count: int, through: Through = lambda bins: bins) -> np.ndarray:
+        """The bins with most energy, as they arrive; an inner one stands for two frequencies."""
         bins = self.bins(x)
+        energy = [(1 if f in (0, self.num_bins - 1) else 2) * abs(c) ** 2 for f, c in enumerate(bins)]
+        chosen = sorted(sorted(range(len(bins)), key=lambda f: (-energy[f], f))[:count])
+        ends = np.where(np.isin(np.arange(len(bins)), [0, len(bins) - 1]), np.sqrt(2), 1)
         thinned = np.zeros_like(bins)
-        kept = self.kept(bins, count)
-        thinned[kept] = bins[kept]
-        return self.vector(thinned)
+        thinned[chosen] = through((bins / ends)[chosen])
+        return self.vector(thinned * ends)
 
 
 def gradients(numel: int, step: int = 0) -> Tensor:
-    randomness = torch.Generator().manual_seed(100 * numel + step)
-    return torch.randn(WORLD_SIZE, numel, generator=randomness, dtype=torch.float64)
+    return normal(WORLD_SIZE, numel, seed=100 * numel + step)
 
 
 def once(grads: Tensor, **settings: object) -> SimulatedStep:
-    reducer = FFTReducer(**{"bits": 32} | settings)  # type: ignore[arg-type]
-    simulation = micro.Simulation(reducer, micro.Layout.flat(grads.shape[1]), WORLD_SIZE, dtype=grads.dtype)
-    return simulation.step(grads, residuals=reducer.feedback.name == "residual")
+    return simulated(FFTReducer(**{"bits": 32} | settings), grads.shape[1], WORLD_SIZE, dtype=grads.dtype).step(grads)
 
 
 # --- the spectrum -----------------------------------------------------------------------------------------------------
@@ -90,31 +84,21 @@ def test_the_spectrum_is_the_fourier_transform_whose_ends_count_once(numel: int)
 
 @pytest.mark.parametrize("numel", PADDED)
 @pytest.mark.parametrize("density", [0.1, 0.4, 1.0])
-def test_the_update_is_the_mean_of_the_strongest_waves_of_each_rank(numel: int, density: float) -> None:
-    grads, oracle = gradients(numel), Oracle(numel)
-    count = max(1, math.floor(density * oracle.num_bins))
-    expected = np.mean([oracle.sent(row, count) for row in grads.numpy()], axis=0)
-    step = once(grads, density=density)
-    np.testing.assert_allclose(step.update.numpy(), expected, rtol=0, atol=1e-12)
-    assert step.stats[0].counts == (count,) * WORLD_SIZE
-    if density == 1.0:
-        torch.testing.assert_close(step.update, grads.mean(0), rtol=0, atol=1e-14)
-        assert (step.stats[0].relative_error, step.stats[0].global_density) == (0.0, 1.0)
-
-
-@pytest.mark.parametrize("numel", PADDED)
-def test_the_residual_is_what_the_own_waves_do_not_say(numel: int) -> None:
+def test_the_strongest_waves_of_each_rank_are_sent_and_the_rest_is_kept(numel: int, density: float) -> None:
     oracle, total = Oracle(numel), np.zeros((WORLD_SIZE, numel))
-    count = max(1, math.floor(0.3 * oracle.num_bins))
-    reducer = FFTReducer(density=0.3, bits=32, feedback=micro.ErrorFeedback())
-    simulation = micro.Simulation(reducer, micro.Layout.flat(numel), WORLD_SIZE, dtype=torch.float64)
+    count = max(1, math.floor(density * oracle.num_bins))
+    simulation = simulated(FFTReducer(density=density, bits=32, feedback=micro.ErrorFeedback()), numel, WORLD_SIZE)
     for index in range(4):
-        total += gradients(numel, index).numpy()
+        grads = gradients(numel, index)
+        total += grads.numpy()
         sent = np.stack([oracle.sent(row, count) for row in total])
         total -= sent
-        step = simulation.step(gradients(numel, index))
-        np.testing.assert_allclose(torch.stack(simulation.residuals()).numpy(), total, rtol=0, atol=1e-12)
+        step = simulation.step(grads)
+        np.testing.assert_allclose(kept(simulation).numpy(), total, rtol=0, atol=1e-12)
         np.testing.assert_allclose(step.update.numpy(), sent.mean(0), rtol=0, atol=1e-12)
+        assert step.stats[0].counts == (count,) * WORLD_SIZE
+    if density == 1.0:
+        assert (step.stats[0].relative_error, step.stats[0].global_density) == (0.0, 1.0)
 
 
 def test_a_step_whose_transform_overflows_is_left_out() -> None:
@@ -131,32 +115,26 @@ def test_a_step_whose_transform_overflows_is_left_out() -> None:
 
 @pytest.mark.parametrize("bits", [6, 10])
 def test_parts_arrive_as_the_range_float_says(bits: int) -> None:
-    numel, grads = 16, gradients(16)
-    oracle, codec, sent = Oracle(numel), RangeFloat(bits=bits), []
-    for row in grads.numpy():
-        bins = oracle.bins(row)
-        kept = oracle.kept(bins, 5)
-        bins[[0, -1]] /= np.sqrt(2)  # as they travel
-        bins.imag[[0, -1]] = 0.0
-        parts = torch.from_numpy(np.stack([bins[kept].real, bins[kept].imag], axis=1).reshape(-1))
-        decoded = codec.decode(codec.encode(parts, (0, 0, 0)), 10, torch.float64).numpy()
-        thinned = np.zeros_like(bins)
-        thinned[kept] = decoded[::2] + 1j * decoded[1::2]
-        thinned[[0, -1]] *= np.sqrt(2)
-        sent.append(oracle.vector(thinned))
-    step = once(grads, density=5 / 9, bits=bits)
+    grads, codec = gradients(16), RangeFloat(bits=bits)
+
+    def through(bins: np.ndarray) -> np.ndarray:
+        parts = torch.view_as_real(torch.from_numpy(bins)).reshape(-1)
+        decoded = codec.decode(codec.encode(parts, (0, 0, 0)), parts.numel(), torch.float64)
+        return torch.view_as_complex(decoded.view(-1, 2)).numpy()
+
+    sent = [Oracle(16).sent(row, 5, through) for row in grads.numpy()]
+    step = once(grads, density=5 / 9, bits=bits, feedback=micro.NoFeedback())
     np.testing.assert_allclose(step.update.numpy(), np.mean(sent, axis=0), rtol=0, atol=1e-9)
-    for rank, stats in enumerate(step.stats):  # 16 is not padded: Parseval is exact
-        lost = np.linalg.norm(grads[rank].numpy() - sent[rank]) / np.linalg.norm(grads[rank].numpy())
+    for grad, vector, stats in zip(grads.numpy(), sent, step.stats, strict=True):  # 16 is not padded: Parseval is exact
+        lost = np.linalg.norm(grad - vector) / np.linalg.norm(grad)
         assert stats.relative_error == pytest.approx(lost, rel=1e-6)
 
 
 @pytest.mark.parametrize("numel", [11, 13, 37, 257])
 def test_the_relative_error_is_never_too_small_where_the_vector_is_padded(numel: int) -> None:
-    step = once(gradients(numel), density=0.3, bits=8, feedback=micro.ErrorFeedback())
-    assert step.residuals is not None
-    for residual, grad, stats in zip(step.residuals, gradients(numel), step.stats, strict=True):
-        assert stats.relative_error is not None
+    simulation = simulated(FFTReducer(density=0.3, bits=8, feedback=micro.ErrorFeedback()), numel, WORLD_SIZE)
+    all_stats = simulation.step(gradients(numel)).stats
+    for residual, grad, stats in zip(kept(simulation), gradients(numel), all_stats, strict=True):
         assert float(residual.norm() / grad.norm()) <= stats.relative_error * (1 + 1e-9) < 1
 
 

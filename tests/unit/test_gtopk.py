@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.sparse import Exchanged, SparseValues
 from micro.zoo.gtopk import GTopK
 from tests.exchanging import exchanged
+from tests.parts import dense
 from tests.products import grid
 
 NUMEL = 23
@@ -14,7 +14,7 @@ RULES = ["repaired", "published"]
 Entries = dict[int, float]
 
 
-def accumulators(world_size: int, seed: int = 0) -> Tensor:
+def accumulators(world_size: int, seed: int) -> Tensor:
     """Return (world_size, NUMEL) quarters: sums are exact in any order, and ties and zeros are many."""
     randomness = torch.Generator().manual_seed(100 * seed + world_size)
     return torch.randint(-6, 7, (world_size, NUMEL), generator=randomness).double() / 4
@@ -22,18 +22,6 @@ def accumulators(world_size: int, seed: int = 0) -> Tensor:
 
 def top(row: list[float], k: int) -> list[int]:
     return sorted(sorted(range(len(row)), key=lambda i: (-abs(row[i]), i))[:k])
-
-
-def exchange(acc: Tensor, chosen: list[list[int]], k: int, rule: str) -> list[Exchanged]:
-    return exchanged(GTopK(rule=rule), acc, chosen, target_count=k)[0]  # type: ignore[arg-type]
-
-
-def dense(*parts: SparseValues) -> Tensor:
-    vector = torch.zeros(NUMEL, dtype=torch.float64)
-    for part in parts:
-        assert part.indices.tolist() == sorted(set(part.indices.tolist()))
-        part.add_to_(vector)
-    return vector
 
 
 class Oracle:
@@ -72,34 +60,30 @@ class Oracle:
 def assert_is_the_oracle(acc: Tensor, chosen: list[list[int]], k: int, rule: str) -> None:
     oracle = Oracle([{i: row[i] for i in own} for row, own in zip(acc.tolist(), chosen, strict=True)], k)
     update = [oracle.total.get(index, 0.0) / len(chosen) for index in range(NUMEL)]
-    for rank, got in enumerate(exchange(acc, chosen, k, rule)):
-        assert dense(*got.update).tolist() == update
-        assert dense(got.sent).tolist() == oracle.sent(rank, rule)
+    for rank, got in enumerate(exchanged(GTopK(rule=rule), acc, chosen, target_count=k)[0]):
+        assert dense(NUMEL, *got.update).tolist() == update
+        assert dense(NUMEL, got.sent).tolist() == oracle.sent(rank, rule)
+        assert all(part.indices.diff().min(-1).values > 0 for part in got.update if part.indices.numel() > 1)
         assert (got.num_updated, got.counts, got.is_finite) == (len(oracle.total), tuple(map(len, chosen)), True)
 
 
 @grid(world_size=range(1, 10), rule=RULES, k=[1, 4, NUMEL])
-def test_topk_meets_as_in_the_tree(world_size: int, rule: str, k: int) -> None:
+def test_lists_meet_as_in_the_tree(world_size: int, rule: str, k: int) -> None:
+    """Lists of k, and of other lengths: rank 4 has none, some have too many."""
     for seed in range(3):
         acc = accumulators(world_size, seed)
         assert_is_the_oracle(acc, [top(row, k) for row in acc.tolist()], k, rule)
+    other = [top(row, (5 * rank + 1) % 7) for rank, row in enumerate(acc.tolist())]
+    for chosen, bound in ((other, 3), ([[] for _ in other], 3), ([[], *other[1:]], 50)):
+        assert_is_the_oracle(acc, chosen, bound, rule)
 
 
-@grid(world_size=range(1, 10), rule=RULES)
-def test_lists_of_other_lengths_meet_as_in_the_tree(world_size: int, rule: str) -> None:
-    acc = accumulators(world_size)
-    chosen = [top(row, (5 * rank + 1) % 7) for rank, row in enumerate(acc.tolist())]  # rank 4 has none, some too many
-    assert_is_the_oracle(acc, chosen, 3, rule)
-    assert_is_the_oracle(acc, [[] for _ in chosen], 3, rule)
-    assert_is_the_oracle(acc, [own if rank else [] for rank, own in enumerate(chosen)], 50, rule)
-
-
-@pytest.mark.parametrize(("rule", "left"), [("repaired", (3.0, 2.0)), ("published", (3.0, 0.0))])
-def test_published_loses_what_comes_in_from_another_part_of_the_tree(rule: str, left: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("rule", "left"), [("repaired", [3.0, 2.0]), ("published", [3.0, 0.0])])
+def test_published_loses_what_comes_in_from_another_part_of_the_tree(rule: str, left: list[float]) -> None:
     """Index 7 of rank 1 is pruned by rank 0, and 7 wins all the same, by what ranks 2 and 3 have of it."""
     acc = torch.zeros(4, NUMEL, dtype=torch.float64)
     acc[0, 2], acc[1, 7], acc[2, 7], acc[3, 7] = 3.0, 2.0, 5.0, 1.0
-    results = exchange(acc, [[2], [7], [7], [7]], 1, rule)
+    results, _ = exchanged(GTopK(rule=rule), acc, [[2], [7], [7], [7]])
     assert [(part.indices.tolist(), part.values.tolist()) for part in results[3].update] == [([7], [1.5])]
-    residuals = [(acc[rank] - dense(got.sent))[[2, 7]].tolist() for rank, got in enumerate(results)]
-    assert residuals == [list(left), [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+    residuals = [(acc[rank] - dense(NUMEL, got.sent))[[2, 7]].tolist() for rank, got in enumerate(results)]
+    assert residuals == [left, [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]

@@ -6,7 +6,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels import reference, table, threads
-from micro.kernels.sums import Sums
 from micro.randomness import generator
 from tests.operations import CASES, KINDS, LENGTHS, assert_same, vector
 from tests.products import grid
@@ -57,11 +56,9 @@ def test_every_operation_has_a_case() -> None:
 @pytest.mark.skipif(not table.has_numba(), reason="numba is not installed")
 @grid(operation=CASES, kind=KINDS, numel=LENGTHS, num_threads=[1, 3])
 def test_numba_gives_what_torch_gives(operation: str, kind: str, numel: int, num_threads: int) -> None:
-    module = table.TABLE[operation].numba
-    assert module
     with many_parts(num_threads):
         for given in CASES[operation](kind, numel, torch.float32):
-            assert_same(operation, getattr(table.module(module), operation), given)
+            assert_same(operation, getattr(table.module(table.TABLE[operation].numba or ""), operation), given)
 
 
 @grid(numel=[0, 1, 16, 33, 1000, BLOCK + 1], threshold=[0.0, 0.5, 1.5, 10.0], dtype=DTYPES)
@@ -74,7 +71,9 @@ def test_above(numel: int, threshold: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("tried", [(), table.TRIED])
-def test_above_of_special_values(tried: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_above_of_special_values_and_thresholds_between_numbers(
+    tried: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(table, "TRIED", tried)
     inf, nan = math.inf, math.nan
     x = torch.tensor([nan, inf, -inf, -nan, 0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38] * 4)  # lanes and the tail
@@ -87,26 +86,19 @@ def test_above_of_special_values(tried: tuple[str, ...], monkeypatch: pytest.Mon
         nan: (),
     }.items():
         assert kernels.above(x, threshold).tolist() == [i for i in range(40) if i % 10 in passing]
-
-
-@pytest.mark.parametrize("tried", [(), table.TRIED])
-def test_above_rounds_the_threshold_to_single_precision(
-    tried: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(table, "TRIED", tried)
-    x = torch.full((20,), 0.1)  # a little more than the double 0.1
-    counts = [kernels.above(x, cut).numel() for cut in (0.1, float(x[0]), 0.1 + 1e-12, 0.1000001)]
-    assert counts == [20, 20, 20, 0]
+    x = torch.full((20,), 0.1)  # a little more than the double 0.1, which is rounded to it
+    cuts = (0.1, float(x[0]), 0.1 + 1e-12, 0.1000001)
+    assert [kernels.above(x, cut).numel() for cut in cuts] == [20, 20, 20, 0]
 
 
 def test_above_serves_slices_and_strided_vectors_and_leaves_them_alone() -> None:
     x = normal(1000).requires_grad_()
-    kept = x.detach().clone()
+    before = x.detach().clone()
     for view in (x[3:777], x[::2], x[:0], x.expand(2, -1)[1]):
         found = kernels.above(view, 1.0)
         assert found.tolist() == brute_above(view, 1.0)
         assert not found.requires_grad
-    assert torch.equal(x, kept)
+    assert torch.equal(x, before)
 
 
 @grid(kind=["normal", "tied", "small"], numel=[1, 2, 17, 300, 16_385], dtype=DTYPES)
@@ -118,15 +110,10 @@ def test_largest(kind: str, numel: int, dtype: torch.dtype) -> None:
         assert found.tolist() == brute_largest(x, k)
 
 
-def hidden_from_the_sample(numel: int) -> Tensor:
-    x = torch.full((numel,), 100.0)
-    x[:: numel // reference.SAMPLE] = 1e-3
-    return x + normal(numel) * 1e-4
-
-
-def only_in_the_sample(numel: int) -> Tensor:
-    x = normal(numel)
-    x[:: numel // reference.SAMPLE] *= 1000
+def with_sample(numel: int, rest: float, sampled: float) -> Tensor:
+    """Return normal values, those that the sample sees and the others times a factor of their own."""
+    x = rest * (1 + normal(numel) * 1e-4)
+    x[:: numel // reference.SAMPLE] *= sampled / rest
     return x
 
 
@@ -135,15 +122,15 @@ def only_in_the_sample(numel: int) -> Tensor:
     make=[
         torch.ones,
         torch.zeros,
-        hidden_from_the_sample,
-        only_in_the_sample,
+        lambda numel: with_sample(numel, 100.0, 1e-3),
+        lambda numel: with_sample(numel, 1.0, 1000.0),
         lambda numel: normal(numel).round(),
         lambda numel: torch.arange(numel, dtype=torch.float32),
     ],
     numel=[2 * reference.SAMPLE + 12_345, 8 * reference.SAMPLE],
 )
-def test_largest_is_exact_whatever_the_sample_says(make: object, numel: int) -> None:
-    x = make(numel)  # type: ignore[operator]
+def test_largest_is_exact_whatever_the_sample_says(make: Callable[[int], Tensor], numel: int) -> None:
+    x = make(numel)
     for k in (1, 100, 3000, numel // 5, numel // 4 + 1):
         assert kernels.largest(x, k).tolist() == brute_largest(x, k)
 
@@ -204,14 +191,10 @@ def test_the_first_that_differ_by_a_map_and_by_sorting(numel: int, count: int, d
 
 @grid(count=[2, 9000], index=[-1, 3])
 def test_no_index_lies_outside(count: int, index: int) -> None:
-    indices = torch.tensor([0, index], dtype=torch.int32).repeat_interleave(count // 2)
-    for call in (
-        lambda x: kernels.gather(x, indices),
-        lambda x: kernels.add_at_(x, indices, torch.ones(count)),
-        lambda x: kernels.take_(x, indices, torch.ones(count)),
-    ):
+    indices, ones = torch.tensor([0, index], dtype=torch.int32).repeat_interleave(count // 2), torch.ones(count)
+    for operation, more in ((kernels.gather, ()), (kernels.add_at_, (ones,)), (kernels.take_, (ones,))):
         with pytest.raises((IndexError, RuntimeError)):
-            call(torch.zeros(3))
+            operation(torch.zeros(3), indices, *more)
 
 
 def test_a_multiple_is_added_at_indices() -> None:
@@ -235,13 +218,12 @@ def test_sums_are_those_of_what_is_larger(numel: int, scale: float, floor: float
     floor = float(torch.tensor(floor * scale if floor >= 0 else floor, dtype=dtype))
     kept = x[x.abs() > floor].double()
     sizes, sums = kept.abs(), kernels.sums_above(x, floor)
-    expected = Sums(*(float(number) for number in (kept.numel(), kept.sum(), kept.square().sum(), sizes.sum())), 0, 0)
     assert sums.count == kept.numel()
-    assert sums.total == pytest.approx(expected.total, rel=1e-5, abs=3e-6 * expected.magnitudes)
-    assert (sums.squares, sums.magnitudes) == pytest.approx((expected.squares, expected.magnitudes), rel=3e-6, abs=0)
-    assert sums.largest == (float(sizes.max()) if kept.numel() else 0.0)
-    if floor >= 0:
-        assert sums.smallest == (float(sizes.min()) if kept.numel() else math.inf)
+    assert sums.total == pytest.approx(float(kept.sum()), rel=1e-5, abs=3e-6 * float(sizes.sum()))
+    expected = float(kept.square().sum()), float(sizes.sum())
+    assert (sums.squares, sums.magnitudes) == pytest.approx(expected, rel=3e-6, abs=0)
+    assert sums.largest == max(sizes.tolist(), default=0.0)
+    assert floor < 0 or sums.smallest == min(sizes.tolist(), default=math.inf)
 
 
 def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
@@ -264,15 +246,14 @@ def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
     assert loops.gather(torch.arange(5.0), torch.tensor([4, 0], dtype=torch.int32)).tolist() == [4.0, 0.0]
 
 
+@pytest.mark.skipif(not table.has_numba(), reason="numba is not installed: nothing is compiled")
+@pytest.mark.parametrize(("limit_s", "slow_s", "is_told"), [(3600.0, 0.0, False), (0.0, 0.2, True)])
 def test_a_user_is_told_why_the_start_takes_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    limit_s: float, slow_s: float, is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not kernels.compiled(torch.ones(1)):
-        pytest.skip("numba is not installed: nothing is compiled")
-    for limit_s, slow_s, is_told in ((3600.0, 0.0, False), (0.0, 0.2, True)):
-        monkeypatch.setattr(kernels, "NOTE_S", limit_s)
-        monkeypatch.setattr(kernels, "largest", lambda *_, slow_s=slow_s: time.sleep(slow_s))
-        kernels.prepare.cache_clear()
-        kernels.prepare()
-        assert (capsys.readouterr().err != "") == is_told
+    monkeypatch.setattr(kernels, "NOTE_S", limit_s)
+    monkeypatch.setattr(kernels, "largest", lambda *_: time.sleep(slow_s))
     kernels.prepare.cache_clear()
+    kernels.prepare()
+    kernels.prepare.cache_clear()
+    assert (capsys.readouterr().err != "") == is_told

@@ -78,8 +78,8 @@ def test_target_follows_the_warm_up(row: Row) -> None:
         if row.follows_density:
             assert stats.target_density == schedule.at(index)
             assert stats.target_count == sum(target_count(schedule.at(index), size) for size in sizes)
-        if row.band is not None and row.band.at_once:
-            assert_in_band(row.band, stats, world_size)
+        if row.promises.band is not None and row.promises.band.at_once:
+            assert_in_band(row.promises.band, stats, world_size)
 
 
 @grid(row=TABLE)
@@ -128,7 +128,7 @@ def test_requests_are_what_nccl_can_carry(row: Row, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
-@grid(row=[row for row in SEEDED if not row.conserves_mass])
+@grid(row=[row for row in SEEDED if not row.promises.conserves_mass])
 def test_without_feedback_the_mean_over_seeds_is_the_dense_mean(row: Row) -> None:
     draws, grads = 500, drawn(2, 40, torch.float64)
     updates = torch.stack([update_of(row.make(0.25, seed), grads) for seed in range(draws)])

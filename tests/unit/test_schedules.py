@@ -18,10 +18,10 @@ from micro.planning.schedules.exact import Exact, SparseExact
 from micro.planning.schedules.greedy import MgWfbp, Omgs
 from micro.planning.tables import Curve
 from micro.planning.traces import Layer, Trace
+from tests.refusals import refused
 
 MIB = 2**20
 ALL = sorted(known(Schedule))
-ON_ONE_LANE = [name for name in ALL if name != "dear"]
 
 
 def trace_of(ready: list[float], sizes: list[int], *, after: float = 0.0, **more: Any) -> Trace:
@@ -78,11 +78,12 @@ def end_s(problem: Problem, ends: Ends) -> float:
     return timeline(problem, ends).end_s
 
 
-# --- every schedule -------------------------------------------------------------------------------------------------
+# --- every schedule, and the step itself ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_schedule_puts_every_layer_into_one_group(name: str) -> None:
+    """Free communication leaves the time of computation."""
     for num_layers, sparse, seed in product([1, 2, 7], [False, True], range(5)):
         problem = draw(seed, num_layers, sparse=sparse)
         plan = build(Schedule, name).plan(problem)
@@ -90,29 +91,8 @@ def test_a_schedule_puts_every_layer_into_one_group(name: str) -> None:
         assert sum(plan.num_bytes) == problem.trace.num_bytes
         assert plan.step_s is not None
         assert plan.step_s >= problem.trace.compute_s - 1e-12
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_free_communication_leaves_the_time_of_computation(name: str) -> None:
-    problem = Problem(draw_trace(random.Random(1), 9), lambda _size: 0.0)
-    assert build(Schedule, name).plan(problem).step_s == pytest.approx(problem.trace.compute_s)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"name": "capped", "cap_mb": 0}, "cap_mb .* got 0"),
-        ({"name": "dear", "cap_mb": -1.0}, "cap_mb .* got -1.0"),
-        ({"name": "omgs", "rule": "new"}, "rule of omgs .* got 'new'"),
-        ({"name": "mgwfb"}, "did you mean 'mgwfbp'"),
-    ],
-)
-def test_a_wrong_setting_is_refused(spec: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build(Schedule, spec)
-
-
-# --- the step itself ------------------------------------------------------------------------------------------------
+        free = build(Schedule, name).plan(Problem(problem.trace, no_time))
+        assert free.step_s == pytest.approx(problem.trace.compute_s)
 
 
 def test_a_step_by_hand() -> None:
@@ -125,11 +105,11 @@ def test_a_step_by_hand() -> None:
     assert (step.end_s, step.exposed_s, step.step_s) == pytest.approx((11.3, 11.3 - 5.2, 1.0 + 11.3 + 0.25))
 
 
-# --- the best there is ----------------------------------------------------------------------------------------------
+# --- the best there is ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize(("num_layers", "seeds"), [(1, 3), (2, 30), (5, 60), (8, 40), (12, 2)])
+@pytest.mark.parametrize(("num_layers", "seeds"), [(1, 3), (2, 30), (5, 60), (8, 40)])
 def test_the_exact_schedules_find_the_best_of_all_groupings(num_layers: int, seeds: int, sparse: bool) -> None:
     for seed in range(seeds):
         problem = draw(seed, num_layers, sparse=sparse)
@@ -138,17 +118,7 @@ def test_the_exact_schedules_find_the_best_of_all_groupings(num_layers: int, see
             assert end_s(problem, schedule.cut(problem)) == pytest.approx(best, rel=1e-12)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-@pytest.mark.parametrize("name", ON_ONE_LANE)
-def test_no_schedule_beats_the_exact_one(name: str, sparse: bool) -> None:
-    best = SparseExact() if sparse else Exact()
-    for seed in range(10):
-        problem = draw(seed, 25, sparse=sparse)
-        ours = end_s(problem, best.cut(problem))
-        assert ours <= end_s(problem, build(Schedule, name).cut(problem)) * (1 + 1e-12)
-
-
-# --- rules that decide about two neighbours -------------------------------------------------------------------------
+# --- rules that decide about two neighbours ---------------------------------------------------------------------------
 
 
 def draw_binary(rng: random.Random, num_layers: int) -> tuple[Trace, float, float]:
@@ -172,25 +142,23 @@ def published(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
     size = {count - i: layer.num_bytes for i, layer in enumerate(trace.layers)}
     merged = set()
 
-    def clocks() -> tuple[dict[int, float], dict[int, float]]:
-        select_at, send_at = {}, {}
+    def wait_of(layer: int) -> float:
+        """Return how long a layer waits for the lane after it was selected from."""
         clock = lane = 0.0
-        for layer in range(count, 0, -1):
-            if layer in merged:
+        for each in range(count, 0, -1):
+            if each in merged:
                 continue
-            select_at[layer] = clock + backward[layer]
-            clock = select_at[layer] + select(size[layer])
-            send_at[layer] = max(lane, clock)
-            lane = send_at[layer] + exchange(size[layer])
-        return select_at, send_at
+            clock += backward[each] + select(size[each])
+            if each == layer:
+                return max(lane, clock) - clock
+            lane = max(lane, clock) + exchange(size[each])
+        raise AssertionError("it was merged")
 
     for layer in range(count, 1, -1):
-        select_at, send_at = clocks()
         mine, following = size[layer], size[layer - 1]
         more = select(mine + following) - select(mine) - select(following)
-        waits = backward[layer - 1] + more - (send_at[layer] - select_at[layer] - select(mine))
         saved = exchange(mine) + exchange(following) - exchange(mine + following)
-        if waits < saved:
+        if backward[layer - 1] + more - wait_of(layer) < saved:
             backward[layer - 1] += backward[layer]
             size[layer - 1] += mine
             merged.add(layer)
@@ -215,14 +183,10 @@ def test_rules_make_the_published_groups() -> None:
     assert len(sizes) > 5
 
 
-# --- ASC-WFBP -------------------------------------------------------------------------------------------------------
-
-
 def test_asc_never_makes_a_gradient_wait_for_another() -> None:
     merges = 0
     for seed in range(100):
-        problem = draw(seed, 15, sparse=False)
-        lane = 0.0
+        problem, lane = draw(seed, 15, sparse=False), 0.0
         for sent in timeline(problem, build(Schedule, "asc").cut(problem)).transfers:
             assert sent.sent_s == max(lane, problem.ready_s[sent.start])
             lane = sent.done_s
@@ -230,30 +194,28 @@ def test_asc_never_makes_a_gradient_wait_for_another() -> None:
     assert merges > 100
 
 
-# --- fixed sizes ----------------------------------------------------------------------------------------------------
+# --- fixed sizes ------------------------------------------------------------------------------------------------------
 
 
 def buckets_of_torch(sizes: list[int], caps: list[int]) -> Ends:
     """Where DDP's own function cuts gradients of so many bytes."""
-    tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    tensors = [torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes]
     buckets, _ = _compute_bucket_assignment_by_size(tensors, caps, [False] * len(sizes))
     assert [index for bucket in buckets for index in bucket] == list(range(len(sizes)))
     return tuple(bucket[-1] + 1 for bucket in buckets)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_caps_cut_where_ddp_cuts(seed: int) -> None:
+def test_caps_cut_where_ddp_cuts_and_ddp_rebuilds_any_plan_from_its_caps(seed: int) -> None:
     rng = random.Random(seed)
     sizes = [rng.choice((1, 100, MIB // 2, MIB, 3 * MIB, 25 * MIB)) for _ in range(rng.randrange(1, 16))]
     problem = Problem(trace_of([0.0] * len(sizes), sizes), affine(1.0, 0.0))
-    assert build(Schedule, "ddp").cut(problem) == buckets_of_torch(sizes, [MIB, 25 * MIB])
-    assert build(Schedule, "capped").cut(problem) == buckets_of_torch(sizes, [25 * MIB])
-    capped = build(Schedule, {"name": "capped", "cap_mb": 0.3})
-    assert capped.cut(problem) == buckets_of_torch(sizes, [int(0.3 * MIB)])
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_ddp_rebuilds_any_plan_from_its_caps(seed: int) -> None:
+    for spec, caps in (
+        ("ddp", [MIB, 25 * MIB]),
+        ("capped", [25 * MIB]),
+        ({"name": "capped", "cap_mb": 0.3}, [int(0.3 * MIB)]),
+    ):
+        assert build(Schedule, spec).cut(problem) == buckets_of_torch(sizes, caps)
     problem = draw(seed, 15, sparse=True)
     plan = Omgs().plan(problem)
     caps = [int(cap * MIB) for cap in plan.bucket_caps_mb]
@@ -261,28 +223,22 @@ def test_ddp_rebuilds_any_plan_from_its_caps(seed: int) -> None:
     assert [problem.num_bytes(*group) for group in groups_of(ends)] == list(plan.num_bytes)
 
 
-# --- DeAR -----------------------------------------------------------------------------------------------------------
+# --- DeAR -------------------------------------------------------------------------------------------------------------
 
 
 def forward_event_by_event(problem: Problem, ends: Ends) -> float:
     """The length of backward and the next forward, from one queue of the lane and one of the processor."""
     trace, count = problem.trace, len(problem.trace.layers)
     clock = lane = 0.0
-    place = 0
     for start, stop in groups_of(ends):
-        size = problem.num_bytes(start, stop)
-        for layer in range(place, stop):
-            clock += trace.layers[layer].ready_s - (trace.layers[layer - 1].ready_s if layer else 0.0)
-        clock += problem.select(size)
+        size, begun = problem.num_bytes(start, stop), trace.layers[start - 1].ready_s if start else 0.0
+        clock += trace.layers[stop - 1].ready_s - begun + problem.select(size)
         lane = max(lane, clock) + problem.exchange(size) - problem.gather(size)
-        place = stop
-    clock += trace.backward_s - trace.layers[-1].ready_s
-    clock = lane = max(clock, lane)
-    done = {}
+    clock = lane = max(clock + trace.backward_s - trace.layers[-1].ready_s, lane)
+    done, used = {}, [*used_s(trace)]
     for group in sorted(groups_of(ends), reverse=True):
         lane += problem.gather(problem.num_bytes(*group))
         done.update(dict.fromkeys(range(*group), lane))
-    used = [*used_s(trace)]
     clock += used[-1]
     for layer in range(count - 1, -1, -1):
         compute = (used[layer - 1] if layer else trace.forward_s) - used[layer]
@@ -293,8 +249,7 @@ def forward_event_by_event(problem: Problem, ends: Ends) -> float:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_dear_is_what_two_queues_do(seed: int) -> None:
-    rng = random.Random(seed)
-    drawn = draw(seed, 9, sparse=bool(seed % 2))
+    rng, drawn = random.Random(seed), draw(seed, 9, sparse=bool(seed % 2))
     trace = replace(drawn.trace, forward_s=rng.expovariate(0.5), update_s=rng.choice((0.0, rng.random())))
     if seed % 3 == 0:
         starts = sorted((rng.uniform(0, trace.forward_s) for _ in trace.layers), reverse=True)
@@ -317,7 +272,7 @@ def test_forward_times_that_were_not_measured_follow_backward() -> None:
     assert used_s(trace_of([0.0, 0.0], [8, 8])) == (0.0, 0.0)
 
 
-# --- plans ----------------------------------------------------------------------------------------------------------
+# --- plans and rounds -------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_names_what_it_groups_and_is_of_one_model() -> None:
@@ -326,29 +281,26 @@ def test_a_plan_names_what_it_groups_and_is_of_one_model() -> None:
     assert plan.digest != replace(plan, groups=(("b",), ("a", "c"))).digest
     model = {"a": 4, "b": 8, "c": 4}
     plan.check_model(model)
-    for other, name in (({"a": 4, "b": 8}, "'c'"), (model | {"d": 4}, "'d'"), (model | {"b": 9}, "12 bytes .* 13")):
-        with pytest.raises(ValueError, match=name):
-            plan.check_model(other)
-
-
-# --- rounds ---------------------------------------------------------------------------------------------------------
+    for other, name in (({"a": 4, "b": 8}, "'c'"), (model | {"d": 4}, "'d'"), (model | {"b": 9}, "12 bytes")):
+        refused(lambda other=other: plan.check_model(other), name)
 
 
 @pytest.mark.parametrize("num_messages", [1, 2, 3])
 def test_groups_that_share_rounds_pay_for_latency_once_a_round_and_for_every_transfer(num_messages: int) -> None:
     """Of groups that are all ready at once, B + c - 1 rounds; of one group, its messages one after the other."""
     latency, per_byte = 1.0, 0.01
-    trace = trace_of([0.0] * 5, [10, 20, 30, 40, 50])
 
     def messages(num_bytes: float) -> tuple[tuple[float, float], ...]:
         return ((latency, per_byte * num_bytes),) * num_messages
 
+    trace = trace_of([0.0] * 5, [10, 20, 30, 40, 50])
     problem = Problem(trace, lambda num_bytes: sum(map(sum, messages(num_bytes))), messages=messages)
     for ends in groupings(5):
         step, transfer_s = timeline(problem, ends), num_messages * per_byte * 150
+        done = [sent.done_s for sent in step.transfers]
         assert step.end_s == pytest.approx((len(ends) + num_messages - 1) * latency + transfer_s)
-        assert [sent.done_s for sent in step.transfers] == sorted(sent.done_s for sent in step.transfers)
-        assert step.transfers[-1].done_s == pytest.approx(step.end_s)
+        assert done == sorted(done)
+        assert done[-1] == pytest.approx(step.end_s)
     assert timeline(problem, (5,)) == timeline(replace(problem, messages=None), (5,))
 
 

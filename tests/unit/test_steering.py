@@ -14,7 +14,6 @@ from micro.selectors.steering import SIGMAS, TOLERANCE, Track
 
 Gradient = Callable[[int], Tensor]
 SETTLED = Track(log_threshold=0.5, tail=0.2, samples=1e5, age=1000, energy=0.01, streak=2, k=1000)  # its steady state
-CUT = math.exp(0.5)
 
 
 def search(parts: list[Tensor], k: int) -> float | None:
@@ -22,13 +21,15 @@ def search(parts: list[Tensor], k: int) -> float | None:
     return SimulatedRanks(len(parts)).carry_out([quantile(part, k) for part in parts])[0]
 
 
-def after(*, count: int, tail: float = 0.2, k: int = 1000) -> Track:
+def after(*counts: int, tail: float = 0.2, k: int = 1000) -> Track:
+    """Return the settled track after steps that selected so many."""
     track = replace(SETTLED)
-    track.observe(threshold=CUT, count=count, tail=tail, k=k)
+    for count in counts:
+        track.observe(threshold=track.threshold or 1e-38, count=count, tail=tail, k=k)
     return track
 
 
-def run(gradient: Gradient, *, k: Callable[[int], int], steps: int) -> tuple[list[float], list[bool]]:
+def run(gradient: Gradient, k: Callable[[int], int], steps: int) -> tuple[list[float], list[bool]]:
     """Run MiCRO with error feedback on gradients (world_size, numel); return count / k and which steps searched."""
     acc = torch.zeros_like(gradient(0))
     world_size, numel = acc.shape
@@ -52,8 +53,9 @@ def run(gradient: Gradient, *, k: Callable[[int], int], steps: int) -> tuple[lis
     return shares, searched
 
 
-def stream(name: str, world_size: int, numel: int, scale: Callable[[int], float] = lambda _: 1.0) -> Gradient:
+def stream(name: str, world_size: int, scale: Callable[[int], float] = lambda _: 1.0) -> Gradient:
     """Return a reproducible stream of gradients; the name is of a distribution, or 'layers' or 'shared'."""
+    numel = 16_000
 
     def gradient(step: int) -> Tensor:
         generator = torch.Generator().manual_seed(step)
@@ -92,28 +94,20 @@ def test_search_finds_k_of_a_pareto_sample(k: int, parts: int) -> None:
         ([0.0, -0.0, math.nan, math.inf, -math.inf, 3.0, -5.0], 1, 3),  # 5, and what is no number but compares
         ([0.0, 1e-40, 2.0, 3.0], 100, 3),
         ([-2.0] * 100, 1, 100),
-        ([-2.0] * 10 + [4.0, 5.0, 6.0], 3, 3),
         ([-2.0] * 10 + [4.0, 5.0, 6.0], 6, 3),
         ([-2.0] * 10 + [4.0, 5.0, 6.0], 7, 13),
-        ([-2.0] * 3, 2, 3),
     ],
 )
 def test_search_ignores_what_is_no_magnitude_and_does_not_cut_ties(values: list[float], k: int, selected: int) -> None:
     x = torch.tensor(values)
-    assert int((x.abs() >= search([x], k)).sum()) == selected  # type: ignore[operator]
+    assert int((x.abs() >= search([x], k)).sum()) == selected
     assert search([torch.zeros(4), torch.zeros(0)], k) is None
-
-
-def test_counts_move_the_threshold_alike_in_both_directions_or_not_at_all() -> None:
-    up, down, same = (after(count=count) for count in (1050, 950, 1000))
-    assert up.log_threshold - 0.5 == pytest.approx(0.5 - down.log_threshold)
-    assert up.log_threshold > same.log_threshold == 0.5
 
 
 @pytest.mark.parametrize(("count", "is_fresh"), [(100_000, True), (0, True), (1400, False), (700, False), (1050, None)])
 def test_a_lost_count_restarts_and_a_bad_one_searches(count: int, is_fresh: bool | None) -> None:
-    assert (after(count=count) == Track()) is bool(is_fresh)
-    assert (after(count=count).threshold is None) is (is_fresh is not None)
+    assert (after(count) == Track()) is bool(is_fresh)
+    assert (after(count).threshold is None) is (is_fresh is not None)
 
 
 def test_a_new_k_moves_the_threshold_along_the_tail() -> None:
@@ -126,30 +120,16 @@ def test_a_new_k_moves_the_threshold_along_the_tail() -> None:
 
 
 def test_nothing_selected_and_no_tail_stay_finite() -> None:
-    track = replace(SETTLED)
-    for _ in range(2000):
-        track.observe(threshold=track.threshold or 1e-38, count=0, tail=math.nan, k=1)
-    assert 0 < math.exp(track.log_threshold) < math.inf
-    odd = after(count=5, tail=math.inf, k=5)
+    assert 0 < math.exp(after(*[0] * 2000, tail=math.nan, k=1).log_threshold) < math.inf
+    odd = after(5, tail=math.inf, k=5)
     assert (odd.tail, odd.samples) == (SETTLED.tail, SETTLED.samples)
-
-
-@pytest.mark.parametrize(("counts", "lowest", "highest"), [([1100, 900] * 5, 0.0, 0.8), ([1100] * 10, 1.25, 2.0)])
-def test_alternating_errors_lower_the_gain_and_lasting_ones_raise_it(
-    counts: list[int], lowest: float, highest: float
-) -> None:
-    track = replace(SETTLED)
-    for count in counts:
-        track.observe(threshold=track.threshold or 0.0, count=count, tail=0.2, k=1000)
-    assert lowest < track.gain <= highest
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["normal", "laplace", "student3", "layers", "shared"])
-@pytest.mark.parametrize(("world_size", "density"), [(1, 0.1), (1, 0.01), (4, 0.02)])
-def test_the_count_keeps_its_promise(name: str, world_size: int, density: float) -> None:
-    k = int(density * 16_000)
-    shares, searched = run(stream(name, world_size, 16_000), k=lambda _: k, steps=80)
+@pytest.mark.parametrize(("world_size", "k"), [(1, 1600), (1, 160), (4, 320)])
+def test_the_count_keeps_its_promise(name: str, world_size: int, k: int) -> None:
+    shares, searched = run(stream(name, world_size), lambda _: k, 80)
     errors = torch.tensor(shares[20:]) - 1
     assert errors.abs().max() <= bound(k)
     assert abs(errors.mean()) <= 0.02 + SIGMAS / math.sqrt(k * len(errors))
@@ -158,8 +138,7 @@ def test_the_count_keeps_its_promise(name: str, world_size: int, density: float)
 
 @pytest.mark.parametrize(("factor", "world_size"), [(0.1, 1), (10.0, 4)])
 def test_recovers_from_a_tenfold_jump_within_ten_steps(factor: float, world_size: int) -> None:
-    gradient = stream("normal", world_size, 16_000, lambda step: factor if step >= 50 else 1.0)
-    shares, _ = run(gradient, k=lambda _: 800, steps=90)
+    shares, _ = run(stream("normal", world_size, lambda step: factor if step >= 50 else 1.0), lambda _: 800, 90)
     assert max(abs(share - 1) for share in shares[60:]) <= bound(800)
 
 
@@ -167,6 +146,6 @@ def test_follows_a_density_warm_up() -> None:
     def k(step: int) -> int:
         return max(200, 4000 >> step // 20)
 
-    shares, searched = run(stream("normal", 2, 16_000), k=k, steps=120)
+    shares, searched = run(stream("normal", 2), k, 120)
     assert max(abs(share - 1) / bound(k(step)) for step, share in enumerate(shares) if step % 20 > 5) <= 1
     assert sum(searched) < 30

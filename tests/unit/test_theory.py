@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from micro.planning.theory import (
     bound_holds,
@@ -13,12 +12,9 @@ from micro.planning.theory import (
     top_k_bound,
     top_k_error,
 )
+from tests.parts import normal
 
 SHARES = torch.tensor([0.0, 0.001, 0.01, 0.1, 0.25, 0.5, 0.9, 1.0], dtype=torch.float64)
-
-
-def normal(numel: int, seed: int = 0) -> Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("numel", "points"), [(4, 10), (7, 7), (1001, 11)])
@@ -41,15 +37,14 @@ def test_random_k_error_is_the_mean_over_draws() -> None:
 
 
 def test_bell_shaped_vectors_keep_assumption_and_bound_and_equal_magnitudes_break_both() -> None:
-    for u in (normal(20_000), normal(20_000) * normal(20_000, 1).abs()):
+    for u in (normal(20_000), normal(20_000) * normal(20_000, seed=1).abs()):
         assert is_below_line(u)
         assert is_convex(u)
         assert bound_holds(u, SHARES).all()
     equal, inside = torch.sign(normal(1000)), SHARES[2:-1]
     assert not is_below_line(equal)
     assert torch.allclose(top_k_error(equal, inside), random_k_error(inside))
-    assert not bound_holds(equal, inside).any()
-    assert bound_holds(equal, torch.tensor([0.0, 1.0])).all()
+    assert bound_holds(equal, SHARES[[0, *range(2, 8)]]).tolist() == [True, *[False] * 5, True]
 
 
 def test_uniform_squares_lie_on_the_line_and_are_just_within_the_bound() -> None:
@@ -59,10 +54,3 @@ def test_uniform_squares_lie_on_the_line_and_are_just_within_the_bound() -> None
     assert torch.allclose(curve, 1 - shares, atol=2 / numel)
     assert torch.allclose(top_k_error(u, SHARES), top_k_bound(SHARES), atol=1 / numel)
     assert bound_holds(u, SHARES).all()
-
-
-def test_wrong_input_is_named() -> None:
-    with pytest.raises(ValueError, match="zeros"):
-        top_k_error(torch.zeros(3), SHARES)
-    with pytest.raises(ValueError, match=r"shares .* got \[1.5\]"):
-        top_k_error(torch.ones(3), torch.tensor([1.5]))
