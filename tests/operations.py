@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -114,31 +115,16 @@ def outcome(function: Callable[..., Any], given: Arguments) -> list[Any]:
         result = (index_of(result[0], given[1].numel()), *result[1][:-1])  # the smallest is not known, as below
     if function.__name__ == "sums" and given[1] < 0:
         result = result[:-1]
-    return [
-        *(result if isinstance(result, (tuple, list)) else [result]),
-        *(x for x in vectors if isinstance(x, Tensor)),
-    ]
+    parts = result if isinstance(result, (tuple, list)) else [result]
+    return [*parts, *(x for x in vectors if isinstance(x, Tensor))]
 
 
 def assert_same(operation: str, form: Callable[..., Any], given: Arguments) -> None:
     """Check that a form of an operation gives what the reference gives, and leaves the same vectors."""
-    found, expected = (
-        outcome(form, given),
-        outcome(getattr(table.module(table.TABLE[operation].torch or ""), operation), given),
-    )
-    for one, other in zip(found, expected, strict=True):
-        assert equal(one, other, rounded=operation in ROUNDED)
-
-
-def equal(one: Any, other: Any, *, rounded: bool) -> bool:
-    if isinstance(one, Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape
-        return same and (torch.allclose(one, other, rtol=1e-5) if rounded else one.equal(other) or both_nan(one, other))
-    if isinstance(one, float):
-        return one == other or math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-3)
-    return bool(one == other)
-
-
-def both_nan(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two vectors are the same bits, NaN among them."""
-    return one.is_floating_point() and torch.equal(one.nan_to_num(1e9), other.nan_to_num(1e9))
+    expected = outcome(getattr(table.module(table.TABLE[operation].torch or ""), operation), given)
+    is_rounded = operation in ROUNDED
+    for one, other in zip(outcome(form, given), expected, strict=True):
+        if isinstance(one, Tensor):
+            torch.testing.assert_close(one, other, rtol=1e-5 * is_rounded, atol=1e-8 * is_rounded, equal_nan=True)
+        else:
+            assert one == (pytest.approx(other, rel=1e-5, abs=1e-3) if is_rounded else other)

@@ -67,3 +67,28 @@ def dense(numel: int, *parts: SparseValues) -> Tensor:
         assert part.indices.dtype == torch.int32
         part.add_to_(vector)
     return vector
+
+
+# --- values of several laws -------------------------------------------------------------------------------------------
+
+
+def _normal(randomness: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=randomness, dtype=torch.float64)
+
+
+def _laplace(randomness: torch.Generator, *shape: int) -> Tensor:
+    uniform = torch.rand(*shape, generator=randomness, dtype=torch.float64)
+    return (1 - uniform).log() * _normal(randomness, *shape).sign()
+
+
+def _student(randomness: torch.Generator, *shape: int) -> Tensor:
+    return _normal(randomness, *shape) / (_normal(randomness, 3, *shape) ** 2).mean(0).sqrt()
+
+
+def _layered(randomness: torch.Generator, *shape: int) -> Tensor:
+    scales = torch.logspace(-4, 0, 16, dtype=torch.float64)[torch.arange(16) * 5 % 16]  # large and small mixed
+    sizes = [len(part) for part in torch.arange(shape[-1]).tensor_split(16)]
+    return _normal(randomness, *shape) * scales.repeat_interleave(torch.tensor(sizes))
+
+
+STREAMS = {"normal": _normal, "laplace": _laplace, "student": _student, "layers": _layered}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import micro
 from micro.partition import cyclic_slice
-from tests.parts import CPU, exactly, kept, places, simulated
+from tests.parts import CPU, STREAMS, exactly, kept, places, simulated
 from tests.products import grid
 
 NUMEL = 20_000
@@ -60,28 +60,6 @@ def test_published_starts_by_its_rule_where_buckets_changed() -> None:
 
 
 # --- agreed: exactly k, in the same step ------------------------------------------------------------------------------
-
-
-def normal(randomness: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=randomness, dtype=torch.float64)
-
-
-def laplace(randomness: torch.Generator, *shape: int) -> Tensor:
-    uniform = torch.rand(*shape, generator=randomness, dtype=torch.float64)
-    return (1 - uniform).log() * normal(randomness, *shape).sign()
-
-
-def student(randomness: torch.Generator, *shape: int) -> Tensor:
-    return normal(randomness, *shape) / (normal(randomness, 3, *shape) ** 2).mean(0).sqrt()
-
-
-def layered(randomness: torch.Generator, *shape: int) -> Tensor:
-    scales = torch.logspace(-4, 0, 16, dtype=torch.float64)[torch.arange(16) * 5 % 16]  # large and small mixed
-    sizes = [len(part) for part in torch.arange(shape[-1]).tensor_split(16)]
-    return normal(randomness, *shape) * scales.repeat_interleave(torch.tensor(sizes))
-
-
-STREAMS = {"normal": normal, "laplace": laplace, "student": student, "layers": layered}
 
 
 @lru_cache(maxsize=32)

@@ -11,8 +11,10 @@ from torch import Tensor
 from micro.lockstep import SimulatedRanks
 from micro.selectors.micro_rules.repaired import quantile
 from micro.selectors.steering import SIGMAS, TOLERANCE, Track
+from tests.parts import STREAMS
 
 Gradient = Callable[[int], Tensor]
+NUMEL = 16_000
 SETTLED = Track(log_threshold=0.5, tail=0.2, samples=1e5, age=1000, energy=0.01, streak=2, k=1000)  # its steady state
 
 
@@ -54,21 +56,14 @@ def run(gradient: Gradient, k: Callable[[int], int], steps: int) -> tuple[list[f
 
 
 def stream(name: str, world_size: int, scale: Callable[[int], float] = lambda _: 1.0) -> Gradient:
-    """Return a reproducible stream of gradients; the name is of a distribution, or 'layers' or 'shared'."""
-    numel = 16_000
+    """Return a reproducible stream of gradients; of 'shared' ones all ranks have a part alike."""
 
     def gradient(step: int) -> Tensor:
-        generator = torch.Generator().manual_seed(step)
-        normal = torch.randn(world_size, numel, generator=generator)
-        if name == "laplace":
-            normal *= torch.empty_like(normal).exponential_(generator=generator).sqrt()
-        if name == "student3":
-            normal /= torch.randn(3, world_size, numel, generator=generator).square().mean(0).sqrt()
-        if name == "layers":
-            normal *= torch.logspace(-2, 0, 8).repeat_interleave(numel // 8)
+        randomness = torch.Generator().manual_seed(step)
         if name == "shared":
-            normal += torch.randn(numel, generator=generator)
-        return normal * scale(step)
+            common, *own = STREAMS["normal"](randomness, world_size + 1, NUMEL).float()
+            return scale(step) * (common + torch.stack(own))
+        return scale(step) * STREAMS[name](randomness, world_size, NUMEL).float()
 
     return gradient
 
@@ -126,7 +121,7 @@ def test_nothing_selected_and_no_tail_stay_finite() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["normal", "laplace", "student3", "layers", "shared"])
+@pytest.mark.parametrize("name", [*STREAMS, "shared"])
 @pytest.mark.parametrize(("world_size", "k"), [(1, 1600), (1, 160), (4, 320)])
 def test_the_count_keeps_its_promise(name: str, world_size: int, k: int) -> None:
     shares, searched = run(stream(name, world_size), lambda _: k, 80)
