@@ -239,6 +239,37 @@ def test_terngrad_as_published_is_the_cut_largest_or_nothing() -> None:
         assert codes[plain.abs() > limit * 1.0001].all()
 
 
+def lost(codec: micro.Codec, values: Tensor) -> float:
+    return float((values - through(codec, values)).norm() / values.norm()) ** 2
+
+
+def test_two_magnitudes_leave_the_least_of_all_cuts_of_a_block() -> None:
+    values = values_of(24)
+    ordered = values.abs().sort().values
+    splits = [(ordered[:cut], ordered[cut:]) for cut in range(1, 24)]
+    errors = [sum(float(((half - half.mean()) ** 2).sum()) for half in split) for split in splits]
+    assert lost(TwoMeans(), values) == pytest.approx(min(errors) / float(values.norm()) ** 2, rel=0.05)
+
+
+def test_of_what_top_k_selects_the_published_levels_tell_little_more_than_a_sign() -> None:
+    values = values_of(200_000)
+    largest = values[micro.kernels.largest(values, values.numel() // 64).long()]
+    sign, ours, published = (lost(codec, largest) for codec in (Sign(), TwoMeans(), TwoMeans(rule="published")))
+    assert published > 0.9 * sign
+    assert ours < 0.5 * sign
+
+
+def test_the_published_levels_are_those_of_sparselocos_public_code() -> None:
+    values = [0.1, 0.2, -0.1, 3.0, -4.0, 0.5]
+    mean = sum(values) / 6
+    sigma = (sum((value - mean) ** 2 for value in values) / 5) ** 0.5
+    levels = [min(max(round((value - mean) / (1.5 * sigma) + 2), 0), 3) for value in values]
+    expected = [sum(v for v, other in zip(values, levels, strict=True) if other == own) for own in levels]
+    expected = [total / levels.count(own) for total, own in zip(expected, levels, strict=True)]
+    assert through(TwoMeans(rule="published"), torch.tensor(values)).tolist() == pytest.approx(expected)
+    assert len(set(levels)) > 2
+
+
 def number_line(largest: float, bits: int, mantissa: int) -> list[float]:
     """Return the magnitudes of the format, ascending from 0: floats of ``mantissa`` bits counted down from the top."""
     significand, exponent = math.frexp(largest)  # largest = significand * 2**exponent, significand in [1/2, 1)

@@ -1,4 +1,4 @@
-"""Momentum correction (DGC's feedback) by hand: what is kept, masked, clipped, and how it is saved."""
+"""Feedback by hand: what momentum correction keeps, masks, clips and saves, and a residual that decays."""
 
 import math
 from typing import Any
@@ -10,7 +10,8 @@ from torch import Tensor
 import micro
 from micro.feedback import MomentumCorrection
 from micro.sparse import SparseValues
-from tests.parts import CPU, simulated
+from micro.zoo.fft import FFTReducer
+from tests.parts import CPU, kept, normal, simulated
 
 
 def vector(*values: float) -> Tensor:
@@ -73,3 +74,22 @@ def test_the_momentum_follows_its_parameters() -> None:
     assert simulation.memory("momentum")[0].tolist() == [1.0, 2.0, 3.0, 4.0, 0.0]
     simulation.rebuild(micro.Layout(("b", "a"), ((2,), (3,))))
     assert simulation.memory("momentum")[0].tolist() == [4.0, 0.0, 1.0, 2.0, 3.0]
+
+
+DECAY = micro.ErrorFeedback(decay=0.75)
+
+
+@pytest.mark.parametrize(
+    "reducer",
+    [micro.SparseReducer(micro.TopK(), 0.1, feedback=DECAY), FFTReducer(density=0.1, bits=32, feedback=DECAY)],
+    ids=["sparse", "fft"],
+)
+def test_what_decays_is_recorded(reducer: micro.Reducer) -> None:
+    simulation = simulated(reducer, 40, 2)
+    for index in range(3):
+        before, grads = kept(simulation), normal(2, 40, seed=index)
+        step = simulation.step(grads)
+        forgotten = [stats.forgotten for stats in step.stats]
+        assert forgotten == pytest.approx((0.25 * before.norm(dim=1)).tolist())
+        torch.testing.assert_close((0.75 * before + grads - kept(simulation)).sum(0), 2 * step.update)
+    assert all(forgotten)
