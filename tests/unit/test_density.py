@@ -93,7 +93,7 @@ def test_parameters_have_the_density_of_the_first_pattern_that_matches(selector:
     assert (out.stats[0].target_count, out.stats[0].target_density) == (52, 52 / LAYERS.numel)
 
 
-# --- Accordion: high where a layer's gradient changes, low elsewhere, the same on all ranks -----------------------------
+# --- Accordion: high where a layer's gradient changes, low elsewhere, the same on all ranks ---------------------------
 
 TWO = micro.Layout(("steady", "wild"), ((50,), (30,)))
 LOW, HIGH = 0.1, 0.5

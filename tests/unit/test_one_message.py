@@ -9,7 +9,6 @@ from micro.comm import Comm
 from micro.lockstep import SimulatedRanks
 from micro.partition import cyclic_slice
 from micro.requests import carried_out
-from micro.selectors.micro_rules.one_message import Room, width_for
 from micro.sparse import Step
 from tests.parts import kept, normal, simulated
 from tests.products import grid
@@ -76,13 +75,6 @@ def test_a_slice_beyond_its_room_takes_one_collective_more(factor: float) -> Non
     assert [op for op, _ in stats[odd].calls].count("gather_lists") == 1
     assert stats[odd].density_error == 0.0
     assert not stats[-1].overfull
-
-
-def test_there_is_room_for_the_most_where_something_is_known_and_a_slice_needs_few_bytes() -> None:
-    assert Room.after([2, 4, 6], 12, 0.0, 100).capacity == 8  # 6, and half its root, rounded up
-    longest = (1, 256, 257, 1 << 16, (1 << 16) + 1, 1 << 24, 1 << 25)
-    assert list(map(width_for, longest)) == [1, 1, 2, 2, 3, 3, 4]
-    assert [Room.after(last, 5, 0.1, 10) for last in ([0, 0], [5], [])] == [None] * 3
 
 
 def test_counts_of_another_number_of_ranks_are_no_use() -> None:

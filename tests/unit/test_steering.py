@@ -99,21 +99,6 @@ def test_search_ignores_what_is_no_magnitude_and_does_not_cut_ties(values: list[
     assert search([torch.zeros(4), torch.zeros(0)], k) is None
 
 
-@pytest.mark.parametrize(("count", "is_fresh"), [(100_000, True), (0, True), (1400, False), (700, False), (1050, None)])
-def test_a_lost_count_restarts_and_a_bad_one_searches(count: int, is_fresh: bool | None) -> None:
-    assert (after(count) == Track()) is bool(is_fresh)
-    assert (after(count).threshold is None) is (is_fresh is not None)
-
-
-def test_a_new_k_moves_the_threshold_along_the_tail() -> None:
-    fewer, half = replace(SETTLED), replace(SETTLED)
-    fewer.aim(950)
-    assert fewer.log_threshold - 0.5 == pytest.approx(0.2 * math.log(1000 / 950))
-    assert fewer.threshold is not None
-    half.aim(500)
-    assert half.threshold is None
-
-
 def test_nothing_selected_and_no_tail_stay_finite() -> None:
     assert 0 < math.exp(after(*[0] * 2000, tail=math.nan, k=1).log_threshold) < math.inf
     odd = after(5, tail=math.inf, k=5)
