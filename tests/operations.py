@@ -127,4 +127,4 @@ def assert_same(operation: str, form: Callable[..., Any], given: Arguments) -> N
         if isinstance(one, Tensor):
             torch.testing.assert_close(one, other, rtol=1e-5 * is_rounded, atol=1e-8 * is_rounded, equal_nan=True)
         else:
-            assert one == (pytest.approx(other, rel=1e-5, abs=1e-3) if is_rounded else other)
+            assert one == (pytest.approx(other, rel=1e-5, abs=1e-3) if is_rounded and other is not None else other)
