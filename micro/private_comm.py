@@ -5,7 +5,7 @@ import traceback
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -109,7 +109,10 @@ def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[
     backend = group._get_backend(device)
     options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
     is_part = len(ranks) < dist.get_world_size()
-    with _new_name(), _without_split() if is_part else nullcontext():
+    with ExitStack() as around:
+        if is_part:
+            around.enter_context(_own_name())
+            around.enter_context(_without_split())
         created = dist.new_group(
             ranks,
             timeout=getattr(options, "_timeout", None),
@@ -122,30 +125,33 @@ def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[
     return created
 
 
-_num_made = Counter[tuple[int, ...]]()
-"""Groups made so far over some of the ranks, by these ranks."""
+_num_made = weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[int, ...]]]()
+"""Groups made so far over some of the ranks, by these ranks, since the default group was made."""
 
 
 @contextmanager
-def _new_name() -> Iterator[None]:
-    """Let torch name groups of some ranks by the number of those that were made.
+def _own_name() -> Iterator[None]:
+    """Give a group of some ranks a name that they alone count.
 
-    Before torch 2.14 the name follows from the number of groups that there are: once a group is destroyed its name is
-    used again, and ranks find the old group's addresses under it. A group of all ranks has a name of its own.
+    Torch counts groups for the names of later ones, which have to be the same on all ranks: one that some ranks make
+    must not be counted, or all ranks wait for ever in the next group of all. Before torch 2.14 a name follows from the
+    number of groups that there are: once a group is destroyed its name is used again, and ranks find the old group's
+    addresses under it.
     """
-    if torch.__version__ >= NAMES_ARE_COUNTED:
-        yield
-        return
+    world = dist.group.WORLD
+    assert world is not None
+    made = _num_made.setdefault(world, Counter())
 
     def name(ranks: Sequence[int]) -> str:
-        _num_made[tuple(ranks)] += 1
-        return f"micro_{'_'.join(map(str, ranks))}_made_{_num_made[tuple(ranks)]}"
+        made[tuple(ranks)] += 1
+        return f"micro_{'_'.join(map(str, ranks))}_made_{made[tuple(ranks)]}"
 
-    before, c10d._hash_ranks_to_str = c10d._hash_ranks_to_str, name  # torch has no argument for it
+    before, count = c10d._hash_ranks_to_str, c10d._world.group_count
+    c10d._hash_ranks_to_str = name  # torch has no argument for it
     try:
         yield
     finally:
-        c10d._hash_ranks_to_str = before
+        c10d._hash_ranks_to_str, c10d._world.group_count = before, count
 
 
 @contextmanager
