@@ -48,10 +48,12 @@ def gather_header(
         row = torch.cat([count_of(chosen), flag_of(is_finite, torch.int32, chosen.device)])
     else:
         row = on_device([chosen.numel(), int(is_finite)], torch.int32, chosen.device)
-    gathered = yield AllGather(mine=row if extra is None else torch.cat([row, extra.to(torch.int32)]))
-    if counts is not None and extra is None and gathered.device.type != "cpu":
+    reads = counts is None or extra is not None  # list lengths shape what follows
+    row = row if extra is None else torch.cat([row, extra.to(torch.int32)])
+    gathered = yield AllGather(mine=row, read=reads)
+    if counts is not None and gathered.device.type != "cpu":
         return Header(counts, gathered[:, 1].all(), [[] for _ in counts])
-    header: Header = yield Once(work=lambda: _header(gathered.tolist()))  # host sync: list lengths shape what follows
+    header: Header = yield Once(work=lambda: _header(gathered.tolist()))
     return header
 
 
@@ -73,8 +75,8 @@ def gather_counts(selection: Selection) -> Reduction[tuple[int, ...]]:
     """Return how many indices each rank chose, by a collective only where the selection does not say."""
     if selection.counts is not None:
         return selection.counts
-    gathered = yield AllGather(mine=count_of(selection.indices))
-    counts: tuple[int, ...] = yield Once(work=lambda: tuple(gathered.view(-1).tolist()))  # host sync: list lengths
+    gathered = yield AllGather(mine=count_of(selection.indices), read=True)  # list lengths shape what follows
+    counts: tuple[int, ...] = yield Once(work=lambda: tuple(gathered.view(-1).tolist()))
     return counts
 
 

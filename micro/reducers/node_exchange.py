@@ -13,6 +13,7 @@ from micro.comm import Comm, Levels
 from micro.flat import Layout
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding
+from micro.on_device import on_device
 from micro.partition import equal_slice
 from micro.reducers.outcome import Outcome
 from micro.reducers.shares import Share
@@ -82,8 +83,8 @@ def share_header(
     if outcome is not None:
         stats = outcome.stats
         row = [int(not outcome.findings), num_updated, stats.target_count, stats.global_count, *stats.counts]
-    gathered = yield AllGather(mine=torch.tensor(row, dtype=torch.int32, device=device))
-    finite, updated, targets, globally, *counts = zip(*gathered.tolist(), strict=True)  # host sync: list lengths
+    gathered = yield AllGather(mine=on_device(row, torch.int32, device), read=True)  # list lengths shape what follows
+    finite, updated, targets, globally, *counts = zip(*gathered.tolist(), strict=True)
     every_count = tuple(count for of_node in counts for count in of_node)
     return NodeHeader(all(finite), list(updated), sum(targets), sum(globally), every_count)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from micro.flat import Layout
+from micro.on_device import on_device
 from micro.reducers.base import BucketState, saved_layout
 from micro.reducers.wrapping import WrappingReducer
 from micro.sparse import SparseValues
@@ -73,8 +74,9 @@ class Share:
         return SparseValues((values.indices[is_in] + shifts).to(torch.int32), values.values[is_in])
 
     def _ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        starts, stops = torch.tensor([(run.start, run.stop) for run in self.runs], device=device).unbind(1)
-        return starts.contiguous(), stops.contiguous()
+        ends = [*(run.start for run in self.runs), *(run.stop for run in self.runs)]
+        starts, stops = on_device(ends, torch.int64, device).view(2, -1)
+        return starts, stops
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ class RandomK(Selector[NoState]):
         """Return this step's random indices."""
         numel, k = acc.numel(), min(step.target_count, acc.numel())
         drawn = yield Once(work=lambda: draw(numel, k, generator(step.seed, step.index)))
-        indices = drawn.to(acc.device)
+        indices = drawn.to(acc.device, non_blocking=True)
         counts = (k,) * comm.world_size
         return Selection(indices, counts=counts, scale=numel / k if self.unbiased else 1.0)
 
