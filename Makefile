@@ -13,7 +13,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 # Tests that need more than Python and torch, or take minutes each: SLURM, hosts, disturbed trainings, frameworks, notebooks, a browser.
 SYSTEM := tests/slurm tests/net tests/clients tests/dist/test_soak.py tests/dist/test_gallery.py tests/dist/test_framework_options.py \
   tests/tools/test_notebooks.py tests/tools/test_browser.py
-TESTS := tests/dist tests/tools tests/unit $(addprefix --ignore=,$(SYSTEM)) # what takes longest first: the end fills with what is short
+TESTS := tests/dist tests/gpu tests/tools tests/unit $(addprefix --ignore=,$(SYSTEM)) # what takes longest first: the end fills with what is short
 # Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print((len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) + 2)') --dist loadgroup --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all sources, and pytest rewrite all tests

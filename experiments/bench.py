@@ -6,8 +6,8 @@ loop   a training step of the harness against a bare PyTorch loop with DDP, dens
 rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
 network  training over links of a known rate, on hosts that are network namespaces: methods, schedules and local steps,
        measured and predicted, with the kernel's count of bytes (needs root)
-gpu    Triton's kernels on a GPU: equal to torch, bandwidth, reads by the host, CUDA graphs, and steps of all methods,
-       of one rank and over NCCL on several GPUs; compiled for GPUs that are not there
+gpu    what a machine with GPUs does with this code, in half an hour: kernels, gloo and NCCL, every method, DDP, FSDP2,
+       mixed precision
 
 Each prints its tables as Markdown and writes them with their numbers into the folder --out, some with a figure. Times
 come from one run on one machine: compare them within a table, not across machines.

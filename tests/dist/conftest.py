@@ -7,7 +7,7 @@ import torch
 
 from tests.dist.processes import close_all
 
-FOLDER = Path(__file__).parent
+FOLDERS = {Path(__file__).parent, Path(__file__).parents[1] / "gpu"}  # whose tests share ranks
 
 
 def pytest_collection_finish() -> None:
@@ -18,7 +18,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the shared ranks when the next test is in another folder: they take memory."""
-    if nextitem is None or FOLDER not in nextitem.path.parents:
+    if nextitem is None or not FOLDERS & set(nextitem.path.parents):
         close_all()
 
 

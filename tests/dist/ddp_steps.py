@@ -1,6 +1,7 @@
 """Models, batches and steps that tests of ``attach`` run on the ranks."""
 
 import copy
+import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -69,8 +70,14 @@ class MixedNet(nn.Module):
         return x * self.scale
 
 
+ON_GPUS = "MICRO_TESTS_ON_GPUS"  # an environment variable; tests/gpu sets it
+
+
 def device() -> torch.device:
-    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    """The CPU, or a GPU, which ranks over gloo may share."""
+    if dist.get_backend() != "nccl" and ON_GPUS not in os.environ:
+        return torch.device("cpu")
+    return torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
 
 
 def build(net: type[nn.Module]) -> nn.Module:

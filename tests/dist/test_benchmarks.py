@@ -1,12 +1,15 @@
 """The benchmarks whose tables stand on the pages run, small, through their entry point."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from experiments.bench import main
-from experiments.benchmarks.gpu import steps
+from experiments.benchmarks.gpu.parts import PARTS, against_cpu
+from experiments.benchmarks.gpu.training import SHARDED, Settings
+from micro.operations import OPS
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
@@ -26,12 +29,29 @@ def test_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.xdist_group("ranks")
-def test_steps_of_several_ranks_have_a_time_and_bytes() -> None:
-    for method, sent in (("topk", None), ("dense", 4000)):  # of 1000 numbers, twice a half
-        for row in ranks(2).run(steps.work, method, 1000):
-            assert row["problem"] == ""
-            assert row["step_s"] > 0
-            assert sent is None or row["sent"] == sent
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        ("gloo", ("DDP alone", "hook fp16", "hook PowerSGD", "dense", "micro")),
+        ("primitives", OPS),
+        ("fsdp", SHARDED),
+        ("amp", ("micro",)),
+    ],
+)
+def test_parts_of_the_report_on_gpus_measure_ranks_on_the_cpu(part: str, names: Sequence[str]) -> None:
+    settings, chosen = Settings(device="cpu", numel=2000, methods=()), PARTS[part]
+    for name in names:
+        (row, *_), _ = ranks(2).run(chosen.work, settings, name)
+        assert row["name"] == name
+        assert not row.get("problem")
+        known = {column.key for column in chosen.columns.values()} & row.keys() - {"name", "problem"}
+        assert len(known) >= 2
+        assert all(row[key] >= 0 for key in known)
+
+
+def test_methods_are_compared_with_the_cpu() -> None:
+    (row,) = against_cpu(Settings(device="cpu", numel=2000, methods=()), "micro")
+    assert (row["difference"], row["places"]) == (0, 0)
 
 
 def test_rules(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`experiments.bench gpu`: kernels are checked and compiled, and what measures on a GPU is tried with stand-ins."""
+"""`experiments.bench gpu`: kernels are compiled, failures are told. Its parts are in tests/dist/test_benchmarks.py."""
 
 import os
 import subprocess
@@ -6,19 +6,19 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
-from experiments.benchmarks.gpu.command import SOUND, faults
-from experiments.studies.methods import known_methods
+from experiments.benchmarks.gpu.command import SOUND, rows_of
+from experiments.benchmarks.gpu.parts import Part
+from experiments.benchmarks.gpu.training import Settings
+from experiments.ranks.measures import Row
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # the report takes half a minute of a core
 needs_triton = pytest.mark.skipif(
     not find_spec("triton"), reason="triton is not installed: torch's wheels for CUDA bring it"
 )
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def not_interpreted(out: Path, *arguments: str) -> str:
@@ -34,7 +34,8 @@ def not_interpreted(out: Path, *arguments: str) -> str:
 def report(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The lines of the report."""
     out = tmp_path_factory.mktemp("gpu")
-    not_interpreted(out, "-m", "experiments.bench", "gpu", "--numel", "1000000", "--out", str(out))
+    words = ["--device", "cpu", "--parts", "kernels,compiled", "--out", str(out)]
+    not_interpreted(out, "-m", "experiments.bench", "gpu", *words)
     return (out / "gpu.md").read_text().splitlines()
 
 
@@ -48,9 +49,10 @@ def rows(lines: list[str], heading: str) -> list[list[str]]:
 @needs_triton
 def test_all_kernels_compile_without_spills_and_with_wide_loads(report: list[str]) -> None:
     assert SOUND in report
+    assert "no card" in report
     found = rows(report, "Compiled ahead of time")
     assert {row[2] for row in found} == {"sm_80", "sm_90", "sm_100"}
-    for name, _, _, registers, spilled, shared, loads, stores in found:
+    for name, _, _, registers, spilled, shared, loads, stores, *_ in found:
         assert 0 < int(registers) <= 128, name  # 16 warps of a multiprocessor at least
         assert int(spilled) == 0, name
         assert int(shared) <= 48 * 1024, name
@@ -58,23 +60,54 @@ def test_all_kernels_compile_without_spills_and_with_wide_loads(report: list[str
         assert int(stores) > 0 or not (name.startswith("absorb") or name.endswith(("mean", "left"))), name
 
 
+BIND = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+from experiments.benchmarks.gpu.variants import variants
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "i32": torch.int32, "i16": torch.int16,
+          "i8": torch.int8, "u8": torch.uint8}
+for variant in variants():
+    function = variant.function
+    bind = create_function_from_signature(function.signature, function.params, make_backend(GPUTarget("cuda", 90, 32)))
+    types = dict(word.split(":") for word in variant.types.split())
+    fixed = {name: torch.empty(16, dtype=DTYPES[kind[1:]]) for name, kind in types.items() if kind[0] == "*"}
+
+    def bound(step, numel):
+        numbers = {name: float(step) if types[name] == "fp32" else step for name in types if name not in fixed}
+        given = {**variant.constants, **fixed, **numbers, "numel": numel}
+        return str(bind(**{name: given[name] for name in function.arg_names})[1])
+
+    print(len({bound(step, 4096) for step in range(50)}), len({bound(1, numel) for numel in range(1, 50)}))
+"""
+
+
 @needs_triton
-@needs_gpu
+def test_fifty_steps_compile_a_kernel_once_and_lengths_twice_more(tmp_path: Path) -> None:
+    """Lengths alone are told apart: 1, multiples of 16, which are loaded 16 bytes at a time, and others."""
+    assert set(not_interpreted(tmp_path, "-c", BIND).splitlines()) == {"1 3"}
+
+
+def fails_at_two(settings: Settings, name: str) -> list[Row]:
+    if name == "two":
+        raise LookupError("of this part")
+    return [{"name": name}]
+
+
+def test_a_call_that_fails_is_a_row_that_says_so_and_the_others_go_on() -> None:
+    part = Part("Title", ("one", "two", "three"), fails_at_two, {})
+    first, failed, last = rows_of(part, Settings(device="cpu", numel=1, methods=()))
+    assert [first, last] == [{"name": "one"}, {"name": "three"}]
+    assert failed["name"] == "two"
+    assert "LookupError: of this part" in failed["problem"]
+
+
+@needs_triton
 @pytest.mark.gpu
-def test_on_gpus_kernels_are_checked_and_all_methods_take_a_step(report: list[str]) -> None:
-    """With several, over NCCL too."""
-    assert {result for _, result in rows(report, "Against torch")} == {"equal"}
-    assert len(rows(report, "Kernels at")) == 6
-    for number in {1, torch.cuda.device_count()}:
-        steps = rows(report, f"Steps on {number}")
-        assert {cells[0] for cells in steps} == set(known_methods())
-        assert [cells for cells in steps if cells[-1]] == []
-
-
-def test_what_is_wrong_or_badly_compiled_is_named() -> None:
-    frame = pd.DataFrame({"kernel": ["above", "absorb"], "gpu": ["sm_90", "sm_90"], "is_sound": [True, True]})
-    assert faults({"kernels of methods": ""}, frame) == [SOUND]
-    found = faults({"kernels of methods": "the scan"}, frame.assign(is_sound=[True, False]))
-    assert len(found) == 2
-    assert "the scan" in found[0]
-    assert "absorb" in found[1]
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_all_parts_run_and_nothing_is_wrong(tmp_path: Path) -> None:
+    words = ["--numel", "1000000", "--methods", "micro,topk,oktopk,int8", "--out", str(tmp_path)]
+    not_interpreted(tmp_path, "-m", "experiments.bench", "gpu", *words)  # ends with 1 where something is
+    assert SOUND in (tmp_path / "gpu.md").read_text()

@@ -1,4 +1,4 @@
-"""``bench gpu``: Triton's kernels checked, timed where there is a GPU, and compiled for GPUs that are not there.
+"""``bench gpu``: what a machine with GPUs does with this code, as one report to paste into an issue.
 
-Begin reading at command.py, then timing.py and compiling.py.
+Begin reading at command.py and parts.py, then training.py.
 """

@@ -1,99 +1,113 @@
-"""Triton's kernels: right, fast and free of reads by the host on a GPU; compiled for GPUs that are not there.
+"""What a machine with GPUs does with this code: one report, to paste into an issue; about 30 minutes on one GPU.
 
-Without a GPU they are compiled alone. The command ends with status 1 where a kernel is wrong or badly compiled.
+In this order, each in processes of its own and with a limit: the machine; Triton's kernels against torch, timed, and
+compiled for GPUs that are not there; steps over gloo with tensors of the device; collectives; every method beside the
+CPU; DDP with several buckets, its waits, launches, memory; over NCCL every method beside DDP alone and PyTorch's own
+hooks; FSDP2; mixed precision. Without a GPU, or with --device cpu, all runs on the CPU but for what needs one.
+
+The command ends with status 1 where something is wrong or fails.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pandas as pd
 import torch
 from rich.console import Console
 
 from experiments.benchmarks import tables
-from experiments.benchmarks.gpu import checks, compiling, steps, timing
-from experiments.benchmarks.gpu.variants import variants
-from experiments.benchmarks.tables import Column, Columns
+from experiments.benchmarks.gpu.parts import EACH, PARTS, Part
+from experiments.benchmarks.gpu.training import Settings
 from experiments.config.errors import UserError
-from experiments.config.option_types import whole_number
-from experiments.ranks.group import measuring_ranks
+from experiments.config.option_types import comma_list, whole_number
+from experiments.ranks.group import RankFailure, RankGroup
 from experiments.ranks.measures import Row
-from experiments.studies.methods import known_methods
+from experiments.studies.methods import known_methods, select_names
 
 NAME = "gpu"
-BANDWIDTHS = {"A100": 2.04e12, "H100": 3.35e12, "B200": 8.0e12}  # bytes a second, as NVIDIA states them (80 GB, SXM)
-SOUND = "All kernels spill nothing and move whole vectors 16 bytes at a time; none that was run differs from torch."
 EXAMPLE = 25_557_032  # parameters of ResNet-50
-CHECKED: Columns = {"kernel": Column("kernel"), "result": Column("result")}
-TRAFFIC: Columns = {
-    "kernel": Column("kernel"),
-    "dtypes": Column("dtypes"),
-    "bytes per element": Column("traffic"),
-    f"least ms on {', '.join(BANDWIDTHS)} at d = {EXAMPLE:,}": Column("least"),
-}
+DEVICES = ("auto", "cpu", "cuda")
+SOUND = "Nothing is wrong."
+COMPILING = {"TRITON_INTERPRET": "0"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
-    help = "elements of the vectors that are timed"
-    parser.add_argument("--numel", type=whole_number(), metavar="D", default=EXAMPLE, help=help)
+    add, names = parser.add_argument, comma_list(str)
+    add("--device", choices=DEVICES, default="auto", help="by default a GPU where there is one (%(default)s)")
+    add("--numel", type=whole_number(), metavar="D", default=EXAMPLE, help="elements of vectors, parameters of models")
+    add("--methods", type=names, default=[], metavar="NAME,NAME", help="of conf/sparsifier; all by default")
+    add("--parts", type=names, default=[], metavar="NAME,NAME", help=f"of {', '.join(PARTS)}; all by default")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Check, measure where there is a GPU, and write a report that can be pasted into an issue."""
+    """Measure all parts, and write the report."""
+    has_card = torch.cuda.device_count() > 0
+    device = ("cuda" if has_card else "cpu") if arguments.device == "auto" else arguments.device
+    if device == "cuda" and not has_card:
+        raise UserError("--device cuda needs a GPU, there is none")
+    methods = select_names(arguments.methods, known_methods(), "--methods")
+    settings = Settings(device=device, numel=arguments.numel, methods=tuple(methods))
+    blocks, found = list[str](), list[Row]()
     try:
-        import triton
-    except ImportError:
-        raise UserError("triton is not installed: torch's wheels for CUDA on Linux bring it") from None
-    if triton.knobs.runtime.interpret:
-        raise UserError("TRITON_INTERPRET is set, and interpreted kernels cannot be compiled: unset it")
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-    with console.status("checking and compiling the kernels"):
-        problems = checks.problems(device) if device else {}
-        frame = pd.DataFrame(compiling.compiled(variants()))
-        found = faults(problems, frame)
-        blocks = [f"triton {triton.__version__}, {_name(device)}.", *found]
-        if device:
-            rows = [{"kernel": name, "result": problem or "equal"} for name, problem in problems.items()]
-            blocks += ["## Against torch, on the device", _table(rows, CHECKED), *_measured(device, arguments.numel)]
-        blocks += ["## Compiled ahead of time", tables.table(frame, compiling.COLUMNS)]
-        blocks += ["## Bytes that each kernel moves", _table(traffic_rows(), TRAFFIC)]
-    tables.write(frame, "GPU kernels", blocks, arguments, console)
-    if found != [SOUND]:
+        for name in select_names(arguments.parts, list(PARTS), "--parts"):
+            blocks += [f"## {PARTS[name].title}", "It was not finished."]
+            with console.status(PARTS[name].title):
+                blocks[-1] = _measured(name, settings, found)
+    finally:  # where somebody ends it, with what is done
+        bad = [f"WRONG: {row['part']}, {row.get('name', '')}: {row['problem']}" for row in found if row.get("problem")]
+        tables.write(pd.DataFrame(found), "GPUs", [_name(device), *(bad or [SOUND]), *blocks], arguments, console)
+    if bad:
         sys.exit(1)
 
 
-def _measured(device: torch.device, numel: int) -> Iterator[str]:
-    """Yield the sections about kernels on a device, and about steps on all of them."""
-    yield f"## Kernels at d = {numel:,}, float32, density {timing.DENSITY}"
-    yield _table(timing.kernel_rows(device, numel), timing.KERNELS)
-    for num_gpus in dict.fromkeys((1, torch.cuda.device_count())):
-        with measuring_ranks(num_gpus) as ranks:
-            yield f"## Steps on {num_gpus} GPU(s) over NCCL at d = {numel:,}, density {steps.DENSITY}"
-            yield _table(steps.rows(ranks, known_methods(), numel), steps.COLUMNS)
+def _measured(name: str, settings: Settings, found: list[Row]) -> str:
+    """Return a part's table or texts; ``found`` gets its rows."""
+    part, started = PARTS[name], time.monotonic()
+    if part.needs_card and settings.device == "cpu":
+        return "no card"
+    rows = list(rows_of(part, settings))
+    found += [{"part": name, **row} for row in rows]
+    failed = [row for row in rows if not part.columns and row.get("problem")]
+    texts = [f"```\n{row['text'].strip()}\n```" for row in rows if "text" in row] + [row["problem"] for row in failed]
+    shown = tables.table(pd.DataFrame(rows), part.columns) if part.columns else "\n\n".join(texts)
+    return f"{shown}\n\nTook {time.monotonic() - started:.0f} s."
 
 
-def _name(device: torch.device | None) -> str:
-    if device is None:
-        return "no GPU: nothing below has run on one"
-    return f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} visible"
+def rows_of(part: Part, settings: Settings) -> Iterator[Row]:
+    """Yield the rows of a part; where a call fails, one that says so, and the others on new ranks."""
+    ends_at = time.monotonic() + part.limit_s
+    num_ranks, backend = _ranks_of(part, settings)
+    names = [each for name in part.names for each in (settings.methods if name in EACH else (name,))]
+    most_s = part.limit_s / min(len(names), 3)
+    with ExitStack() as open_ranks:
+        ranks = None
+        for name in names:
+            limit_s = min(ends_at - time.monotonic(), most_s)
+            if limit_s <= 0:
+                yield {"name": name, "problem": "no time was left"}
+                continue
+            try:
+                ranks = ranks or open_ranks.enter_context(RankGroup(num_ranks, backend=backend, env=COMPILING))
+                yield from ranks.call(part.work, settings, name, timeout_s=limit_s)[0]
+            except RankFailure as error:
+                ranks = None
+                yield {"name": name, "problem": str(error)}
 
 
-def faults(problems: Mapping[str, str], frame: pd.DataFrame) -> list[str]:
-    """Return a line for each kernel that is wrong or badly compiled, or the one that says that there is none."""
-    wrong = [f"WRONG: {name}: {problem}" for name, problem in problems.items() if problem]
-    bad = frame[~frame["is_sound"].astype(bool)]
-    return wrong + [f"BADLY COMPILED: {row['kernel']} for {row['gpu']}" for _, row in bad.iterrows()] or [SOUND]
+def _ranks_of(part: Part, settings: Settings) -> tuple[int, str]:
+    num_gpus = torch.cuda.device_count() if settings.device == "cuda" else 0
+    if num_gpus and part.ranks == "each":
+        return num_gpus, "nccl"
+    if part.ranks == "one":
+        return 1, "gloo"
+    return 2, "nccl" if part.ranks == "two" and num_gpus > 1 else "gloo"
 
 
-def traffic_rows() -> Iterator[Row]:
-    """Yield for each kernel its bytes an element, and the least time that they take at the bandwidth of the memory."""
-    for each in variants():
-        least = ", ".join(f"{1e3 * each.element_bytes * EXAMPLE / rate:.3f}" for rate in BANDWIDTHS.values())
-        words = {"traffic": each.traffic, "least": least if each.element_bytes else "-"}
-        yield {"kernel": each.kernel, "dtypes": each.dtypes, **words}
-
-
-def _table(rows: Iterable[Row], columns: Columns) -> str:
-    return tables.table(pd.DataFrame(rows), columns)
+def _name(device: str) -> str:
+    if device == "cpu":
+        return "No GPU: everything ran on the CPU."
+    return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, {torch.cuda.device_count()} visible."

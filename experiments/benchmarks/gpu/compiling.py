@@ -23,6 +23,8 @@ COLUMNS: Columns = {
     "shared bytes": Column("shared", "{:.0f}"),
     "16-byte loads": Column("loads", "{:.0f}"),
     "16-byte stores": Column("stores", "{:.0f}"),
+    "bytes per element": Column("traffic"),
+    "problem": Column("problem"),
 }
 
 
@@ -36,7 +38,6 @@ class Variant:
         types: the arguments that are not known when it is compiled, NAME:TYPE with Triton's types, by spaces.
         constants: the arguments that are.
         traffic: bytes that it moves, in words: per element of the vector, where nothing else is said.
-        element_bytes: the part of them that grows with the vector.
         dtypes: of its main vectors, in words.
         loads, stores: whether whole vectors are read and written, 16 bytes at a time.
     """
@@ -46,7 +47,6 @@ class Variant:
     types: str
     constants: dict[str, Any]
     traffic: str
-    element_bytes: float
     dtypes: str = "float32"
     loads: bool = True
     stores: bool = False
@@ -78,6 +78,7 @@ def compile_for(variant: Variant, architecture: int) -> Row:
     wide = VECTOR.findall(binary.asm["ptx"])
     usage = _resource_usage(binary.asm["cubin"])
     spilled, loads, stores = usage["STACK"] + usage["LOCAL"], wide.count("ld"), wide.count("st")
+    is_wide = (loads or not variant.loads) and (stores or not variant.stores)
     return {
         "kernel": variant.kernel,
         "dtypes": variant.dtypes,
@@ -87,7 +88,8 @@ def compile_for(variant: Variant, architecture: int) -> Row:
         "shared": binary.metadata.shared,  # of a block of threads
         "loads": loads,
         "stores": stores,
-        "is_sound": not spilled and (loads or not variant.loads) and (stores or not variant.stores),
+        "traffic": variant.traffic,
+        "problem": "spills registers" if spilled else "" if is_wide else "moves less than 16 bytes at a time",
     }
 
 

@@ -25,30 +25,24 @@ def variants() -> list[Variant]:
         constants = {**blocks, "KIND": int(kind), "SHARED": shared, "IS_MEAN": True}
         types, words = f"{DECODED} packed:*{dtype}", f"4, and {num_bytes:g} for each message"
         name = f"{kind.name.lower()}, mean"
-        return Variant(name, decoding.decode_kernel, types, constants, words, 4 + num_bytes, loads=False, stores=True)
+        return Variant(name, decoding.decode_kernel, types, constants, words, loads=False, stores=True)
 
     int8 = {"ROWS": rows // 256, "BLOCK": 256}
     sign = {"ROWS": rows // 1024, "BLOCK": 1024, "HALVINGS": 10}
     put = f"{SCANNED} ends:*i32 indices:*i32 magnitudes:*fp32"
     summed = f"{ADDED} partials:*fp64"
     return [
-        Variant("absorb", absorbing.absorb_kernel, ADDED, limited, "16", 16, stores=True),
-        Variant("absorb", absorbing.absorb_kernel, NARROW, limited, "12", 12, "bfloat16 into float32", stores=True),
-        Variant("count above", scanning.count_kernel, f"{SCANNED} counts:*i32", blocks, "4", 4),
-        Variant("put above", scanning.put_kernel, put, blocks, "4 where a block holds any, and 8 for each", 4),
-        Variant("count by magnitude", scanning.histogram_kernel, BINNED, {**blocks, "NUM_BINS": 2048}, "4", 4),
-        Variant("sums", summing.sum_kernel, "partials:*fp64 numel:i32 x:*fp32 floor:*fp32", blocks, "4", 4),
-        Variant("absorb and sum", summing.absorb_and_sum_kernel, summed, limited, "16", 16, stores=True),
-        Variant("int8", encoding.int8_kernel, f"{VALUES} scales:*fp32 codes:*i8", int8, "5", 5),
-        Variant("sign", encoding.signs_kernel, f"{VALUES} means:*fp32 packed:*u8", sign, "4.1", 4.125),
+        Variant("absorb", absorbing.absorb_kernel, ADDED, limited, "16", stores=True),
+        Variant("absorb", absorbing.absorb_kernel, NARROW, limited, "12", "bfloat16 into float32", stores=True),
+        Variant("count above", scanning.count_kernel, f"{SCANNED} counts:*i32", blocks, "4"),
+        Variant("put above", scanning.put_kernel, put, blocks, "4 where a block holds any, and 8 for each"),
+        Variant("count by magnitude", scanning.histogram_kernel, BINNED, {**blocks, "NUM_BINS": 2048}, "4"),
+        Variant("sums", summing.sum_kernel, "partials:*fp64 numel:i32 x:*fp32 floor:*fp32", blocks, "4"),
+        Variant("absorb and sum", summing.absorb_and_sum_kernel, summed, limited, "16", stores=True),
+        Variant("int8", encoding.int8_kernel, f"{VALUES} scales:*fp32 codes:*i8", int8, "5"),
+        Variant("sign", encoding.signs_kernel, f"{VALUES} means:*fp32 packed:*u8", sign, "4.1"),
         Variant(
-            "bfloat16",
-            encoding.cast_kernel,
-            f"{VALUES} codes:*i16",
-            {**blocks, "IS_HALF": False},
-            "6",
-            6,
-            stores=True,
+            "bfloat16", encoding.cast_kernel, f"{VALUES} codes:*i16", {**blocks, "IS_HALF": False}, "6", stores=True
         ),
         mean(Kind.BFLOAT16, 1, 2.0, "i16"),
         mean(Kind.INT8, 256, 1.0),
