@@ -15,7 +15,19 @@ from micro.operations import Op
 from micro.private_comm import PrivateComm
 from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Sending
 from tests.dist.ddp_steps import (
-    DENSE, MICRO, TINY_MB, TOPK, Losses, Net, build, ddp_gradients, device, keep_books, one_loss, some_unused, wrap,
+    DENSE,
+    MICRO,
+    TINY_MB,
+    TOPK,
+    Losses,
+    Net,
+    build,
+    ddp_gradients,
+    device,
+    keep_books,
+    one_loss,
+    some_unused,
+    wrap,
 )
 from tests.dist.test_attachment_ranks import fail_in
 from tests.dist.test_gloo_laws import NUMEL, ROWS, all_gradients, reduce_here

@@ -122,11 +122,13 @@ COMPARED: Columns = {
 }
 PARTS = {
     "machine": Part("Machine", ("topology", "doctor"), machine, {}, limit_s=120),
-    "kernels": Part("Kernels against torch", ("all",), kernels_right, NAMED | PROBLEM, limit_s=240, needs_card=True),
+    "kernels": Part(
+        "Kernels against torch", ("all",), kernels_right, {**NAMED, **PROBLEM}, limit_s=240, needs_card=True
+    ),
     "timed": Part("Kernels, timed", ("all",), kernels_timed, timing.KERNELS, needs_card=True),
     "compiled": Part("Compiled ahead of time", ("all",), compiled, compiling.COLUMNS, limit_s=180),
     "gloo": Part("DDP over gloo, two ranks on one device", EACH, training.ddp, training.STEP, "gloo", 300),
-    "primitives": Part("Collectives", OPS, primitives, NAMED | SENT | PROBLEM, "each", 120),
+    "primitives": Part("Collectives", OPS, primitives, {**NAMED, **SENT, **PROBLEM}, "each", 120),
     "methods": Part(
         f"{STEPS} steps of {SIMULATED} simulated ranks, beside the CPU", EACH, against_cpu, COMPARED, "one", 240
     ),
