@@ -14,6 +14,8 @@ from micro.objects import gather_objects
 from micro.operations import Op
 from micro.private_comm import PrivateComm
 from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Sending
+from tests.dist import test_lanes as lanes
+from tests.dist import test_rank_states as states
 from tests.dist.ddp_steps import (
     DENSE,
     MICRO,
@@ -31,8 +33,6 @@ from tests.dist.ddp_steps import (
 )
 from tests.dist.test_attachment_ranks import fail_in
 from tests.dist.test_gloo_laws import NUMEL, ROWS, all_gradients, reduce_here
-from tests.dist import test_lanes as lanes
-from tests.dist import test_rank_states as states
 from tests.gpu.places import ALONE, NCCL, ON_CPU, SHARED, Place, contexts, memory
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
