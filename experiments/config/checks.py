@@ -14,19 +14,9 @@ from typing import Any
 
 from experiments.config.errors import UserError, shown
 from experiments.config.identity import complete_digests
+from experiments.config.keys import defaults_of_schema, flat, limits
 from experiments.config.ranges import PATH, host_and_port
-from experiments.config.schema import (
-    IN_JOB,
-    LAUNCH,
-    TIME,
-    ClusterConfig,
-    RoundsConfig,
-    SlurmConfig,
-    TrainConfig,
-    defaults_of_schema,
-    flat,
-    limits,
-)
+from experiments.config.schema import IN_JOB, LAUNCH, TIME, ClusterConfig, RoundsConfig, SlurmConfig, TrainConfig
 
 _GPU_FILES = ("nvidiactl", "dxg", "kfd")  # of NVIDIA's driver, WSL's and AMD's: without them torch finds no GPU
 _OF_ROUNDS = " ".join(f"rounds.{key}" for key in vars(RoundsConfig()) if key != "every")

@@ -16,8 +16,9 @@ from typing import Any
 
 import yaml
 
+from experiments.config.keys import defaults_of_schema
 from experiments.config.paths import CONF
-from experiments.config.schema import TrainConfig, defaults_of_schema
+from experiments.config.schema import TrainConfig
 
 GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
 _HIDDEN = ("defaults", "hydra")  # keys for Hydra, not settings of a run

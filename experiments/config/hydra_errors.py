@@ -20,7 +20,7 @@ from omegaconf.errors import (
 )
 
 from experiments.config.errors import UserError, not_among, one_line, short, shown, suggestion
-from experiments.config.schema import kind_of
+from experiments.config.keys import kind_of
 
 _HINTS = ("To append", "1. ", "2. ", "object_type", "full_key", "reference_type", "See ")  # lines that help no user
 _KINDS = {

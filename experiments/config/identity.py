@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.errors import UserError
+from experiments.config.keys import Flat, flat
 from experiments.config.method_names import method_of
-from experiments.config.schema import OWN_DATA, SIMULATED, DatasetConfig, Flat, RoundsConfig, TrainConfig, flat
+from experiments.config.schema import OWN_DATA, SIMULATED, DatasetConfig, RoundsConfig, TrainConfig
 
 NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
     {

@@ -10,8 +10,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from experiments.config.conf_files import choices_of, read_yaml
+from experiments.config.keys import Flat, defaults_of_schema, flat
 from experiments.config.paths import CONF
-from experiments.config.schema import Flat, SparsifierConfig, TrainConfig, defaults_of_schema, flat
+from experiments.config.schema import SparsifierConfig, TrainConfig
 
 METHODS = CONF / "sparsifier"
 PARTS = ("reducer", "selector", "fit", "exchange", "codec", "indices", "feedback", "policy")

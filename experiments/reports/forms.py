@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.config.errors import UserError
 from experiments.config.identity import identity
-from experiments.config.schema import flat
+from experiments.config.keys import flat
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import human, in_order
 from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.config.errors import UserError
+from experiments.config.keys import Flat
 from experiments.config.method_names import PARTS
-from experiments.config.schema import Flat
 from experiments.reports.changes import Config, changes, in_words
 from experiments.reports.frames import load
 from experiments.reports.pages import Page

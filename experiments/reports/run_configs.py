@@ -7,8 +7,8 @@ import pandas as pd
 
 from experiments.config.errors import UserError, suggestion
 from experiments.config.identity import identity
+from experiments.config.keys import flat
 from experiments.config.method_names import PARTS, method_name, own_settings
-from experiments.config.schema import flat
 from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.rounds_in_words import ROUNDS, short
 

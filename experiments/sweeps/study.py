@@ -16,9 +16,10 @@ from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.identity import run_name
+from experiments.config.keys import Flat, flat
 from experiments.config.paths import CONF
 from experiments.config.ranges import PATH, check_num_runs
-from experiments.config.schema import Flat, TrainConfig, flat
+from experiments.config.schema import TrainConfig
 from experiments.runs.output import distinct
 
 SEVERAL = ("parts", "scales")  # keys under which a file has several grids

@@ -15,7 +15,8 @@ import data
 from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError, as_user_error, one_line
-from experiments.config.schema import IN_JOB, LAUNCH, TrainConfig, from_yaml
+from experiments.config.keys import from_yaml
+from experiments.config.schema import IN_JOB, LAUNCH, TrainConfig
 from experiments.launching.elastic import check_cluster
 from experiments.launching.rank_environment import is_rank, read_rank_environment
 from experiments.runs.checkpoints import open_checkpoint

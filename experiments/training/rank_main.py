@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.errors import UserError, one_line_with_type
-from experiments.config.schema import TrainConfig, from_yaml, to_yaml
+from experiments.config.keys import from_yaml, to_yaml
+from experiments.config.schema import TrainConfig
 from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, name_of
 from experiments.launching.failures import recorded_errors
 from experiments.launching.process_lifetime import LAUNCHER_PID, die_with_parent, leave

@@ -10,7 +10,8 @@ import traceback
 
 from experiments.config.command_line import MISTAKE
 from experiments.config.errors import RunFailed, UserError
-from experiments.config.schema import TrainConfig, to_yaml
+from experiments.config.keys import to_yaml
+from experiments.config.schema import TrainConfig
 from experiments.config.stopping import handled, raise_stop
 from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import RankFailure

@@ -8,7 +8,7 @@ import torch
 
 import micro
 from experiments.config.errors import UserError
-from experiments.config.schema import to_yaml
+from experiments.config.keys import to_yaml
 from experiments.runs.records import read_records
 from tests.tools.simulated_runs import IMAGES, Run, configured
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.config.schema import to_yaml
+from experiments.config.keys import to_yaml
 from experiments.runs.atomic_files import digest_of
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder

@@ -14,8 +14,8 @@ import yaml
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
+from experiments.config.keys import to_yaml
 from experiments.config.paths import CONF
-from experiments.config.schema import to_yaml
 from experiments.reports.frames import load
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.git_state import other_code

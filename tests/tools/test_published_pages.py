@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from experiments.config.errors import UserError
-from experiments.config.schema import flat
+from experiments.config.keys import flat
 from experiments.reports.changes import changes
 from experiments.reports.forms import forms, loss_curves
 from experiments.reports.pages import Page, load_page, page_names, page_text, write_page

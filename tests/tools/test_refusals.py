@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from experiments.config.compose import compose_run
+from experiments.config.keys import defaults_of_schema, flat, kind_of
 from experiments.config.ranges import OneOf, Range, Text
-from experiments.config.schema import TrainConfig, defaults_of_schema, flat, kind_of
+from experiments.config.schema import TrainConfig
 from tests.refusals import refused
 
 ROOT = Path(__file__).parents[2]

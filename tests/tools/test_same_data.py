@@ -8,7 +8,7 @@ import pytest
 
 import data
 from experiments import sweep
-from experiments.config.schema import to_yaml
+from experiments.config.keys import to_yaml
 from experiments.reports import frames
 from experiments.runs.run_folder import folder_of
 from tests.dist.rank_functions import Ended, called, train

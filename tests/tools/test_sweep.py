@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments.config.compose import expand
-from experiments.config.schema import TrainConfig, to_yaml
+from experiments.config.keys import to_yaml
+from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
 from experiments.sweeps import num_jobs, study

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_run
-from experiments.config.schema import from_yaml, to_yaml
+from experiments.config.keys import from_yaml, to_yaml
 from experiments.training.preflight import prepare_runs
 from tests.refusals import refused
 

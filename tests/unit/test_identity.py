@@ -9,7 +9,8 @@ import pytest
 from experiments.config.compose import compose_run
 from experiments.config.errors import UserError
 from experiments.config.identity import complete_digests, identity, run_name
-from experiments.config.schema import TrainConfig, flat, to_yaml
+from experiments.config.keys import flat, to_yaml
+from experiments.config.schema import TrainConfig
 from experiments.runs.finished_requests import check_requests
 from experiments.runs.run_folder import RunFolder, folder_of
 from tests.finished_runs import finished

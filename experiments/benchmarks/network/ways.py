@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError, suggestion
-from experiments.config.schema import TrainConfig, flat
+from experiments.config.keys import flat
+from experiments.config.schema import TrainConfig
 from experiments.reports.names import label
 from experiments.reports.rounds_in_words import exchanged, interval, short
 from experiments.training.preflight import prepare_runs
