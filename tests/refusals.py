@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 LONGEST = 3000  # characters of a line
+NOTHING = ""  # is in every line: for rows of a table that have no value to look for
 
 
 def refused(
