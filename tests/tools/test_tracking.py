@@ -98,8 +98,8 @@ def test_folder_files_and_server_say_the_same(runs: Path, tmp_path: Path, monkey
             held = {"id": kept.name, "state": "finished", "config": {**kept.mirrored}}
             return [SimpleNamespace(scan_history=lambda use_cache: iter(kept.history()), **held)]
 
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setattr(wandb, "Api", Api)
+    monkeypatch.setattr(wandb, "login", lambda **_: True)
     assert_same(runs, "wandb", "lab/micro")
     refused(lambda: read(["wandb", "lab/none"]), "W&B", "lab/none")
     assert figures.main(["--source", "wandb", "lab/micro", "--table", "--out", str(tmp_path / "out")]) == 0
