@@ -32,7 +32,7 @@ def test_loop(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "names"),
     [
-        ("gloo", ("DDP alone", "hook fp16", "hook PowerSGD", "dense", "micro")),
+        ("gloo", ("DDP alone", "hook fp16", "dense", "micro")),
         ("primitives", OPS),
         ("fsdp", SHARDED),
         ("amp", ("micro",)),
