@@ -147,7 +147,7 @@ def test_checkpointed_activations_change_no_update_and_nan_stops_the_model_alone
     assert len(attachment.stats) == 3, "one end of backward, for all blocks"
     for block in getattr(model, "module", model):
         handle = block.register_full_backward_pre_hook(lambda _, grads: (grads[0] * float("nan"),))
-        with pytest.raises(micro.NonFiniteGradient, match=r"'0\.0\..* is not finite at step"):
+        with pytest.raises(micro.NonFiniteGradient, match=r"'\d\.0\..* is not finite at step"):
             gradient(model, 3)
         handle.remove()
         assert all(grad.isfinite().all() for grad in given(model, 4).values())
