@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from experiments.benchmarks.gpu.command import SOUND, rows_of
-from experiments.benchmarks.gpu.parts import Part
+from experiments.benchmarks.gpu.parts import PARTS
 from experiments.benchmarks.gpu.training import Settings
-from experiments.ranks.measures import Row
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # the report takes half a minute of a core
@@ -90,18 +89,13 @@ def test_fifty_steps_compile_a_kernel_once_and_lengths_twice_more(tmp_path: Path
     assert set(not_interpreted(tmp_path, "-c", BIND).splitlines()) == {"1 3"}
 
 
-def fails_at_two(settings: Settings, name: str) -> list[Row]:
-    if name == "two":
-        raise LookupError("of this part")
-    return [{"name": name}]
-
-
 def test_a_call_that_fails_is_a_row_that_says_so_and_the_others_go_on() -> None:
-    part = Part("Title", ("one", "two", "three"), fails_at_two, {})
+    part = PARTS["machine"]._replace(names=("topology", "unknown", "topology"))
     first, failed, last = rows_of(part, Settings(device="cpu", numel=1, methods=()))
-    assert [first, last] == [{"name": "one"}, {"name": "three"}]
-    assert failed["name"] == "two"
-    assert "LookupError: of this part" in failed["problem"]
+    assert first == last
+    assert first["text"]
+    assert failed["name"] == "unknown"
+    assert "KeyError: 'unknown'" in failed["problem"]
 
 
 @needs_triton
