@@ -34,7 +34,7 @@ def save_curves(
     figure = new_figure(4.0, 3.4)
     axes, handles = figure.subplots(), []
     for place, (name, own) in enumerate(numbers.groupby(key, sort=False)):
-        line = {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
+        line: dict[str, Any] = {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
         axes.plot(own[size], 1e3 * own["seconds"], linestyle="none", **line)
         along = np.geomspace(own[size].min(), own[size].max(), 200)
         axes.plot(along, 1e3 * np.interp(along, own[size], own["fit_s"]), color=line["color"])  # bends on these axes

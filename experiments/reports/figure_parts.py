@@ -79,7 +79,7 @@ class Lines:
     handles: Sequence[Artist]
 
 
-def named_lines(by: Sequence[str], lines: Mapping[Key, LineSettings], name: Callable[..., str] = in_legend) -> Lines:
+def named_lines(by: Sequence[str], lines: Mapping[Any, LineSettings], name: Callable[..., str] = in_legend) -> Lines:
     """Return the lines of keys, the values of the columns ``by``; the legend calls each what ``name`` makes of it."""
     return Lines(by=by, of=lines, handles=handles_of({name(*key): line for key, line in lines.items()}))
 

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,7 +71,7 @@ def _section(setting: Setting, rate: float, rows: pd.DataFrame) -> str:
     name, known = rate_name(rate), rows[rows["why"] == ""]
     link = f"{name[:-1]} {name[-1]}bit/s with {1e6 * setting.latency_s:g} us a message"
     is_dense, borders = known["method"] == DENSE, known["border"].map(rate_name, na_action="ignore")
-    words = {
+    words: dict[str, Any] = {
         "name": [f"{_name(row)}{', DDP' if row['method'] == DENSE else ''}" for _, row in known.iterrows()],
         "density": known["density"].where(~is_dense),
         "border": borders.where(~is_dense, ""),

@@ -83,4 +83,4 @@ def _by_workers(numbers: pd.DataFrame) -> Iterator[str]:
         yield f"## {TITLES[stream]}, by the number of workers: {heading}\n"
         found = rows.pivot(index="method", columns="world_size", values=COLUMNS[heading].key).rename_axis(columns=None)
         found = found.loc[in_order(found.index)].reset_index().assign(name=lambda own: own["method"].map(label))
-        yield table_of(found, METHOD | {str(size): COLUMNS[heading]._replace(key=size) for size in sizes}) + "\n"
+        yield table_of(found, {**METHOD} | {str(size): COLUMNS[heading]._replace(key=size) for size in sizes}) + "\n"

@@ -132,8 +132,14 @@ def draw_headline(numbers: pd.DataFrame, title: str) -> Figure:
             axes.annotate(f"published {published:g}", (1, published), (0, 2), of, "offset points", ha="right")
             axes.set_ylim(0.95, 1 + 2 * (numbers[f"published_{other}"].max() - 1))
 
-        names = {"x_name": "assumed forward + backward of a worker (s)", "y_name": f"{SCHEDULES[other]} / MG-WFBP"}
-        return Panel(x="compute_s", y=f"over_{other}", **names, show_x=parts.plain_log, also=draw_published)
+        return Panel(
+            x="compute_s",
+            y=f"over_{other}",
+            x_name="assumed forward + backward of a worker (s)",
+            y_name=f"{SCHEDULES[other]} / MG-WFBP",
+            show_x=parts.plain_log,
+            also=draw_published,
+        )
 
     lines = parts.named_lines(["grain", "fitted_at"], READINGS, "sent by {}, fit of {} ranks".format)
     published = Line2D([], [], label="published", **PUBLISHED_LINE)

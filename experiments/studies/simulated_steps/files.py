@@ -26,11 +26,14 @@ def files(study: Study, frames: Frames, command: str) -> Iterator[tuple[str, Con
         for network, rows in frames["levels"].groupby("network", sort=False):
             title = f"One level and two, simulated, {network!s}, {density}"
             yield f"levels-{network!s}", (figures.draw_levels(rows, title), rows)
-    if (rows := frames.get("borders")) is not None:
+    if "borders" in frames:
+        rows = frames["borders"]
         title = f"Below its line a method is faster than dense: ring, {density}"
         yield "borders", (figures.draw_borders(rows, title, RATES), rows)
-    if (rows := frames.get("headline")) is not None:
+    if "headline" in frames:
+        rows = frames["headline"]
         title = "Step of other schedules / step of MG-WFBP at 64 workers, beside the published"
         yield "headline", (figures.draw_headline(rows, title), rows)
-    if (rows := frames.get("trees")) is not None:
+    if "trees" in frames:
+        rows = frames["trees"]
         yield "double-trees", (figures.draw_trees(rows, "Double trees on the link of k80_10gbe"), rows)

@@ -110,7 +110,7 @@ def study_of(options: argparse.Namespace) -> Study:
 
 def _networks(options: argparse.Namespace, workers: tuple[int, ...]) -> list[NetworkChoice]:
     given = select_names(options.algorithm, ALGORITHMS, "algorithm") if options.algorithm else []
-    algorithms = [name for name in ALGORITHMS if name in given] or [None]  # None: each network's own
+    algorithms: list[str | None] = [name for name in ALGORITHMS if name in given] or [None]  # None: each network's own
     of_nodes = {"intra": options.intra, "ranks_per_node": options.ranks_per_node}
     choices = (
         network_choices(n, algorithms, workers, two_level=options.two_level, **of_nodes) for n in options.network

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -147,7 +148,8 @@ def _title(setting: tuple[Hashable, ...]) -> str:
 def _gains(headline: pd.DataFrame) -> str:
     lines = []
     for (model, grain, fitted_at), rows in headline.groupby(["model", "grain", "fitted_at"], sort=False):
-        best = nearest(rows.to_dict("records"), PUBLISHED[str(model)])
+        records: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
+        best = nearest(records, PUBLISHED[str(model)])
         reading = f"{human(str(model))}, by {grain} ({best['num_sent']}), fit of {fitted_at}"
         published = [f"{best[name]:g}" for name in ("published_layerwise", "published_single")]
         ours = [f"{best[name]:.3g}" for name in ("compute_s", "over_layerwise", "over_single")]
