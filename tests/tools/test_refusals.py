@@ -103,7 +103,7 @@ WRONG: list[str | tuple[str, ...]] = [
     ("simulate --trace trace.json --network nowhere.json", "nowhere.json"),
     "simulate --trace trace.json --compute-s -1",
     ("compare --methods nope", "methods", "nope"),
-    ("compare --world-sizes 1000000", "1000000", "GB"),
+    ("compare --streams normal --world-sizes 1000000", "1000000", "GB"),
     ("compare --world-sizes 2 4", "KEY=VALUE", "4"),
     ("compare seed=1 --steps 2 batch_size=4", "batch_size=4", "unrecognized"),
     ("compare sede=1", "sede", "did you mean 'seed'"),
