@@ -54,12 +54,17 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_html("\n\n".join(blocks), "Wide", folder / "index.html")
 
 
+def prefer(tab: Browser, scheme: str) -> None:
+    tab.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+
 def look(tab: Browser, path: Path, home: Path) -> list[str]:
     """Open a page as a phone does, light and dark; return what is wrong with it."""
     wrong, backgrounds = [], set()
+    prefer(tab, "light")
     tab.open(path.as_uri())
     for scheme in ("light", "dark"):
-        tab.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        prefer(tab, scheme)
         for _ in range(60):  # a page hears of it a little later
             background = tab.evaluate("getComputedStyle(document.body).backgroundColor")
             if background not in backgrounds:
