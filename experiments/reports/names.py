@@ -17,7 +17,7 @@ from experiments.config.method_names import description, place
 KINDS = (  # of figures of finished runs
     *("convergence", "time", "density", "residual", "methods", "densities", "bytes", "lengths", "throughput"),
 )
-OTHERS = {  # models and data sets by the key of their registry
+OTHERS = {  # models, data sets and schedules by the key of their registry
     "mlp": "MLP",
     "cnn_lstm": "CNN-LSTM",
     "lstm": "LSTM",
@@ -44,6 +44,13 @@ OTHERS = {  # models and data sets by the key of their registry
     "manuals": "Python manual",
     "manuals_bytes": "Python manual, bytes",
     "text": "a folder of text",
+    "layerwise": "by layer (WFBP)",
+    "single": "one bucket",
+    "mgwfbp": "merged (MG-WFBP)",
+    "exact": "exact plan",
+    "ddp": "DDP's own",
+    "asc": "ASC-WFBP",
+    "dear": "DeAR",
 }
 
 
@@ -61,7 +68,7 @@ def in_legend(method: str, variant: str = "") -> str:
 
 
 def human(name: str) -> str:
-    """Return the name of a model or data set for people; ``name`` itself where none is known."""
+    """Return the name of a model, data set or schedule for people; ``name`` itself where none is known."""
     return OTHERS.get(name, name)
 
 

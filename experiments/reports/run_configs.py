@@ -10,6 +10,7 @@ from experiments.config.identity import identity
 from experiments.config.keys import flat
 from experiments.config.method_names import PARTS, method_name, own_settings
 from experiments.reports.finished_runs import FinishedRun
+from experiments.reports.names import human
 from experiments.reports.rounds_in_words import ROUNDS, short
 
 # column of the run table -> key of config.yaml
@@ -157,6 +158,6 @@ def _variants(configs: list[Config]) -> list[str]:
         of_parts = {f"sparsifier.{key}" for key in own_settings(_sparsifier(config))} - set(differing)
         shown = [key for key in [*named, *sorted(of_parts)] if key in own and (key, own[key]) not in USUAL]
         named_values = ((key.removesuffix(".name").rpartition(".")[2], own[key]) for key in shown)
-        texts = [f"{word}={'null' if value is None else value}" for word, value in named_values]
+        texts = [f"{word}={'null' if value is None else human(str(value))}" for word, value in named_values]
         words.append(", ".join(filter(None, [*texts, short(own) if has_rounds else ""])))
     return words

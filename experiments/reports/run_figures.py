@@ -61,11 +61,14 @@ def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[
 
 
 def _of_steps(frames: Frames, kinds: Collection[str]) -> Iterator[Drawn]:
-    """Draw what stands over steps, and the times of a step: a figure per training and density, with the dense runs."""
+    """Draw what stands over steps, and the times of a step: a figure per training and density.
+
+    Runs that send every element, dense ones and those of quantisers, stand in each.
+    """
     for (model, dataset, world_size), runs in frames.runs.groupby(TRAINING[:3]):
-        is_dense = runs["sparsifier"] == "dense"
-        for density in sorted(runs.loc[~is_dense, "density"].unique()) or [1.0]:
-            own = frames.of(runs[is_dense | (runs["density"] == density)])
+        is_whole = runs["density"] == 1
+        for density in sorted(runs.loc[~is_whole, "density"].unique()) or [1.0]:
+            own = frames.of(runs[is_whole | (runs["density"] == density)])
             clusters = " and ".join(sorted(own.runs["cluster"].unique()))
             workers = f"{world_size} workers ({clusters})" if int(str(world_size)) > 1 else "1 worker"
             title = f"{human(str(model))} on {human(str(dataset))}, {workers}, density\N{NO-BREAK SPACE}{density:g}"

@@ -132,10 +132,12 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
         *("num_groups", "step_s", "exposed_s", "select_s", "speedup", "efficiency"),
     ]
     assert len(steps) == 2 * 2 * (4 + 2)  # algorithms, numbers of workers, schedules of dense and of MiCRO
-    bars = pd.read_csv(out / "timeline-resnet50-k80_10gbe-ring.csv").query("schedule == 'single'").set_index("what")
+    bars = pd.read_csv(out / "timeline-resnet50-k80_10gbe-ring.csv").query("schedule == 'single'")
+    (first, *_, last), (sent,) = (bars[bars["what"] == what].to_dict("records") for what in ("backward", "exchange"))
+    assert (first["begin_s"], len(bars)) == (0, 1 + len(by_layer(TRACE).layers)), "a bar for each layer, and a message"
     single = steps.query("schedule == 'single' and algorithm == 'ring' and workers == 4 and method == 'dense'").iloc[0]
-    assert bars.loc["exchange", "begin_s"] == bars.loc["backward", "end_s"], "one bucket waits for backward"
-    assert bars.loc["exchange", "end_s"] - bars.loc["backward", "end_s"] == pytest.approx(single["exposed_s"])
+    assert sent["begin_s"] == last["end_s"], "one bucket waits for backward"
+    assert sent["end_s"] - last["end_s"] == pytest.approx(single["exposed_s"])
 
 
 def test_at_its_border_a_method_takes_as_long_as_dense(tmp_path: Path) -> None:

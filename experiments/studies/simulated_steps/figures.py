@@ -18,7 +18,7 @@ from experiments.reports.figure_parts import Panel, Show
 from experiments.reports.names import human, in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.studies.simulated_steps.method_choices import DENSE
-from experiments.studies.simulated_steps.tables import SCHEDULES, rate_name, way_name
+from experiments.studies.simulated_steps.tables import rate_name, way_name
 
 READINGS: dict[tuple[object, ...], LineSettings] = {
     ("layer", 16): {"color": look.BLUE, "linestyle": "-"},
@@ -30,6 +30,7 @@ LEVELS: dict[str, LineSettings] = {
     "two levels": {"linestyle": "-"},
     "one level": {"linestyle": "--", "markerfacecolor": "white"},
 }
+TONES = {"backward": (look.SKY, look.BLUE), "exchange": (look.ORANGE, look.VERMILLION)}  # of messages in turn
 PUBLISHED_LINE: LineSettings = {"color": look.BLACK, "linestyle": "-", "linewidth": 0.8}
 
 
@@ -136,7 +137,7 @@ def draw_headline(numbers: pd.DataFrame, title: str) -> Figure:
             x="compute_s",
             y=f"over_{other}",
             x_name="assumed forward + backward of a worker (s)",
-            y_name=f"{SCHEDULES[other]} / MG-WFBP",
+            y_name=f"{human(other)} / merged",
             show_x=parts.plain_log,
             also=draw_published,
         )
@@ -149,30 +150,34 @@ def draw_headline(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_timeline(numbers: pd.DataFrame) -> Figure:
-    """When backward computes and when gradients travel, a pair of bars per schedule, of one model on one network.
+    """When backward computes each layer and when each message travels, two rows per schedule, of one model and network.
 
-    Columns model, network, algorithm, workers, schedule, what, begin_s, end_s.
+    The layers of one message have its tone. Columns model, network, algorithm, workers, schedule, group, what, begin_s,
+    end_s.
     """
     first, schedules = numbers.iloc[0], list(dict.fromkeys(numbers["schedule"]))
-    figure, (axes,) = parts.figure_of_rows([in_legend_of(DENSE, each) for each in schedules], row_inches=0.5)
+    figure, (axes,) = parts.figure_of_rows([human(each) for each in schedules], row_inches=0.5)
     for place, schedule in enumerate(schedules):
         rows = numbers[numbers["schedule"] == schedule]
-        for what, height, color in (("backward", place - 0.2, look.SKY), ("exchange", place + 0.2, look.ORANGE)):
-            bars = 1e3 * rows.loc[rows["what"] == what, ["begin_s", "end_s"]]
-            axes.barh(
-                height, bars["end_s"] - bars["begin_s"], 0.34, bars["begin_s"], color=color, edgecolor="white", lw=0.3
-            )
+        for (what, tone), bars in rows.groupby(["what", rows["group"] % 2]):
+            height, color = place + (0.2 if what == "exchange" else -0.2), TONES[str(what)][int(tone)]
+            begin_ms, length_ms = 1e3 * bars["begin_s"], 1e3 * (bars["end_s"] - bars["begin_s"])
+            axes.barh(height, length_ms, 0.34, begin_ms, color=color, edgecolor="white", lw=0.3)
         end_ms = 1e3 * rows["end_s"].max()
         axes.annotate(f"{three_digits(end_ms)} ms", (end_ms, place + 0.2), (3, 0), "data", "offset points", va="center")
+    backward_ms = 1e3 * numbers.loc[numbers["what"] == "backward", "end_s"].max()
+    axes.axvline(backward_ms, zorder=1.5, **look.TARGET_LINE)
     axes.set(xlim=(0, 1.1e3 * numbers["end_s"].max()), xlabel="ms since the start of backward")
     axes.grid(visible=False, axis="y")
-    title = f"{human(first['model'])} on {first['network']}, {first['algorithm']}, {first['workers']} workers, dense"
-    names = {"backward": look.SKY, "all-reduce of a group": look.ORANGE}
-    parts.head(figure, title, [Patch(label=name, facecolor=color) for name, color in names.items()])
+    title = f"{human(first['model'])} on {first['network']}, {first['algorithm']}, {first['workers']} workers, dense; "
+    title += "layers that share a message have one tone"
+    names = {"backward of a layer": "backward", "all-reduce of a message": "exchange"}
+    bars = [Patch(label=name, facecolor=TONES[what][0]) for name, what in names.items()]
+    parts.head(figure, title, [*bars, Line2D([], [], label="end of backward", **look.TARGET_LINE)])
     return figure
 
 
 def in_legend_of(method: object, schedule: object) -> str:
-    """Return the name of a method under a schedule where no heading says what is what: ``dense, exact schedule``."""
+    """Return the name of a method under a schedule where no heading says what is what: ``dense, exact plan``."""
     name = way_name(str(method), str(schedule), in_legend)
-    return f"{'dense, ' if method == DENSE else ''}{name}{' schedule' if schedule == 'exact' else ''}"
+    return f"{'dense, ' if method == DENSE else ''}{name}"

@@ -15,8 +15,9 @@ def files(study: Study, frames: Frames, command: str) -> Iterator[tuple[str, Con
     steps, density = frames["steps"], f"density {study.density:g}"
     yield "steps", steps
     yield "simulate", report(study, frames, command)
-    for (network, algorithm), rows in steps.groupby(["network", "algorithm"], sort=False):
-        shown = rows[(rows["method"] == DENSE) | (rows["schedule"] == EXACT)]
+    drawn = steps[(steps["method"] == DENSE) | (steps["schedule"] == EXACT)]
+    several = drawn["workers"].nunique() > 1  # one number alone makes no line
+    for (network, algorithm), shown in drawn.groupby(["network", "algorithm"], sort=False) if several else ():
         title = f"Simulated speed-up, {network}, {algorithm}, {density}"
         yield f"speedup-{network}-{algorithm}", (figures.draw_speedups(shown, title), shown)
     for key, rows in frames["timeline"].groupby(SETTING[:3], sort=False) if "timeline" in frames else ():

@@ -154,18 +154,22 @@ def _steps(study: Study) -> Iterator[Row]:
 
 
 def _timeline(study: Study) -> Iterator[Row]:
-    """Yield when backward, and each group's exchange, begins and ends under each dense schedule, in seconds.
+    """Yield when backward of each layer, and the message of each group, begins and ends under each dense schedule.
 
-    With as many workers as the published gains are of, or the nearest number that is simulated.
+    In seconds, with as many workers as the published gains are of, or the nearest number that is simulated. ``group``
+    counts messages.
     """
     for facts, trace, network in study.settings():
         workers = min(network.workers, key=lambda count: abs(count - gains.PUBLISHED_WORKERS))
         problem = study.methods.problem(trace, network.of(workers), DENSE)
         for schedule in study.schedules[DENSE]:
             _, step = planned(problem, schedule)
-            spans = [("backward", 0.0, step.backward_s), *(("exchange", s.sent_s, s.done_s) for s in step.transfers)]
+            layers = list(pairwise((0.0, *problem.ready_s)))
             named = facts | {"workers": workers, "schedule": schedule}
-            yield from (named | {"what": what, "begin_s": begin, "end_s": end} for what, begin, end in spans)
+            for group, sent in enumerate(step.transfers):
+                spans = [("backward", *layer) for layer in layers[sent.start : sent.stop]]
+                for what, begin, end in [*spans, ("exchange", sent.sent_s, sent.done_s)]:
+                    yield named | {"group": group, "what": what, "begin_s": begin, "end_s": end}
 
 
 def _levels(study: Study) -> Iterator[Row]:

@@ -13,15 +13,6 @@ from experiments.studies.simulated_steps.networks import load_network
 from experiments.studies.simulated_steps.published_gains import PUBLISHED, nearest
 from experiments.studies.simulated_steps.study import Study
 
-SCHEDULES = {
-    "layerwise": "WFBP",
-    "single": "SyncEASGD",
-    "mgwfbp": "MG-WFBP",
-    "exact": "exact",
-    "ddp": "DDP",
-    "asc": "ASC-WFBP",
-    "dear": "DeAR",
-}
 SETTING = ["model", "network", "algorithm", "compute_s"]
 SPEEDUP, GROUPS = Column("speedup", "{:.4g}"), Column("num_groups")
 STEPS: Columns = {"Speed-up": SPEEDUP, "Exposed, ms": Column("exposed_s", "{:.3g}", 1e3), "Groups": GROUPS}
@@ -75,10 +66,7 @@ its ResNet-50; how many travel in each reading of ours stands in brackets.
 
 def way_name(method: str, schedule: str, name_of: Callable[[str], str] = label) -> str:
     """Return the name of a method under a schedule: of dense, the schedule's alone."""
-    name = SCHEDULES.get(schedule, schedule)
-    if method == DENSE:
-        return name
-    return f"{name_of(method)}, {'one bucket' if schedule == 'single' else name}"
+    return human(schedule) if method == DENSE else f"{name_of(method)}, {human(schedule)}"
 
 
 def rate_name(value: float) -> str:
