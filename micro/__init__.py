@@ -24,7 +24,7 @@ Reading order:
     ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone; sign_sgd
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
-    planning/          costs, traces, bucket schedules, theory: not imported from here
+    planning/          suggest: which method to begin with; costs, traces, bucket schedules, theory
     zoo/               rules and baselines of papers, imported when they are named
 """
 
@@ -43,7 +43,6 @@ from micro.density.warmup import WarmUp
 from micro.exchanges.base import Exchange
 from micro.exchanges.dsa import DSA
 from micro.exchanges.gather import Gather
-from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.union import Union
 from micro.feedback import EF21, ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
@@ -53,6 +52,7 @@ from micro.local import LocalSteps, Outer
 from micro.nonfinite import NonFiniteGradient
 from micro.parts import build, known
 from micro.peer_failures import PeerError
+from micro.planning.suggestion import suggest
 from micro.reducers.base import Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.powersgd import PowerSGD
@@ -95,7 +95,6 @@ __all__ = [
     "Feedback",
     "Gather",
     "Half",
-    "InPieces",
     "IndexCodec",
     "Int8",
     "Layout",
@@ -137,4 +136,5 @@ __all__ = [
     "build",
     "detach",
     "known",
+    "suggest",
 ]

@@ -3,13 +3,14 @@
 from typing import Any
 
 import micro
+from micro.exchanges.in_pieces import InPieces
 from micro.selectors.scaled_elements import ScaledElements
 from tests.sparsifiers.base import BUILD_UP, EXACT, GATHER, Row, row, sparse
 
 MICRO, TOPK = micro.SparseReducer(micro.Micro(), 0.05), micro.SparseReducer(micro.TopK(), 0.05, exchange=GATHER)
 POWERSGD = micro.PowerSGD(rank=2, min_compression=1.5)
 PIECE_MB = 1100 / 2**20  # one piece of the laws' 257 elements in single precision, two in double
-PIECES = [micro.InPieces(each=each, piece_mb=PIECE_MB) for each in (GATHER, micro.Union())]
+PIECES = [InPieces(each=each, piece_mb=PIECE_MB) for each in (GATHER, micro.Union())]
 UNSAID: dict[str, Any] = {"traffic_within": None}
 SPLIT: dict[str, Any] = {"follows_density": False}
 BIAS: dict[str, Any] = {"dense": ("a.bias",), "names_rank": False, **SPLIT}  # whose mean is the same on all ranks

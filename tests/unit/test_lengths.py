@@ -15,6 +15,7 @@ from experiments.studies.methods import build_methods, known_methods
 from micro.codecs.indices import Int32
 from micro.exchanges.base import Wire
 from micro.exchanges.gathering import gather_header
+from micro.exchanges.in_pieces import InPieces
 from micro.flat import MAX_NUMEL
 from micro.kernels import table
 from micro.norms import norm, norms_of
@@ -40,8 +41,8 @@ EXCHANGES = (
     GTopK(rule="published"),
     micro.Oktopk(),
     micro.Oktopk(rule="published"),
-    micro.InPieces(ends=(2**30 + 7, MAX_NUMEL)),
-    micro.InPieces(each=micro.Gather(), ends=(1, 2**31 - 2, MAX_NUMEL)),
+    InPieces(ends=(2**30 + 7, MAX_NUMEL)),
+    InPieces(each=micro.Gather(), ends=(1, 2**31 - 2, MAX_NUMEL)),
 )
 
 
