@@ -8,7 +8,6 @@ from torch import Tensor
 
 from micro.kernels import cuts, table
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
-from micro.scales import ElementScales, Scales
 from tests import parts
 from tests.products import grid
 
@@ -42,20 +41,6 @@ def test_what_reaches_a_magnitude_in_double_precision_is_what_rounds_to_it(lowes
     middle = (magnitude_of(lowest - 1) + magnitude_of(lowest)) / 2
     x = torch.tensor([math.nextafter(middle, steps * math.inf) if steps else middle], dtype=torch.float64)
     assert cuts.collect(x, 0, lowest, SHIFT)[0].numel() == bool(x.float() >= magnitude_of(lowest))
-
-
-@grid(dtype=[torch.float32, torch.float64, torch.bfloat16], part=[(0, 9), (2, 3), (2, 8), (4, 4)])
-def test_a_part_is_scaled_as_the_whole_is(dtype: torch.dtype, part: tuple[int, int]) -> None:
-    x, place = drawn(9).to(dtype), slice(*part)
-    by_run = Scales.of([3, 0, 4, 2], torch.tensor([0.1, 9.0, 1 / 3, 7.0], dtype=torch.float64))
-    expected = torch.cat([x[:3] * 0.1, x[3:7] * (1 / 3), x[7:] * 7.0])
-    assert dtype is torch.bfloat16 or torch.equal(by_run.scaled(x), expected)
-    assert dtype is torch.bfloat16 or torch.equal(by_run.part(*part).scaled(x[place]), expected[place])
-    by_element = ElementScales(drawn(9).abs().to(torch.promote_types(dtype, torch.float32)), 0.5, 1e-8)
-    whole = by_element.scaled(x)
-    torch.testing.assert_close(whole.double(), x.double() / (0.5 * by_element.roots.double() + 1e-8), rtol=1e-2, atol=0)
-    assert whole.dtype == dtype
-    assert torch.equal(by_element.part(*part).scaled(x[place]), whole[place])
 
 
 @grid(world_size=[1, 2, 7], k=[1, 10, 60, 10_000])

@@ -16,20 +16,15 @@ from tests.refusals import refused
 SIZED = "must be a whole number of at least 1"
 SETTINGS: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
     ("cifar", {}, ("dataset must be one of cifar10, ", "got 'cifar'; did you mean 'cifar10'?")),
-    ("digits", {"size": 8}, ("has no settings, got 'size'",)),
     ("synthetic", {"size": 8}, ("allows only num_samples, image_size, channels, num_classes, got 'size'",)),
-    ("synthetic", {"num_samples": 0}, ("num_samples", SIZED, 0)),
     ("cifar10", {"root": None}, ("dataset cifar10 needs a data root", None)),
     ("cifar10", {}, ("py is not a folder: run python -m data.prepare cifar10 --root ",)),
     ("cifar10", {"num_train": 0}, ("num_train", SIZED, 0)),
-    ("imagenet", {"image_size": 0}, ("image_size", SIZED, 0)),
-    ("wikitext2", {}, ("wikitext-2 is not a folder: run python -m data.prepare wikitext2",)),
     ("wikitext2", {"train": "dev"}, ("train of wikitext2 must be one of train, valid, test", "dev")),
     ("ptb", {"train": "test"}, ("train and test of ptb must be different splits", "test")),
     ("wikitext2", {"lower": 1}, ("lower of wikitext2 must be true or false", 1)),
     ("wikitext2", {"max_words": 2}, ("max_words of wikitext2 must be a whole number of at least 3", 2)),
     ("manuals", {"lower": True}, ("allows only max_words, num_train, num_test, got 'lower'",)),
-    ("text", {"root": None}, ("dataset text needs a root",)),
     ("text", {"root": "/nowhere/at/all"}, ("is not a folder",)),
     ("text", {"unit": "letters"}, ("unit of text must be one of bytes, words, tokens", "letters")),
     ("text", {"endings": ""}, ("endings of text must be endings of names between commas", "''")),
@@ -39,10 +34,8 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
     ("text", {"unit": "tokens", "max_words": 300}, ("a.txt is not text in UTF-8", "use unit=bytes")),
     *(("text", {"unit": "tokens", "max_words": given}, ("max_words of text", given)) for given in (None, 255, "300")),
     ("latent", {"num_taken": 2.0}, ("num_taken of latent must be a whole number", 2.0)),
-    ("latent", {"strength": -1.0}, ("strength of latent must be a finite number of at least 0", -1.0)),
     ("latent", {"num_items": 120}, ("num_items must be at least num_taken + 1 + num_negatives = 121", 120)),
     ("movielens1m", {"root": None}, ("dataset movielens1m needs a data root", "holds ml-1m")),
-    ("movielens100k", {}, ("ml-100k is not a folder: run python -m data.prepare movielens100k",)),
 ]
 
 
@@ -86,21 +79,14 @@ CIFAR, WIKI, RATINGS = "cifar-10-batches-py/data_batch_3", "wikitext-2/wiki.trai
 TRAIN, VAL = "imagenet/train_images.npy", "imagenet/val_labels.npy"
 FILES: list[tuple[str, str, Any, str]] = [
     ("cifar10", CIFAR, None, "No such file"),
-    ("cifar10", CIFAR, b"", "Ran out of input"),
     ("cifar10", CIFAR, batch()[:5000], "truncated"),
-    ("cifar10", CIFAR, b"<html>404</html>", "invalid load key"),
     ("cifar10", CIFAR, pickle.dumps([1, 2]), "a list"),
-    ("cifar10", CIFAR, pickle.dumps({"data": IMAGES, "fine_labels": [0, 1, 2, 3]}), "'labels'"),
     ("cifar10", CIFAR, batch(data=IMAGES[:, :3000]), "uint8 of shape (4, 3000)"),
     ("cifar10", CIFAR, batch(data=IMAGES.astype(np.float32)), "float32 of shape (4, 3072)"),
-    ("cifar10", CIFAR, batch(data=IMAGES[:0], labels=[]), "num at least 1"),
     ("cifar10", CIFAR, batch(labels=[0, 1, 2]), "int64 of shape (3,)"),
-    ("cifar10", CIFAR, batch(labels=[0, 1, 2, 0.5]), "float64"),
     ("cifar10", CIFAR, batch(labels=[0, 1, 2, 10]), "0..10"),
-    ("wikitext2", WIKI, None, "No such file"),
     ("wikitext2", WIKI, b"\n \n", "no words"),
     ("wikitext2", WIKI, b"ab \xff\xfe", "UTF-8 (byte 3"),
-    ("movielens100k", RATINGS, b"", "no data"),
     ("movielens100k", RATINGS, b"<html>\n", "'<html>'"),
     ("movielens100k", RATINGS, b"1\t2\t3\t4.5\n", "'4.5'"),
     ("imagenet", TRAIN, b"torn", "torn or no .npy file"),

@@ -42,14 +42,6 @@ def test_the_update_is_the_mean_of_all_estimates(smoothing: float) -> None:
         assert (smooth - before).abs().masked_fill(~moved, 9).amin() > (smooth - own).abs().amax(1).amin() - 1e-12
 
 
-def test_a_constant_gradient_is_found_and_stays() -> None:
-    ranks = simulation()
-    for _ in range(11):
-        update = ranks.step(drawn(0)).update
-    torch.testing.assert_close(update, drawn(0).mean(0))
-    assert torch.equal(ranks.step(drawn(0)).update, update)
-
-
 def test_a_step_that_is_left_out_moves_no_estimate() -> None:
     ranks, bad = simulation(), drawn(1)
     ranks.step(drawn(0))

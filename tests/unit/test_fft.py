@@ -136,10 +136,3 @@ def test_the_relative_error_is_never_too_small_where_the_vector_is_padded(numel:
     all_stats = simulation.step(gradients(numel)).stats
     for residual, grad, stats in zip(kept(simulation), gradients(numel), all_stats, strict=True):
         assert float(residual.norm() / grad.norm()) <= stats.relative_error * (1 + 1e-9) < 1
-
-
-@pytest.mark.parametrize("density", [0.05, 0.5])
-def test_the_relative_error_of_noise_is_what_theory_says(density: float) -> None:
-    """Energies of a noise's bins are exponential: the largest p of them hold p (1 + ln(1/p)) of the whole."""
-    stats = once(gradients(6000), density=density).stats[0]
-    assert stats.relative_error == pytest.approx(math.sqrt(1 - density * (1 + math.log(1 / density))), rel=0.02)

@@ -11,13 +11,11 @@ from scipy import stats
 from torch import Tensor
 
 import micro
-from micro.kernels import largest
 from micro.randomness import generator
-from micro.selectors.fits.correction import select_near, strictly_above
+from micro.selectors.fits.correction import strictly_above
 from micro.selectors.fits.gaussiank import folded_quantile, normal_quantile
 from micro.selectors.fits.laws import Law, gamma_quantile, log_moments, pareto_quantile
 from micro.selectors.fits.redsync import MARGIN, bisect
-from micro.selectors.steering import Track
 from tests.parts import kept, select, simulated
 from tests.products import grid
 
@@ -284,17 +282,6 @@ def test_awkward_vectors_have_an_outcome(fit: str, kind: str) -> None:
         count = select(selector, acc, k, state, index).indices.numel()
         assert count <= most * k
         assert fit not in REPAIRED or count
-
-
-def test_a_factor_makes_a_wrong_guess_right_and_a_useless_one_gives_exactly_the_largest() -> None:
-    rng, state, k = np.random.default_rng(0), Track(), 500
-    for index in range(12):
-        found = select_near(state, torch.from_numpy(rng.laplace(size=50_000)), 0.01, k)  # would select nearly all
-        assert index < 2 or 0.8 * k <= found.indices.numel() <= 1.2 * k
-    assert 0.01 * math.exp(state.log_threshold) == pytest.approx(-math.log(0.01), rel=0.1)  # of Laplace's law
-    acc = torch.from_numpy(rng.standard_normal(1000)).float()
-    for guess in (math.nan, math.inf, 0.0, -1.0, 1e-300, 1e300, 1e9, 0.5):
-        assert torch.equal(select_near(Track(), acc, guess, 30).indices, largest(acc, 30))
 
 
 def test_redsync_cuts_ties_and_its_floor_settles_or_is_forgotten() -> None:

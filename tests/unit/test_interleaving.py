@@ -45,8 +45,3 @@ def test_it_chooses_as_from_ranges_of_the_dealt_vector(
         got, expected = blocks.step(grads, residuals=True), ranges.step(grads[:, order], residuals=True)
         assert torch.equal(got.update[order], expected.update)
         assert torch.equal(got.residuals[:, order], expected.residuals)
-
-
-def test_a_share_of_every_layer_is_searched_at_every_step() -> None:
-    layers = torch.repeat_interleave(torch.arange(4), 500)
-    assert set(DealtBlocks(2000, 4, 20).slice(layers, 0, 0).tolist()) == {0, 1, 2, 3}

@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -244,16 +243,3 @@ def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
         spec.loader.exec_module(loops)
     assert len(reported) == 1
     assert loops.gather(torch.arange(5.0), torch.tensor([4, 0], dtype=torch.int32)).tolist() == [4.0, 0.0]
-
-
-@pytest.mark.skipif(not table.has_numba(), reason="numba is not installed: nothing is compiled")
-@pytest.mark.parametrize(("limit_s", "slow_s", "is_told"), [(3600.0, 0.0, False), (0.0, 0.2, True)])
-def test_a_user_is_told_why_the_start_takes_long(
-    limit_s: float, slow_s: float, is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(kernels, "NOTE_S", limit_s)
-    monkeypatch.setattr(kernels, "largest", lambda *_: time.sleep(slow_s))
-    kernels.prepare.cache_clear()
-    kernels.prepare()
-    kernels.prepare.cache_clear()
-    assert (capsys.readouterr().err != "") == is_told

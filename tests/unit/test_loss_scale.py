@@ -10,7 +10,6 @@ import micro
 from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.accordion import Accordion
 from tests.products import grid
-from tests.refusals import NOTHING, refused
 from tests.sharded_models import attached_by
 from tests.small_models import batch, chain, gradients, kept, local, total, wrapped
 
@@ -111,16 +110,3 @@ def test_clip_is_in_units_of_unscaled_gradients() -> None:
     with micro.attach(plain, sparse(), clip=0.01), micro.attach(scaled, sparse(), clip=0.01, scaler=scaler):
         for step in range(3):
             torch.testing.assert_close(step_of(plain, none, step), step_of(scaled, scaler, step))
-
-
-@pytest.mark.parametrize(
-    ("scaler", "method", "key"),
-    [
-        (2.0, sparse(), "GradScaler"),
-        (scaler_at(2.0), sparse(feedback=micro.MomentumCorrection(clip=1.0)), "momentum"),
-        (scaler_at(2.0), sparse(micro.Threshold()), "threshold"),
-    ],
-    ids=["no scaler", "clip", "threshold"],
-)
-def test_what_a_scaler_does_not_go_with_is_refused(scaler: Any, method: micro.Reducer, key: str) -> None:
-    refused(lambda: micro.attach(wrapped(), method, scaler=scaler), key, NOTHING)

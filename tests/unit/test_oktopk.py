@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,12 +10,6 @@ from torch import Tensor
 
 import micro
 from micro.codecs.indices import Packed
-from micro.comm import Comm
-from micro.exchanges.base import Transport, Wire
-from micro.exchanges.largest_sums import OktopkState
-from micro.lockstep import SimulatedRanks
-from micro.requests import carried_out
-from micro.sparse import Exchanged, Overlap, Selection, Step
 from tests.parts import normal, simulated
 from tests.products import grid
 from tests.sizes import gathered
@@ -205,45 +198,6 @@ def test_rows_give_what_lists_give_in_fewer_messages(stream: Stream, n: int) -> 
 
 
 # --- regions ----------------------------------------------------------------------------------------------------------
-
-
-def exchanged(
-    exchange: micro.Exchange[Any], accs: Tensor, chosen: list[list[int]], k: int, wire: Wire
-) -> list[tuple[Any, Exchanged]]:
-    """Return every rank's state and result of the first step; the last rank's gradient is not finite."""
-    n, d = accs.shape
-
-    def work(comm: Comm) -> tuple[Any, Exchanged]:
-        state, selection = OktopkState(), Selection(torch.tensor(chosen[comm.rank], dtype=torch.int32))
-        step = Step(0, k, 0, micro.Layout.flat(d), is_finite=comm.rank != n - 1)
-        transport = Transport(comm=comm, step=step, overlap=Overlap.ANY, wire=wire)
-        return state, carried_out(exchange.exchange(state, accs[comm.rank], selection, transport), comm)
-
-    return SimulatedRanks(n).run(work)
-
-
-@pytest.mark.parametrize("rule", ["repaired", "published"])
-@pytest.mark.parametrize(
-    ("d", "chosen", "repaired"),
-    [
-        (100, [[0, 10, 20, 30, 40, 50], [60, 61, 62, 63, 70, 80]], (0, 46, 100)),  # (30 + 63) // 2
-        (100, [[], [60, 61]], (0, 55, 100)),  # equal regions where a rank chose nothing
-        (100, [[], [], []], (0, 34, 67, 100)),
-        (100, [[5], [90], []], (0, 43, 54, 100)),  # fewer chosen than ranks
-        (2, [[0, 1], [1], [], [0]], None),  # fewer elements than ranks
-        (1, [[0], [0], [0]], (0, 0, 0, 1)),
-    ],
-)
-def test_regions_are_the_mean_of_the_quantiles(rule: Any, d: int, chosen: list[list[int]], repaired: Any) -> None:
-    results = exchanged(micro.Oktopk(rule=rule), normal(len(chosen), d), chosen, 3, Wire())
-    (bounds,) = {state.boundaries for state, _ in results}
-    assert (len(bounds), bounds[0], bounds[-1]) == (len(chosen) + 1, 0, d)
-    assert all(start <= stop for start, stop in pairwise(bounds))
-    assert rule == "published" or repaired is None or bounds == repaired
-    for _, result in results:
-        assert not result.is_finite
-        assert result.counts == tuple(map(len, chosen))
-        assert result.num_updated == min(3, len(set().union(*chosen)))
 
 
 def test_published_goes_on_where_the_authors_code_fails() -> None:

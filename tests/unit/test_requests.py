@@ -25,7 +25,6 @@ from micro.requests import (
     Request,
     carried_out,
 )
-from micro.selectors.side_by_side import together
 
 WORLDS = [1, 2, 3, 5, 8]
 Row = list[float]
@@ -167,20 +166,6 @@ def test_what_follows_from_what_all_know_is_made_once_in_shared_memory(shares: b
 
     assert SimulatedRanks(4, shares=shares).carry_out([work() for _ in range(4)]) == [("filled", [7.0] * 3)] * 4
     assert made == [0] * num_made + [1] * num_made
-
-
-def test_reductions_side_by_side_join_their_rows_and_sums() -> None:
-    def part(rank: int, numel: int) -> Reduction[Row]:
-        rows = yield AllGather(mine=own(rank, numel))
-        if numel == 1:
-            return rows.view(-1).tolist()
-        total = yield AllReduce(mine=rows.sum(0), kind="counts")
-        return total.tolist()
-
-    ranks = SimulatedRanks(2)
-    answers = ranks.carry_out([together([part(rank, numel) for numel in (1, 2, 3)]) for rank in range(2)])
-    assert answers == [[[0.0, 100.0], [200.0, 204.0], [200.0, 204.0, 208.0]]] * 2
-    assert [comm.traffic.num_collectives for comm in ranks.comms] == [2, 2]
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import torch
 import micro
 from micro.comm import Comm
 from micro.lockstep import SimulatedRanks
-from micro.messages import aligned
 from micro.reducers.base import BucketState
 from micro.requests import AllReduce, Reduction
 from micro.rounds import Rounds
@@ -69,14 +68,3 @@ def test_an_error_of_one_bucket_ends_the_others_where_they_are() -> None:
     with pytest.raises(LookupError, match=r"^words of its own$"):
         SimulatedRanks(2).run(work)
     assert sorted(ended) == [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "length"), [(torch.uint8, 17), (torch.int32, 3), (torch.bfloat16, 16), (torch.float64, 1)]
-)
-def test_rows_on_a_gpu_are_filled_up_to_whole_loads(dtype: torch.dtype, length: int) -> None:
-    row = torch.ones(length, dtype=dtype)
-    filled = aligned(row)
-    assert filled.nbytes % 16 == 0
-    assert filled.nbytes - row.nbytes < 16
-    assert torch.equal(filled[:length], row)

@@ -16,9 +16,8 @@ from micro.selectors.scaled_elements import ScaledElements
 from micro.selectors.scaling import ScalingState
 from micro.sparse import Overlap, Selection, Step
 from tests import parts
-from tests.parts import CPU, kept, normal, places
+from tests.parts import CPU, kept, normal
 from tests.products import grid
-from tests.saving import through_a_file
 
 LAYOUT = micro.Layout(("large", "small"), ((100,), (100,)))
 STEP = Step(0, 20, 0, LAYOUT)
@@ -108,17 +107,6 @@ def test_what_is_kept_follows_its_parameter_into_other_buckets(scaling: Any) -> 
     assert scaling is Scaled or torch.equal(state.by_name["small"], pieces["small"])
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_a_saved_state_is_not_changed_by_later_steps(scaling: Any) -> None:
-    simulation = simulated(scaling(selector=MICRO))
-    simulation.step(gradients(3, 0))
-    saved = simulation.state_dict()
-    before = saved["ranks"][0]["selector"]["by_name"]["large"].clone()
-    simulation.load_state_dict(saved)
-    simulation.step(gradients(3, 1))
-    assert torch.equal(saved["ranks"][0]["selector"]["by_name"]["large"], before)
-
-
 def test_by_parameter_the_scale_is_a_running_mean_over_all_ranks_that_share_a_threshold() -> None:
     simulation, first = simulated(Scaled(selector=MICRO, memory=0.5)), gradients(3, 0)
     simulation.step(first)
@@ -153,35 +141,6 @@ def test_mean_squares_are_those_that_adam_makes_of_the_updates(
         expected = [memory * before + (1 - memory) * update.square() for before in expected]
         torch.testing.assert_close(squares(simulation), expected)
         assert not shared or all(torch.equal(one, squares(simulation)[0]) for one in squares(simulation))
-
-
-def test_what_is_selected_is_largest_in_units_of_the_scale() -> None:
-    simulation = simulated(ScaledElements(selector=TOPK, memory=0.9), 1)
-    simulation.step(gradients(1, 0))
-    for step in range(1, 6):
-        acc = kept(simulation)[0] + gradients(1, step)[0]
-        expected = (acc.abs() / (squares(simulation)[0].sqrt() + 1e-8)).topk(20).indices
-        assert places(simulation.step(gradients(1, step)).update) == sorted(expected.tolist())
-
-
-def test_a_message_for_the_scale_is_sent_in_the_first_step_alone() -> None:
-    pair = simulated(ScaledElements(selector=MICRO)), simulated(MICRO)
-    calls = [[each.step(gradients(3, step)).stats[0].num_collectives for step in range(3)] for each in pair]
-    assert calls[0] == [calls[1][0] + 1, 3, 3]
-
-
-def test_steps_that_send_all_count_too() -> None:
-    """A state that was saved in such a step goes on as one that was not: what is loaded has no vector yet."""
-    selector = ScaledElements(selector=MICRO, memory=0.5)
-    state = selector.start()
-    selector.observe(state, torch.ones(LAYOUT.numel), STEP, None)
-    assert state.by_name == {}, "nothing was selected yet"
-    parts.alone(selector.select(state, gradients(1, 0)[0], STEP, Comm()))
-    loaded = selector.load(through_a_file(selector.save(state)))
-    for each in (state, loaded):
-        selector.observe(each, torch.full((LAYOUT.numel,), 2.0), STEP, None)
-    assert torch.equal(state.joined, loaded.joined)
-    assert state.factor == loaded.factor
 
 
 @pytest.mark.parametrize("density", [0.1, 1.0])

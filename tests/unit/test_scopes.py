@@ -1,15 +1,11 @@
 """What is chosen from and what travels together are two choices: neither changes what the other does."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 import micro
 from micro.randomness import seed_for
-from micro.reducers.wrapping import innermost, layers
-from micro.scope import scoped
 from micro.selectors.per_tensor import PerTensor
 from micro.zoo.accordion import Accordion, AccordionState
 from tests.parts import CPU, normal, simulated
@@ -92,15 +88,3 @@ def test_a_policy_that_differs_by_layer_goes_with_it() -> None:
     for names, expected in ((("c", "a", "b"), ((1.0, 1.0, 1.0), (False, False, True))), (("b", "one"), ())):
         moved = simulation.reducer.rebuild(part_of(LAYOUT, *names), simulation._states[:1], torch.float64, CPU)
         assert moved.density == AccordionState(*expected)
-
-
-def test_reducers_around_reducers_pass_on_scopes_and_what_to_do_about_nan() -> None:
-    inner = micro.SparseReducer(micro.Micro(), 0.1)
-    split = micro.Split(reducer=inner, min_dims=2)
-    both = micro.TwoLevel(reducer=split, ranks_per_node=2, nonfinite="skip")
-    assert both.method == "two_level 2 split micro (agreed)"
-    assert [layer.name for layer in layers(both)] == both.full_name.split() == ["two_level", "split", "sparse"]
-    assert both.rule_name == "agreed"
-    assert [layer.policy for layer in layers(both)] == ["skip"] * 3
-    assert innermost(split) is inner
-    assert scoped(both, "tensor") == replace(both, reducer=scoped(both.reducer, "tensor"))

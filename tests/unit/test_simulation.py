@@ -38,15 +38,6 @@ def test_step_copies_what_it_is_given_and_what_it_returns(simulation: micro.Simu
     assert not torch.equal(torch.stack(simulation.residuals()), kept)
 
 
-def test_step_in_place_gives_every_row_the_update_of_step(simulation: micro.Simulation) -> None:
-    other = build()
-    for index in range(3):
-        rows = gradients(index)
-        result = other.step(rows)
-        simulation.step_(rows)
-        assert all(torch.equal(row, result.update) for row in rows)
-
-
 @pytest.mark.parametrize(
     "given",
     [torch.zeros(2, 50), torch.zeros(3, 49), torch.zeros(50), torch.zeros(3, 50, dtype=torch.float64)],

@@ -33,23 +33,6 @@ def read(seconds: micro.spans.Seconds) -> float:
     return round(1e3 * float(seconds), 6)
 
 
-def test_spans_add_up_and_wait_once_for_their_events(record: Record) -> None:
-    first, second, third, fourth = (Comm().now(DEVICE) for _ in range(4))
-    outer, inner = fourth - first, third - second
-    rest = 0.5 + outer - 2 * inner - 0.25
-    assert waits(record) == 0
-    assert (read(outer), read(inner), read(rest), read(rest)) == (3, 1, 251, 251)
-    assert waits(record) == 2 + 2 + 4
-    with pytest.raises(AssertionError, match="subtract another"):
-        float(first)
-
-
-def test_the_clock_of_the_host_is_used_where_nothing_is_timed(record: Record) -> None:
-    assert isinstance(Comm(timed=False).now(DEVICE), float)
-    assert isinstance(Comm().now(torch.device("cpu")), float)
-    assert not record.calls
-
-
 def step(reducer: micro.Reducer, comm: Comm) -> Reduction[micro.StepStats]:
     comm.begin_step()
     state = reducer.start(Layout.flat(NUMEL), torch.float32, DEVICE)

@@ -1,7 +1,6 @@
 """Local steps whose fragments are exchanged one after another, beside the next steps: laws and brute force."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from torch import Tensor
 
 import micro
 from micro.comm import Comm
-from micro.local.exchange import Exchange
 from micro.local.splitting import split
 from tests.local_training import (
     ADAM,
@@ -198,15 +196,3 @@ def test_what_is_not_finite_takes_all_fragments_back() -> None:
     assert second
     assert torch.isfinite(one).all()
     assert torch.equal(one, other)
-
-
-def test_the_end_of_an_exchange_is_waited_for_on_the_stream_of_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices: list[Any] = []
-    stream = SimpleNamespace(record_event=lambda: "written", wait_event=lambda _: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: devices.append(device) or stream)
-    vector: Any = SimpleNamespace(start=torch.empty(0, device="meta"), moved=None)
-    exchange, lane = Exchange([vector], []), SimpleNamespace(put=lambda run, _: run())
-    exchange._device = torch.device("cuda", 1)
-    exchange.start(lambda: "stats", lane)  # type: ignore[arg-type, return-value]
-    assert exchange.result() == "stats"  # type: ignore[comparison-overlap]
-    assert devices == [torch.device("cuda", 1)] * 2

@@ -104,14 +104,3 @@ def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.Mon
             patches.setattr(f"{checking.__name__}.{name}", function)
             with pytest.raises(RuntimeError, match="gives another result than torch"):
                 checking.check(torch.device("cpu"))
-
-
-@pytest.mark.usefixtures("cpu_as_gpu")
-def test_where_a_gradient_is_bad_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host does not wait for it."""
-    monkeypatch.setattr(reference, "absorb_", None)
-    memory = micro.ErrorFeedback().start(50, torch.bfloat16, torch.device("cpu"))
-    acc, first_bad = micro.ErrorFeedback().accumulate_(memory, torch.ones(50, dtype=torch.bfloat16), world_size=1)
-    assert acc.tolist() == [1.0] * 50
-    assert isinstance(first_bad, Tensor)
-    assert first_bad.tolist() == [50]

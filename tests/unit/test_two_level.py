@@ -98,16 +98,6 @@ def test_a_sum_that_overflows_within_a_node_is_found() -> None:
     refused(lambda: both.step(rows), "mean gradient of 'a.bias'", "step 0", error=micro.NonFiniteGradient)
 
 
-def test_a_shard_without_elements_names_what_the_others_keep() -> None:
-    layout = micro.Layout(("x", "y"), ((1, 1), (1,)))
-    for name in ("split", "dgc", "dense"):
-        both = between(name, (1, 2), layout)
-        both.step(normal(2, 2))
-        with_elements, without = (set(state.pieces()) for state in both._states)
-        assert with_elements == without
-        assert [each.numel() for each in both.residuals()] == [2 * bool(without)] * 2
-
-
 def test_states_of_other_nodes_and_their_means_are_refused() -> None:
     both, other = (between("topk+union", size) for size in ((2, 2), (1, 4)))
     both.step(normal(4, LAYOUT.numel))

@@ -32,21 +32,6 @@ def started(reducer: micro.Reducer) -> BucketState:
 
 
 @pytest.mark.parametrize("codec", [Raw(), micro.Int8()])
-def test_messages_have_the_same_memory_until_the_density_falls(codec: micro.Codec) -> None:
-    reducer = micro.SparseReducer(micro.TopK(), WARM_UP, codec=codec)
-    state, places = started(reducer), []
-    residual = state.residual
-    for step in range(4):
-        reduce(reducer, state, step).deliver()
-        assert state.residual is residual, "drivers hold the tensor"
-        places.append({residual.data_ptr(), state.spare.data_ptr()})
-    assert places[3] == places[1] == places[2]
-    reduce(reducer, state, 4).deliver()
-    assert state.spare is None
-    assert residual.any()
-
-
-@pytest.mark.parametrize("codec", [Raw(), micro.Int8()])
 def test_a_step_that_is_dropped_leaves_the_accumulator_and_harms_none_after_it(codec: micro.Codec) -> None:
     reducer = micro.SparseReducer(micro.TopK(), 1.0, codec=codec)
     state, expected = started(reducer), torch.zeros(NUMEL)
