@@ -132,20 +132,3 @@ def sources() -> dict[str, str]:
 
 def test_no_boundary_is_crossed() -> None:
     assert [f"{module}: {what}" for module, source in sources().items() for what in crossed(module, source)] == []
-
-
-def all_imports(name: str) -> set[str]:
-    """Return the outermost packages that importing a module imports in turn."""
-    found, waiting = set[str](), [name]
-    while waiting:
-        module = waiting.pop()
-        new = all_and_at_once(module, sources()[module])[1] - found if module in sources() else set()
-        found |= new
-        waiting += new
-    return {imported.split(".")[0] for imported in found}
-
-
-def test_tables_need_no_drawing_library() -> None:
-    for name in ("experiments.reports.names", "experiments.reports.tables", "experiments.reports.pages"):
-        assert not all_imports(name) & {"matplotlib", "torch", "hydra"}, name
-    assert "matplotlib" in all_imports("experiments.reports.plot_style")

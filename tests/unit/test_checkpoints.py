@@ -2,7 +2,6 @@
 
 import math
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from experiments.runs.atomic_files import Damaged
 from experiments.runs.checkpoints import (
     Checkpoint,
     begin,
-    discard,
     open_checkpoint,
     publish,
     remove_after,
@@ -82,20 +80,6 @@ def test_a_checkpoint_whose_rows_are_gone_is_not_used(run: RunFolder) -> None:
     cut(run.steps_path)
     assert steps(run) == [1]
     assert "steps.jsonl" in usable(run)[1][0]
-
-
-@pytest.mark.parametrize("limit", [0, 100_000])
-def test_a_disk_that_fills_up_leaves_no_half_file(run: RunFolder, limit: int) -> None:
-    """A limit on the size of files stands in for the disk."""
-    draft = begin(run)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        refused(lambda: write_rank(draft, 1, {"x": [torch.zeros(20_000) for _ in range(3)]}), "rank1.pt", "too large")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert os.listdir(draft) == []
-    discard(draft)
 
 
 def test_a_file_that_rank_0_does_not_see_is_named(run: RunFolder) -> None:

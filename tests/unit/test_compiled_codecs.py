@@ -15,7 +15,6 @@ from micro.codecs import coding
 from micro.codecs.base import Codec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
-from micro.codecs.messages import equal_messages
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.kernels import table, threads
@@ -26,7 +25,7 @@ from tests import parts
 from tests.products import grid
 
 pytestmark = pytest.mark.skipif(kernels.codes_for(Int8().code, torch.ones(1)) is None, reason="numba is not installed")
-KEY, PARTS = (1, 2, 3), 7
+KEY = (1, 2, 3)
 CODECS: dict[str, Codec] = {
     "half": Half(),
     "bfloat16": BFloat16(),
@@ -139,34 +138,6 @@ def test_a_mean_is_encoded_in_one_pass_as_in_several(
     assert torch.equal(rest, (others + 1) * left)
     assert torch.equal(grad, codec.decode(wire, count, torch.float32))
     assert torch.equal(values, acc)
-
-
-def coded_in_parts(codec: Codec, numel: int, has_rest: bool, bad: float | None) -> list[Tensor]:
-    """Return what is left of values and messages that are coded in parts, and what is decoded of the other ranks'."""
-    own, sizes = 1, (codec.num_bytes(-(-(numel - place) // PARTS), torch.float32) for place in (0, PARTS - 1))
-    longer, shorter = sizes
-    bare, flagged = (equal_messages(numel, PARTS, longer, shorter, gap) for gap in (0, 1))
-    values, left, grad = normal(numel), torch.zeros(numel), normal(numel, seed=5)
-    if bad is not None:
-        grad[-1] = bad
-    wire, memory = torch.zeros(bare.num_bytes, dtype=torch.uint8), torch.zeros(flagged.num_bytes, dtype=torch.uint8)
-    with on_threads(3):
-        found = coding.encode_others_(codec, values, KEY, wire, bare, own, left if has_rest else None, grad=grad)
-        for place, (_, _, begin, end) in enumerate(flagged.rows):  # of ``own`` other bytes, no matter
-            memory[begin:end] = wire[begin - place : end - place]
-        is_finite = coding.decode_others_(codec, memory, flagged, own, decoded := torch.full((numel,), 3.0))
-    assert found == (None if bad is None else numel - 1)
-    return [values, left, wire, decoded, torch.tensor(is_finite)]
-
-
-@grid(name=CODECS, numel=[3, 9001], has_rest=[True, False], bad=[None, math.nan])
-def test_parts_are_encoded_and_decoded_in_one_call_as_one_by_one(
-    name: str, numel: int, has_rest: bool, bad: float | None
-) -> None:
-    together = coded_in_parts(CODECS[name], numel, has_rest, bad)
-    with patch.object(coding, "_loops_of_parts", lambda *_: None):
-        one_by_one = coded_in_parts(CODECS[name], numel, has_rest, bad)
-    assert all(torch.equal(one, other) for one, other in zip(together, one_by_one, strict=True))
 
 
 def test_a_mean_that_is_not_finite_is_found() -> None:

@@ -2,45 +2,47 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
-from experiments.config.builders import build_reducer
-from experiments.config.compose import compose_run
+import micro
 from micro.comm import Comm
-from micro.flat import Layout
 from micro.kernels import table
 from micro.lockstep import SimulatedRanks
 from micro.requests import Reduction
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.parts import CPU
 from tests.recorded_streams import recorded_streams
+from tests.sparsifiers import TABLE
 
-LAYOUT = Layout(("matrix", "vector", "last"), ((40, 50), (1500,), (500,)))
-FIXED = ["density=0.05", "optimizer.momentum=0", "cluster.nproc_per_node=2"]
+LAYOUT = micro.Layout(("matrix", "vector", "last"), ((40, 50), (1500,), (500,)))
 CHANGING = [1.0, 1.0, 1.0, 1.0, 100.0, 1.0, 1e-3, 1.0]  # guesses from the last step are far off
 ZERO_AND_NAN = [1.0, 1.0, 1.0, 0.0, 1.0, math.nan, 1.0, 1.0]
 NAN = [1.0, math.nan, 1.0, 1.0]  # the mean is undone
-SKIP, MOMENTUM = "nonfinite=skip", "sparsifier.feedback={name: momentum}"
-METHODS: list[tuple[str, str, list[float]]] = [  # methods, a setting, factors of the gradient step by step
-    ("micro micro_repaired micro_slack micro_tensors micro_scaled_elements exdyna", "", CHANGING),
-    ("gaussiank sidco redsync dgc sage threshold gtopk gtopk_published dsa dsa_published oktopk", "", CHANGING),
-    ("gtopk gtopk_published dsa_published oktopk", MOMENTUM, CHANGING),
-    ("gaussiank redsync sage threshold dsa oktopk", SKIP, ZERO_AND_NAN),
-    ("dsa", "density=0.5", [1.0] * 4),  # sums are dense
-    ("demo fft fft_feedback powersgd", SKIP, NAN),
+SKIP: dict[str, Any] = {"nonfinite": "skip"}
+MOMENTUM: dict[str, Any] = {"feedback": micro.MomentumCorrection()}
+METHODS: list[tuple[str, dict[str, Any], list[float]]] = [  # rows, settings, factors of the gradient step by step
+    ("micro+agreed micro+repaired micro+slack per_tensor+micro+agreed", {}, CHANGING),
+    ("scaled_elements+micro+agreed exdyna+repaired threshold gtopk gtopk+published dsa dsa+published", {}, CHANGING),
+    ("gaussiank+repaired sidco+e+repaired redsync+repaired dgc+repaired sage+repaired oktopk", {}, CHANGING),
+    ("gtopk gtopk+published dsa+published oktopk", MOMENTUM, CHANGING),
+    ("gaussiank+repaired redsync+repaired sage+repaired threshold dsa oktopk", SKIP, ZERO_AND_NAN),
+    ("dsa", {"density": 0.5}, [1.0] * 4),  # sums are dense
+    ("sparseloco dct fft fft+residual powersgd", SKIP, NAN),
 ]
-ROWS = [(method, setting, scales) for methods, setting, scales in METHODS for method in methods.split()]
+ROWS = [(name, settings, scales) for names, settings, scales in METHODS for name in names.split()]
+REDUCERS: dict[str, Any] = {row.name: row.make(0.05, 0) for row in TABLE}
 Outcome = tuple[list[float], list[float], tuple[int, ...], int, bool]
 """Update, residual, counts, number of updated elements of a step, and whether it was skipped."""
 
 
-def outcomes(settings: list[str], scales: list[float], *, on_device: bool) -> list[list[Outcome]]:
+def outcomes(reducer: micro.Reducer, scales: list[float], *, on_device: bool) -> list[list[Outcome]]:
     """Return what each of two ranks, which do all of their work themselves, has after each step."""
-    reducer, device = build_reducer(compose_run([*FIXED, *settings])), DEVICE if on_device else CPU
+    device = DEVICE if on_device else CPU
     placed: Any = DeviceTensor if on_device else lambda values: values
 
     def steps(comm: Comm) -> Reduction[list[Outcome]]:
@@ -59,10 +61,10 @@ def outcomes(settings: list[str], scales: list[float], *, on_device: bool) -> li
         return ranks.carry_out([steps(comm) for comm in ranks.comms])
 
 
-@pytest.mark.parametrize(("method", "setting", "scales"), ROWS)
-def test_a_step_on_a_device_gives_the_bits_of_the_cpu(method: str, setting: str, scales: list[float]) -> None:
-    settings = [f"sparsifier={method}", *filter(None, [setting])]
-    on_device, on_cpu = (outcomes(settings, scales, on_device=where) for where in (True, False))
+@pytest.mark.parametrize(("name", "settings", "scales"), ROWS)
+def test_a_step_on_a_device_gives_the_bits_of_the_cpu(name: str, settings: dict[str, Any], scales: list[float]) -> None:
+    reducer = replace(REDUCERS[name], **settings)
+    on_device, on_cpu = (outcomes(reducer, scales, on_device=where) for where in (True, False))
     assert on_device == on_cpu
-    if setting == SKIP:
+    if settings is SKIP:
         assert [outcome[-1] for outcome in on_cpu[0]] == [math.isnan(scale) for scale in scales]

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from micro.flat import MAX_NUMEL, Layout, regroup
 
@@ -27,14 +26,6 @@ def test_views_and_pieces_share_memory_and_flatten_undoes_them() -> None:
     assert torch.equal(flat, vector)
     flat[0] = -1.0
     assert vector[0] == 0.0
-
-
-def test_layout_of_a_module_holds_its_trainable_parameters() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    model[0].bias.requires_grad_(False)
-    layout = Layout.of(model)
-    assert layout == Layout(("0.weight", "1.weight", "1.bias"), ((2, 3), (2,), (2,)))
-    assert layout == Layout.of({name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
 def test_regroup_moves_pieces_by_name() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -123,18 +123,6 @@ def test_a_backward_that_breaks_off_leaves_gradients_with_which_no_optimizer_ste
     assert_same(total(gradients(model), kept(attachment)), plain(1))
 
 
-@pytest.mark.parametrize("types", [(torch.bfloat16, torch.float32), (None, torch.bfloat16)], ids=str)
-def test_nothing_is_lost_in_mixed_precision(types: tuple[torch.dtype | None, torch.dtype]) -> None:
-    policy, applied, expected = MixedPrecisionPolicy(*types), [], []
-    model, other = sharded(mp_policy=policy), sharded(mp_policy=policy)
-    attachment = attach(model)
-    for step in range(3):
-        applied.append(given(model, step))
-        expected.append(given(other, step))
-    assert {gradient.dtype for gradient in applied[0].values()} == {torch.float32}
-    assert_same(total(*applied, kept(attachment)), total(*expected))
-
-
 def test_a_parameter_is_exchanged_while_it_is_trained() -> None:
     model = sharded()
     model.first.weight.requires_grad_(False)
@@ -166,15 +154,6 @@ def test_a_compiled_model_has_the_updates_of_the_model_itself() -> None:
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
-
-
-def test_each_step_is_reported_by_the_names_of_modules() -> None:
-    seen: list[micro.StepSummary] = []
-    model, attachment = attached(on_step=seen.append)
-    backward(model, 0)
-    assert [summary.step for summary in seen] == [0]
-    assert seen[0].exposed_s == attachment.exposed_s > 0
-    assert attachment.bucket_names == [(f"{name}.weight", f"{name}.bias") for name in ("body", "first", "second")]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
 from micro.drivers.reductions import Reductions
 from micro.group_comm import GroupComm
-from micro.lockstep import SimulatedRanks
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
 from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_streams
@@ -135,22 +134,3 @@ def test_all_uses_are_in_order_and_gradients_are_kept_for_the_lane(lane: Callabl
     assert used == {(f"{start}{name}", on) for name in NAMES for start in ("", RESIDUAL) for on in streams}
     kept = {(what.removeprefix("keep "), stream) for what, stream, _ in record.calls if what.startswith("keep ")}
     assert kept == {(name, "side 1") for name in NAMES}
-
-
-@pytest.mark.parametrize("shares", [True, False])
-def test_simulated_ranks_work_on_the_stream_of_their_caller(shares: bool) -> None:
-    with recorded_streams() as record:
-        group = SimulatedRanks(3, shares=shares)
-
-        def work(comm: Comm) -> None:
-            use(record, "gathered")
-            comm.answer(requests.AllGather(mine=torch.ones(2)))
-            use(record, "gathered")
-
-        with torch.cuda.stream(torch.cuda.Stream()):
-            use(record, "gathered")
-            group.run(work)
-            use(record, "gathered")
-        group.close()
-    assert races(record) == set()
-    assert {stream for what, stream, _ in record.calls if what == "use gathered"} == {"side 1"}

@@ -83,10 +83,7 @@ def test_what_is_no_network_is_refused(call: Callable[[], object], key: str, giv
     ("text", "key", "given"),
     [
         (f"{GOOD}fits: [{FIT}]\nfit: 1", "fit", "did you mean 'fits'?"),
-        (f"{GOOD}fits: [{FIT}]\nlink: {{}}", "fits or a link", NOTHING),
         (f"{GOOD}fits: [{FIT}, {FIT}]", "world_size of fits", "8, 8"),
-        (f"{GOOD}fits: [{{world_size: 1, alpha_s: 1, beta_s: 1}}]", "fits[0]: world_size", 1),
-        (f"{GOOD}link: {{rate_bps: 0}}", "link: rate_bps", 0),
         (f"{GOOD}link: {{}}\nnodes: {{ranks_per_node: 0, intra: v100_pcie}}", "nodes: ranks_per_node", 0),
         ("a: [", "mine.yaml", NOTHING),
     ],

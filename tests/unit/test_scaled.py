@@ -13,7 +13,6 @@ from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.scaled import Scaled
 from micro.selectors.scaled_elements import ScaledElements
-from micro.selectors.scaling import ScalingState
 from micro.sparse import Overlap, Selection, Step
 from tests import parts
 from tests.parts import CPU, kept, normal
@@ -90,21 +89,14 @@ def test_what_is_compared_by_scale_is_what_a_scaled_copy_holds(scaling: Any, sel
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 def test_what_is_kept_follows_its_parameter_into_other_buckets(scaling: Any) -> None:
-    selector, numel = scaling(selector=MICRO), 1 if scaling is Scaled else 100
-    reducer = micro.SparseReducer(selector, 0.1)
-    pieces = {name: torch.rand(numel, dtype=torch.float64) for name in LAYOUT.names}
-    old = reducer.start(LAYOUT, torch.float32, CPU)
-    old.selector = ScalingState(old.selector.inner, dict(pieces))
-    for names in (("small", "large"), ("large",), ("small",)):
-        layout = micro.Layout(names, ((100,),) * len(names))
-        found = reducer.rebuild(layout, [old], torch.float32, CPU).selector.of(layout, CPU)
-        assert torch.equal(found, torch.cat([pieces[name] for name in names]))
-    state, acc = ScalingState(MICRO.start(), {"small": pieces["small"]}), gradients(1, 0)[0]
-    parts.alone(selector.select(state, acc, STEP, Comm()))
-    own = acc[:100].square().mean()
-    expected = own.view(1) if scaling is Scaled else own.sqrt().expand(100)
-    torch.testing.assert_close(state.by_name["large"], expected)  # one that joins begins with its own scale
-    assert scaling is Scaled or torch.equal(state.by_name["small"], pieces["small"])
+    simulation, turned = simulated(scaling(selector=MICRO)), micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
+    for step in range(2):
+        simulation.step(gradients(3, step))
+    before = [rank["selector"] for rank in simulation.state_dict()["ranks"]]
+    simulation.rebuild(turned)
+    for old, new in zip(before, (rank["selector"] for rank in simulation.state_dict()["ranks"]), strict=True):
+        for name in LAYOUT.names:
+            assert torch.equal(old["by_name"][name] * old["factor"], new["by_name"][name] * new["factor"])
 
 
 def test_by_parameter_the_scale_is_a_running_mean_over_all_ranks_that_share_a_threshold() -> None:

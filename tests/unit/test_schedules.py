@@ -264,14 +264,6 @@ def test_dear_is_what_two_queues_do(seed: int) -> None:
         assert step.step_s == pytest.approx(trace.forward_s + step.end_s + trace.update_s)
 
 
-def test_forward_times_that_were_not_measured_follow_backward() -> None:
-    trace = trace_of([1.0, 1.5, 2.0], [8, 8, 8], forward_s=4.0)
-    assert used_s(trace) == pytest.approx((2.0, 1.0, 0.0))
-    measured = replace(trace, layers=tuple(replace(layer, used_s=float(i)) for i, layer in enumerate(trace.layers)))
-    assert used_s(measured) == (0.0, 1.0, 2.0)
-    assert used_s(trace_of([0.0, 0.0], [8, 8])) == (0.0, 0.0)
-
-
 # --- plans and rounds -------------------------------------------------------------------------------------------------
 
 
@@ -302,9 +294,3 @@ def test_groups_that_share_rounds_pay_for_latency_once_a_round_and_for_every_tra
         assert done == sorted(done)
         assert done[-1] == pytest.approx(step.end_s)
     assert timeline(problem, (5,)) == timeline(replace(problem, messages=None), (5,))
-
-
-def test_a_round_waits_for_the_group_that_begins_it() -> None:
-    problem = Problem(trace_of([1.0, 3.0, 9.0], [8, 8, 8]), no_time, messages=lambda _: ((0.5, 0.0), (0.5, 0.0)))
-    sent = timeline(problem, (1, 2, 3)).transfers
-    assert [(each.sent_s, each.done_s) for each in sent] == [(1.0, 3.5), (3.0, 9.5), (9.0, 10.0)]

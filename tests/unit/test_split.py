@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import micro
-from tests.parts import CPU, normal, simulated
-from tests.refusals import refused
+from tests.parts import normal, simulated
 
 LAYOUT = micro.Layout(
     ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias"), ((6, 8), (6,), (6,), (4, 6), (4,))
@@ -45,10 +44,3 @@ def test_dense_parameters_get_the_mean_and_the_others_what_the_reducer_alone_giv
         assert stats.bytes_sent == inner.bytes_sent + 8 * NUM_VECTORS
         assert stats.calls == (("all_reduce", 8 * NUM_VECTORS), *inner.calls)
     assert not part(split.residuals()[0], VECTORS).any()
-
-
-def test_a_state_with_other_dense_parameters_is_refused() -> None:
-    reducer = micro.Split(reducer=TOPK, min_dims=2)
-    saved = reducer.save(reducer.start(LAYOUT, DTYPE, CPU))
-    for other, given in ((micro.Split(reducer=TOPK, dense=("norm*",)), "body.bias"), (TOPK, "split topk")):
-        refused(lambda other=other: other.load(saved, DTYPE, CPU), "state", given)
