@@ -1,4 +1,4 @@
-"""Check the theory of top-k on the gradients of a real training: ``python -m experiments.theory``.
+"""Check the theory of top-k, or of FFT, on the gradients of a real training: ``python -m experiments.theory``.
 
 Trains with top-k and error feedback on simulated workers and looks at rank 0's accumulators (gradient + residual) in an
 early, a middle and a late step: are they bell-shaped, does the curve of their squared magnitudes stay below its line,
@@ -6,7 +6,9 @@ does the error of top-k keep within (1 - k/d)^2, and what does each way to find 
 
     python -m experiments.theory --density 0.001 model=resnet20 dataset=cifar10 dataset.root=DIR
 
-Source of the theory: Shi, Chu, Cheung and See, arXiv 1911.08772. Writes theory.csv, theory.md and figures.
+Source of the theory: Shi, Chu, Cheung and See, arXiv 1911.08772. Writes theory.csv, theory.md and figures. --of fft: it
+trains with FFT sparsification instead, and draws the distribution of gradients and frequencies, the numbers and the
+error of the range-based float, what each stage costs, and the link at which they pay.
 """
 
 import sys
@@ -21,7 +23,9 @@ from experiments.config.option_types import comma_list, comma_list_or_none, to_d
 from experiments.reports.figure_parts import write_files
 from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
+from experiments.studies.methods import build_methods
 from experiments.studies.selection_times import REPEATS, wide_spread
+from experiments.studies.topk_theory import frequencies
 from experiments.studies.topk_theory.files import files, files_of_times
 from experiments.studies.topk_theory.measure import accumulators, check, operator_times
 
@@ -37,8 +41,15 @@ def _run(words: list[str]) -> int:
     density, world_size = options.density, options.world_size
     console = Console(stderr=True)
     check_folder(options.out)
+    (reducer,) = build_methods([options.of], density).values()
     with console.status("training"):
-        vectors = accumulators(options.overrides, world_size, density, options.steps)
+        vectors = accumulators(options.overrides, world_size, reducer, options.steps)
+    if options.of == "fft":
+        with console.status("timing the stages"):
+            times = frequencies.stage_times(options.numel, density, options.repeats)
+        made, notes = frequencies.files(vectors, times, density), wide_spread(times)
+        write_files(made, options.out, notes=dict.fromkeys(("stages", "link"), notes))
+        return 0
     equal = {"equal magnitudes": torch.ones(next(iter(vectors.values())).numel())}
     rows = pd.DataFrame({"vector": name} | check(values) for name, values in (vectors | equal).items())
     for name, holds, ratio, share in rows[["vector", "holds", "worst_ratio", "worst_share"]].itertuples(index=False):
@@ -60,6 +71,7 @@ def parser() -> Parser:
     parser = Parser("experiments.theory", description=__doc__)
     add, lengths = parser.add_argument, comma_list_or_none(whole_number())
     add("--world-size", type=whole_number(), default=4, help="simulated workers (%(default)s)")
+    add("--of", choices=("topk", "fft"), default="topk", help="whose theory (%(default)s)")
     add("--density", type=to_density, default=0.01, help="of top-k, in (0, 1] (%(default)s)")
     steps, help = comma_list(whole_number(0)), "steps to look at, from 0 (%(default)s)"
     add("--steps", type=steps, default="5,50,150", metavar="N,N", help=help)

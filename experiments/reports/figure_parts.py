@@ -261,8 +261,8 @@ def log_with_zero(axes: Axes, values: pd.Series) -> None:
 
 
 def plain_ticks(axis: XAxis | YAxis) -> None:
-    """Write the numbers of an axis as 0.01, not as powers of ten."""
-    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    """Write the numbers of an axis as 0.01 and 1,000,000, not as powers of ten."""
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axis.set_minor_formatter(NullFormatter())
 
 

@@ -146,7 +146,8 @@ def density_numbers(steps: pd.DataFrame) -> pd.DataFrame:
     Each is smoothed by a running median over a hundredth of a run's rows. Steps within a round of local steps, which
     exchange nothing, have none.
     """
-    sparse = steps[(steps["sparsifier"] != "dense") & ~steps["skipped"] & steps["density"].notna()]
+    is_sparse = steps.groupby("run")["target_density"].transform("min") < 1
+    sparse = steps[is_sparse & ~steps["skipped"] & steps["density"].notna()]
     smooth = [
         run.rolling(len(run) // 100 | 1, center=True, min_periods=1).median()  # odd: centred on its step
         for _, run in sparse.groupby("run")[[*DENSITY]]

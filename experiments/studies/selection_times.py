@@ -28,7 +28,7 @@ def timing_gradient(numel: int, density: float) -> Tensor:
 def reference_times(gradient: Tensor, density: float, repeats: int) -> dict[str, dict[str, float]]:
     """Return TIMES of torch.topk and of one read of ``gradient`` (numel,): its sum."""
     k = target_count(density, gradient.numel())
-    return {TORCH_TOPK: time_topk(gradient, k, repeats), ONE_READ: _timed(gradient.sum, repeats)}
+    return {TORCH_TOPK: time_topk(gradient, k, repeats), ONE_READ: timed(gradient.sum, repeats)}
 
 
 def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> dict[str, float]:
@@ -49,7 +49,7 @@ def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> di
 
 def time_topk(gradient: Tensor, k: int, repeats: int) -> dict[str, float]:
     """Return TIMES of torch.topk on the magnitudes of ``gradient`` (numel,)."""
-    return _timed(lambda: torch.topk(gradient.abs(), k, sorted=False), repeats)
+    return timed(lambda: torch.topk(gradient.abs(), k, sorted=False), repeats)
 
 
 def wide_spread(times: pd.DataFrame) -> list[str]:
@@ -65,7 +65,8 @@ def wide_spread(times: pd.DataFrame) -> list[str]:
     ]
 
 
-def _timed(work: Callable[[], object], repeats: int) -> dict[str, float]:
+def timed(work: Callable[[], object], repeats: int) -> dict[str, float]:
+    """Return TIMES of a piece of work."""
     seconds = []
     for _ in range(WARM_UP_STEPS + repeats):
         started = time.perf_counter()

@@ -1,5 +1,6 @@
 """The theory tool says of known vectors what is known, and writes what it promises."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -47,3 +48,18 @@ def test_times_whose_quartiles_are_far_apart_are_named() -> None:
     assert wide_spread(pd.DataFrame([quiet, quiet | {"select_s_high": 0.0011}])) == []
     (line,) = wide_spread(pd.DataFrame([quiet, quiet | {"method": "topk", "numel": 100_000, "select_s_high": 0.023}]))
     assert all(part in line for part in ("topk", "100,000", "23 ms"))
+
+
+def test_fft_has_its_own_figures_and_formats_are_as_exact_as_their_bits(tmp_path: Path) -> None:
+    words = ["--of", "fft", "batch_size=4", "model=mlp", "--world-size", "2", "--steps", "0,2", "--numel", "2000,4000"]
+    with every_figure_is_legible():
+        assert theory.main([*words, "--density", "0.15", "--repeats", "3", "--out", str(tmp_path)]) == 0
+    numbers = {path.stem: pd.read_csv(path) for path in tmp_path.glob("*.csv")}
+    assert set(numbers) == {"frequencies", "range-float", "range-float-error", "stages", "link"}
+    errors = numbers["range-float-error"].groupby("format")["error"].agg(list)
+    assert errors["bfloat16"][0] < 2**-8
+    assert all(more / 4 < less < more for more, less in itertools.pairwise(errors["range float"])), "a bit halves it"
+    gaps = numbers["range-float"].query("format == 'bfloat16'")["gap"]
+    assert gaps.between(2**-8, 2**-7).all()
+    rates = numbers["link"].pivot(index="numel", columns="workers", values="rate")
+    assert (rates[32] < rates[4]).all(), "what is gathered grows with the workers"

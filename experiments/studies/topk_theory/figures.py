@@ -1,11 +1,11 @@
 """Figures of the theory of top-k: a panel per vector, or a line per operator."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 
 from experiments.reports import figure_parts as parts
 from experiments.reports import plot_style as look
@@ -16,23 +16,29 @@ from experiments.studies.method_comparison.figures import REFERENCE_LINES, draw_
 MEASURED: LineSettings = {"color": look.BLUE, "linestyle": "-"}
 PREDICTED: LineSettings = {"color": look.VERMILLION, "linestyle": look.DASHES[1]}
 HISTOGRAM: LineSettings = {"color": look.BLUE, "alpha": 0.4, "linewidth": 5}  # in the legend
+FREQUENCIES = "_of_frequencies"  # ends the names of columns
 RANDOM: LineSettings = {"color": look.GREY, "linestyle": look.DASHES[2]}
 
 
 @style()
 def draw_histogram(numbers: pd.DataFrame, title: str) -> Figure:
-    """Density of the values and of the fitted normal; columns vector, value (deviations), density, normal."""
+    """Density of the values and of the fitted normal; columns vector, value (deviations), density, normal.
+
+    Where there are columns whose names end in FREQUENCIES they have a row of their own.
+    """
     lowest = numbers.loc[numbers["density"] > 0, "density"].min() / 2
 
-    def draw(axes: Axes, rows: pd.DataFrame) -> None:
-        heights = rows["density"].clip(lower=lowest)
+    def draw(axes: Axes, rows: pd.DataFrame, end: str) -> None:
+        heights, normal = rows[f"density{end}"].clip(lower=lowest), rows[f"normal{end}"]
         axes.fill_between(rows["value"], heights, lowest, step="mid", color=look.BLUE, alpha=0.4)
-        axes.plot(rows["value"], rows["normal"].where(rows["normal"] >= lowest), **PREDICTED)
+        axes.plot(rows["value"], normal.where(normal >= lowest), **PREDICTED)
         axes.set_yscale("log")
         axes.set_ylim(bottom=lowest)
 
-    lines: dict[str, LineSettings] = {"accumulator": HISTOGRAM, "fitted normal": PREDICTED}
-    return _panels(numbers, {"density": draw}, title, lines, "(value - mean) / deviation")
+    lines: dict[str, LineSettings] = {"measured": HISTOGRAM, "fitted normal": PREDICTED}
+    ends = [end for end in ("", FREQUENCIES) if f"density{end}" in numbers]
+    draws = {f"density{end.replace('_', ' ')}": partial(draw, end=end) for end in ends}
+    return _panels(numbers, draws, title, lines, "(value - mean) / deviation")
 
 
 @style()
@@ -42,11 +48,10 @@ def draw_curve(numbers: pd.DataFrame, title: str) -> Figure:
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
         axes.plot(rows["share"], rows["pi_squared"], **MEASURED)
         axes.plot(rows["share"], rows["line"], **PREDICTED)
-        axes.set(xscale="log", ylim=(0, 1.05))
+        axes.set_ylim(0, 1.05)
 
     lines = {"accumulator": MEASURED, "line from (0, 1) to (1, 0)": PREDICTED}
-    positive = numbers[numbers["share"] > 0]
-    return _panels(positive, {"pi² = (|u|₍ᵢ₎ / |u|₍₁₎)²": draw}, title, lines, "place i / d")
+    return _panels(numbers, {"pi² = (|u|₍ᵢ₎ / |u|₍₁₎)²": draw}, title, lines, "place i / d")
 
 
 @style()
@@ -77,8 +82,8 @@ def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) 
     for method, line in lines.items():
         draw_times(axes, numbers[numbers["method"] == method], line)
     axes.set(xscale="log", yscale="log", xlabel="elements d", ylabel="time (ms)")
+    parts.plain_ticks(axes.xaxis)
     parts.plain_ticks(axes.yaxis)
-    axes.xaxis.set_minor_formatter(NullFormatter())
     parts.head(figure, title, parts.handles_of({names.get(method, method): line for method, line in lines.items()}))
     return figure
 

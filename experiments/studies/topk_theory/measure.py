@@ -27,16 +27,18 @@ SPAN = 8.0  # standard deviations that the histogram shows
 OPERATORS = ("topk", "gaussiank", "gaussiank_published", "dgc", "sidco", "redsync", "micro")
 
 
-def accumulators(overrides: list[str], world_size: int, density: float, steps: Sequence[int]) -> dict[str, Tensor]:
-    """Train with top-k and error feedback; return rank 0's gradient + residual (d,) at each of ``steps``, by name."""
-    reducer = micro.SparseReducer(micro.TopK(), density)
+def accumulators(
+    overrides: list[str], world_size: int, reducer: micro.Reducer, steps: Sequence[int]
+) -> dict[str, Tensor]:
+    """Train with a method; return rank 0's gradient + residual (d,) at each of ``steps``, by name."""
     vectors = {}
     with closing(Training(training_config(overrides, world_size), reducer=reducer)) as training:
         residual = torch.zeros(training.layout.numel)
         for step, rows in enumerate(training.steps(max(steps) + 1)):
             if step in steps:
                 vectors[f"step {step}"] = rows[0] + residual
-            residual.copy_(training.residual())
+            if (kept := training.residual()).numel():
+                residual.copy_(kept)
     return vectors
 
 
