@@ -1,71 +1,90 @@
-"""Teach a small network the outputs of another, sharded within nodes, with a sparse exchange between them."""
+"""Train a GPT with FSDP2, sharded within nodes, with a sparse exchange between them; laid out as torchtitan's loop is.
 
-import argparse
+torchrun --nproc-per-node 4 train_fsdp.py 20 2   # twenty steps, on two nodes of two ranks
+torchrun --nproc-per-node 4 train_fsdp.py 40 2   # goes on to the fortieth
+"""
+
 import os
+import sys
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from gpt import GPT, Text, batches_of
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 
 import micro
 
+WARM_UP, SAVE_EVERY = 10, 10  # steps
 
-def main(words: list[str] | None = None) -> list[float]:
-    """Train and return the losses of this rank's batches."""
-    parser = argparse.ArgumentParser()
-    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    parser.add_argument("--ranks-per-node", type=int, default=ranks_per_node, help="those that share one model")
-    parser.add_argument("--steps", type=int, default=100, help="stop after this step")
-    parser.add_argument("--checkpoint", help="folder to resume from, if it is there, and to save in at the end")
-    args = parser.parse_args(words)
 
-    has_gpu = torch.cuda.is_available()
-    device = "cuda" if has_gpu else "cpu"
-    if has_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if has_gpu else "gloo")
-    num_nodes = dist.get_world_size() // args.ranks_per_node
-    mesh = init_device_mesh(device, (num_nodes, args.ranks_per_node), mesh_dim_names=("node", "local"))
+class Training:
+    """Model and optimizer, as torch.distributed.checkpoint takes them."""
 
-    torch.manual_seed(0)  # the same weights on all nodes
-    teacher = nn.Linear(64, 1).to(device)
-    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1)).to(device)
-    for layer in (model[0], model[2]):
-        fully_shard(layer, mesh=mesh["local"])  # within a node: not over the whole mesh, which FSDP averages densely
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._model, self._optimizer = model, optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return dict(zip(("model", "optimizer"), get_state_dict(self._model, self._optimizer), strict=True))
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take over what was saved."""
+        model, optimizer = saved["model"], saved["optimizer"]
+        set_state_dict(self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimizer)
+
+
+def main(steps: int, folder: Path, ranks_per_node: int) -> nn.Module:
+    """Train up to ``steps`` in all; checkpoints lie in ``folder``, each one for all ranks."""
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(dist.get_default_backend_for_device(device))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    shape = (world_size // ranks_per_node, ranks_per_node)
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("node", "local"))
+
+    model = GPT().to(device)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["local"])  # within a node: over the whole mesh, FSDP would average densely
     fully_shard(model, mesh=mesh["local"])
-    reducer = micro.SparseReducer(micro.Micro(), density=0.01)
-    attachment = micro.attach_fsdp(model, reducer, replicas=mesh["node"])  # between nodes
+    reducer = micro.SparseReducer(micro.Micro(), density=0.05)
+    attachment = micro.attach_fsdp(model, reducer, replicas=mesh["node"], clip=1.0)  # in place of clip_grad_norm_
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)
-    state = {"micro": micro.RankStates(attachment), "step": 0}
-    if args.checkpoint and os.path.exists(os.path.join(args.checkpoint, ".metadata")):
-        state["model"], state["optimizer"] = get_state_dict(model, optimizer)
-        dcp.load(state, checkpoint_id=args.checkpoint)
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    state = {"training": Training(model, optimizer), "scheduler": scheduler, "step": torch.tensor(0)}
+    state["micro"] = micro.RankStates(attachment)
+    whole = sorted(folder.glob("step*/.metadata"))  # a file that is written last
+    if whole:
+        dcp.load(state, checkpoint_id=whole[-1].parent)
+    first = int(state["step"])  # of as many batches: the place in the data
 
-    losses = []
-    for step in range(state["step"], args.steps):
-        generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())  # every rank draws its own samples
-        inputs = torch.randn(32, 64, generator=generator).to(device)
-        loss = nn.functional.mse_loss(model(inputs), teacher(inputs).detach())
+    batches = DataLoader(Text(), batch_sampler=islice(cycle(batches_of(rank, world_size)), first, None))
+    for step, batch in zip(range(first + 1, steps + 1), batches, strict=False):
+        loss = model(**{name: tokens.to(device) for name, tokens in batch.items()})["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-        if dist.get_rank() == 0 and step % 20 == 0:
-            print(f"step {step:3d}  loss {loss.item():.4f}")
-    if args.checkpoint:
-        state["model"], state["optimizer"] = get_state_dict(model, optimizer)
-        state["step"] = args.steps
-        dcp.save(state, checkpoint_id=args.checkpoint)
-    attachment.close()
-    dist.destroy_process_group()
-    return losses
+        scheduler.step()
+        if step % SAVE_EVERY == 0 or step == steps:
+            state["step"].fill_(step)
+            dcp.save(state, checkpoint_id=folder / f"step{step:06d}")
+            if rank == 0:
+                print(f"step {step}: loss {loss:.4f}, density {attachment.summary.density:.3f}")
+    return model
 
 
 if __name__ == "__main__":
-    main()
+    per_node = int(sys.argv[2] if len(sys.argv) > 2 else os.environ["LOCAL_WORLD_SIZE"])
+    main(int(sys.argv[1]), Path("checkpoints"), per_node)
+    dist.destroy_process_group()

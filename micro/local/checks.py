@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from micro.comm import Comm
@@ -37,6 +38,21 @@ def ranks_of(replicas: Any, comm: Comm | None) -> Comm | dist.ProcessGroup | Non
     return replicas if comm is None else comm
 
 
+def check_apart(model: object, ranks: Comm | dist.ProcessGroup | None) -> None:
+    """Raise ValueError where DDP averages gradients of this rank and of another with which it exchanges rounds."""
+    if isinstance(ranks, Comm):
+        return
+    meeting = set(dist.get_process_group_ranks(ranks))
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, DistributedDataParallel):
+            others = meeting & set(dist.get_process_group_ranks(module.process_group)) - {dist.get_rank()}
+            if others:
+                raise ValueError(
+                    f"model averages gradients with rank {min(others)} in each step, by DistributedDataParallel: give "
+                    "it without, or with process_group= the ranks of a replica and replicas= this rank's peers"
+                )
+
+
 def check_settings(every: int, buffers: str, on_round: object) -> None:
     """Raise ValueError for a value out of its range."""
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
@@ -48,12 +64,12 @@ def check_settings(every: int, buffers: str, on_round: object) -> None:
 
 
 def as_optimizers(given: Any) -> list[Optimizer]:
-    """Return the inner optimizers, of which one or several are given.
+    """Return the inner optimizers, of which one or several are given, without the wrappers of frameworks.
 
     Raises:
         ValueError: one is none, is driven by other local steps, or sends messages of its own.
     """
-    optimizers = list(given) if isinstance(given, list | tuple) else [given]
+    optimizers = [_inside(each) for each in (given if isinstance(given, list | tuple) else [given])]
     for each in optimizers or [None]:
         if not isinstance(each, Optimizer):
             raise ValueError(f"optimizer must be a torch.optim.Optimizer, or several, got {type(each).__name__}")
@@ -65,6 +81,12 @@ def as_optimizers(given: Any) -> list[Optimizer]:
                 "torch.optim"
             )
     return optimizers
+
+
+def _inside(optimizer: Any) -> Any:
+    """Return what a wrapper of Accelerate or Lightning holds; its own step may be none, where gradients accumulate."""
+    is_wrapper = type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning")
+    return optimizer.optimizer if is_wrapper else optimizer
 
 
 def trained_parameters(model: object, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:

@@ -111,6 +111,7 @@ class LocalSteps(Driver):
         with meeting("micro.LocalSteps", lambda: checks.ranks_of(replicas, comm)) as entry:
             checks.check_settings(every, buffers, on_round)
             check_streaming(fragments, delay, mix, every)
+            checks.check_apart(model, checks.ranks_of(replicas, comm))
             self.reducer = checks.check_method(reducer)
             self.optimizers = checks.as_optimizers(optimizer)
             self._parameters = checks.trained_parameters(model, self.optimizers)

@@ -18,6 +18,7 @@ import yaml
 from tests.waiting import LIMIT_S
 
 RECIPES: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("recipes.yaml").read_text())
+ROOT = Path(__file__).parents[2]
 CHECKOUTS = os.environ.get("MICRO_CLIENTS")
 
 pytestmark = [pytest.mark.dist, pytest.mark.skipif(not CHECKOUTS, reason="MICRO_CLIENTS names no folder of checkouts")]
@@ -30,7 +31,9 @@ def checkout(recipe: dict[str, Any], place: Path) -> Path:
     files = recipe.get("files", recipe["folder"])
     subprocess.run(["git", "-C", place, "checkout", recipe["revision"], "--", files], check=True)
     folder = place / recipe["folder"]
-    for edit in recipe["edits"] + recipe["without_gpu"]:
+    if "patch" in recipe:
+        subprocess.run(["git", "-C", folder, "apply", ROOT / recipe["patch"]], check=True)
+    for edit in recipe.get("edits", []) + recipe["without_gpu"]:
         file = folder / edit["file"]
         text = file.read_text()
         assert edit["before"] in text, f"{file.name} has no {edit['before']!r}"
@@ -50,7 +53,7 @@ def test_a_program_trains(name: str, tmp_path: Path) -> None:
     ranks = str(recipe.get("ranks", 2))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
     words = [sys.executable, *(torchrun if recipe.get("launch") != "python" else []), *shlex.split(recipe["command"])]
-    paths = [Path(__file__).parents[2], *(Path(str(CHECKOUTS)) / part for part in needed[1:])]
+    paths = [ROOT, *(Path(str(CHECKOUTS)) / part for part in needed[1:])]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     output = done.stdout + done.stderr

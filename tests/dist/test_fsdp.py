@@ -1,10 +1,8 @@
 """attach_fsdp() on four real ranks, two nodes of two: what must hold between the replicas of a sharded model."""
 
 import re
-import runpy
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,13 +32,12 @@ from tests.dist.fsdp_steps import (
     weights,
 )
 from tests.dist.on_ranks import of_all, on_ranks, the_same
-from tests.dist.processes import COLLECTIVE_S, ranks
+from tests.dist.processes import COLLECTIVE_S
 from tests.faults import Fault, Faulty, InjectedError
 from tests.refusals import refused
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("four ranks")]
 
-SCRIPT = Path(__file__).parents[2] / "docs/gallery/train_fsdp.py"
 REDUCERS = {"topk": TOPK, "micro": MICRO, "split": micro.Split(reducer=MICRO, min_dims=2)}
 
 
@@ -172,18 +169,3 @@ def test_what_cannot_work_is_refused_on_all_ranks_with_nothing_left_behind() -> 
     ):
         refused(lambda given=given: micro.attach_fsdp(**usual | given), key)  # type: ignore[misc]
     assert num_groups() == before
-
-
-def run_script(words: list[str]) -> list[float]:
-    losses: list[float] = runpy.run_path(str(SCRIPT))["main"](words)
-    return losses
-
-
-def test_the_script_of_the_page_trains_and_resumes_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
-    words = ["--ranks-per-node", "2"]
-    whole = ranks(4).run_apart(run_script, [*words, "--steps", "40"])
-    folder = ["--checkpoint", str(tmp_path / "checkpoint")]
-    first = ranks(4).run_apart(run_script, [*words, *folder, "--steps", "20"])
-    second = ranks(4).run_apart(run_script, [*words, *folder, "--steps", "40"])
-    assert [one + other for one, other in zip(first, second, strict=True)] == whole
-    assert sum(whole[0][-10:]) < 0.6 * sum(whole[0][:10])

@@ -1,4 +1,4 @@
-"""The scripts of the gallery, killed after they saved, go on from it to the weights and residuals of plain DDP."""
+"""The scripts of the gallery, killed after they saved, go on from it to what a run has that was never interrupted."""
 
 import importlib
 import os
@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.spawn import ProcessExitedException
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
 
 import micro
 from micro.ddp import attaching
+from micro.fsdp import attaching as sharded
 from tests.dist.framework_loops import require
 from tests.dist.fresh_ranks import run_fresh
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
 
 GALLERY = Path(__file__).parents[2] / "docs/gallery"
-SCRIPTS = {  # and the framework that each needs
+NEVER = 10**9
+SCRIPTS = {  # of the same training, and the framework that each needs
     "train_ddp": "",
     "train_accelerate": "accelerate",
     "train_fabric": "lightning",
@@ -31,20 +34,16 @@ SCRIPTS = {  # and the framework that each needs
 
 
 class Ended(NamedTuple):
-    """What a rank had in the end, and how many steps it took itself."""
+    """What a rank had in the end: weights, or its shards of them; its state; how many steps it took itself."""
 
     weights: Tensor
-    residuals: list[Tensor]
+    state: list[Tensor]
     steps: int
 
 
-def trained(script: str, until: int, folder: Path, killed_after: int = 10**9) -> Ended:
+def trained(script: str, killed_after: int, *arguments: Any) -> Ended:
     """Call a script's main function, in a process that is killed when it has taken so many steps."""
-    attachments, steps = [], 0
-
-    def remembered(*args: Any, **settings: Any) -> micro.Attachment:
-        attachments.append(micro.Attachment(*args, **settings))
-        return attachments[-1]
+    drivers, steps = [], 0
 
     def count(*_: object) -> None:
         nonlocal steps
@@ -52,27 +51,36 @@ def trained(script: str, until: int, folder: Path, killed_after: int = 10**9) ->
             os.kill(os.getpid(), signal.SIGKILL)
         steps += 1
 
-    attaching.Attachment = remembered  # type: ignore[assignment, misc]
+    def remembering(make: Any) -> Any:
+        def made(*args: Any, **settings: Any) -> Any:
+            drivers.append(make(*args, **settings))
+            return drivers[-1]
+
+        return made
+
+    for place, name in ((attaching, "Attachment"), (sharded, "ShardedAttachment"), (micro, "LocalSteps")):
+        setattr(place, name, remembering(getattr(place, name)))
     register_optimizer_step_pre_hook(count)
     sys.path.insert(0, str(GALLERY))
-    model = importlib.import_module(script).main(until, folder)
-    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    return Ended(weights, [residual.clone() for residual in attachments[-1].residuals()], steps)
+    model = importlib.import_module(script).main(*arguments)
+    parameters = [getattr(parameter, "to_local", lambda p=parameter: p)() for parameter in model.parameters()]
+    weights = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    state = [leaf.clone() for leaf in tree_leaves(drivers[-1].state_dict()) if isinstance(leaf, Tensor)]
+    return Ended(weights, state, steps)
 
 
 def assert_same(found: list[Ended], expected: list[Ended]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one.weights, other.weights)
-        assert len(one.residuals) == len(other.residuals)
-        assert all(torch.equal(*pair) for pair in zip(one.residuals, other.residuals, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(one.state, other.state, strict=True))
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
     """Two epochs of the loop that no framework runs, which is never interrupted."""
-    first, second = run_fresh(2, trained, "train_ddp", 2, tmp_path_factory.mktemp("plain"))
+    first, second = run_fresh(2, trained, "train_ddp", NEVER, 2, tmp_path_factory.mktemp("plain"))
     assert torch.equal(first.weights, second.weights)
-    assert not torch.equal(first.residuals[0], second.residuals[0]), "equal: another rank's would not show"
+    assert not all(map(torch.equal, first.state, second.state)), "equal: another rank's would not show"
     return [first, second]
 
 
@@ -84,16 +92,28 @@ def test_a_script_is_killed_in_the_second_epoch_and_goes_on_as_the_plain_loop(
         require(SCRIPTS[script])
     steps = expected[0].steps // 2  # of an epoch
     with pytest.raises(ProcessExitedException) as ended:
-        run_fresh(2, trained, script, 2, tmp_path / "checkpoints", steps + 3)
+        run_fresh(2, trained, script, steps + 3, 2, tmp_path / "checkpoints")
     assert ended.value.exit_code == -signal.SIGKILL
-    answers = [Ended(*answer) for answer in run_fresh(2, trained, script, 2, tmp_path / "checkpoints")]
+    answers = [Ended(*answer) for answer in run_fresh(2, trained, script, NEVER, 2, tmp_path / "checkpoints")]
     assert [answer.steps for answer in answers] == [steps, steps], "not resumed at the end of the first epoch"
     assert_same(answers, expected)
 
 
-def test_the_tutorial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    whole = run_fresh(2, trained, "tutorial", 6, tmp_path / "whole")
-    run_fresh(2, trained, "tutorial", 3, tmp_path / "parted")
-    resumed = run_fresh(2, trained, "tutorial", 6, tmp_path / "parted")
-    assert resumed[0].steps == 3
-    assert_same(resumed, whole)
+@pytest.mark.parametrize(
+    ("script", "world_size", "half", "whole", "more"),
+    [
+        ("tutorial", 2, 3, 6, ()),
+        ("train_local", 2, 1, 2, ()),  # saves after 12 steps, in the third round of five
+        ("train_fsdp", 4, 10, 20, (2,)),
+    ],
+)
+def test_a_script_goes_on_from_its_checkpoint(
+    script: str, world_size: int, half: int, whole: int, more: tuple[int, ...], tmp_path: Path
+) -> None:
+    if script == "train_local":
+        require("accelerate")
+    expected = run_fresh(world_size, trained, script, NEVER, whole, tmp_path / "whole", *more)
+    run_fresh(world_size, trained, script, NEVER, half, tmp_path / "parted", *more)
+    resumed = run_fresh(world_size, trained, script, NEVER, whole, tmp_path / "parted", *more)
+    assert resumed[0].steps < expected[0].steps, "not resumed"
+    assert_same(resumed, expected)

@@ -1,5 +1,6 @@
 """Local steps on real ranks: the rounds of simulated ones, bit for bit; rounds between replicas that DDP trains."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from micro.comm import Comm
 from tests.dist.on_ranks import of_all, on_ranks, the_same
 from tests.dist.processes import ranks
 from tests.local_training import ADAM, SGD, backward, flat, network, simulated
+from tests.refusals import refused
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 STREAMING: dict[str, Any] = {"fragments": 2, "delay": 2, "mix": 0.5}
@@ -69,14 +71,16 @@ def test_training_goes_on_beside_an_exchange() -> None:
 
 
 @on_ranks(4)
-def test_ddp_may_go_on_within_a_replica() -> None:
+def test_ddp_may_go_on_within_a_replica_and_nowhere_else() -> None:
     """Two replicas of two ranks each: DDP within, rounds between."""
     rank = dist.get_rank()
     nodes = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     peers = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     model = DistributedDataParallel(network(), process_group=nodes[rank // 2])
     optimizer = SGD(model.parameters())
-    with micro.LocalSteps(model, optimizer, micro.DenseReducer(), every=2, replicas=peers[rank % 2]):
+    local = partial(micro.LocalSteps, model, optimizer, micro.DenseReducer(), every=2)
+    refused(local, "averages gradients with rank", "by DistributedDataParallel")
+    with local(replicas=peers[rank % 2]):
         backward(model, 0, rank)
         optimizer.step()
         within = of_all(flat(model))
