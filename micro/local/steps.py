@@ -48,8 +48,8 @@ class LocalSteps(Driver):
 
     Args:
         model: with the same weights on all ranks. Not wrapped in DDP, unless that averages within a smaller group.
-        optimizer: the inner one, of all trained parameters of the model, or several in the order in which they step.
-            A step is one of the last; none of them may exchange anything in its own steps.
+        optimizer: the inner one, of all trained parameters of the model, or several in the order in which they step;
+            also in the wrapper of Accelerate or Fabric. A step is one of the last; none may exchange anything itself.
         reducer: of the differences of weights.
         every: H, inner steps of a round.
         outer: makes the outer optimizer of the global weights: `Outer`, or a function such as
