@@ -1,13 +1,12 @@
 """A selection among slices that is cut by counts: the compiled loops and plain torch give what brute force gives."""
 
-import math
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from micro.kernels import cuts, table
-from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
+from micro.kernels.bit_patterns import bits_of_magnitude
 from tests import parts
 from tests.products import grid
 
@@ -34,13 +33,6 @@ def test_candidates_are_counted_by_magnitude(form: ModuleType, numel: int) -> No
     assert magnitudes.tolist() == [abs(x[i].item()) for i in passing]
     assert counts.tolist() == [bins.count(place) for place in range(cuts.NUM_BINS)]
     assert (indices.dtype, counts.dtype) == (torch.int32, torch.int32)
-
-
-@grid(lowest=[1, LOWEST, LOWEST + 1], steps=[-1, 0, 1])
-def test_what_reaches_a_magnitude_in_double_precision_is_what_rounds_to_it(lowest: int, steps: int) -> None:
-    middle = (magnitude_of(lowest - 1) + magnitude_of(lowest)) / 2
-    x = torch.tensor([math.nextafter(middle, steps * math.inf) if steps else middle], dtype=torch.float64)
-    assert cuts.collect(x, 0, lowest, SHIFT)[0].numel() == bool(x.float() >= magnitude_of(lowest))
 
 
 @grid(world_size=[1, 2, 7], k=[1, 10, 60, 10_000])

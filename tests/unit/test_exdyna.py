@@ -40,15 +40,6 @@ def test_published_searches_everything_on_one_rank_and_nothing_of_an_empty_parti
     assert few.step(torch.ones(3, 601)).stats[0].counts == (0, 0, 601)
 
 
-def test_published_stops_at_a_quarter_of_the_mean_partition() -> None:
-    grads = torch.zeros(2, 2048)
-    grads[:, :100] = 1.0  # all in the first blocks, which the second partition never gets
-    simulation = build(ExDyna(rule="published", num_blocks=64), 2048, 2, 0.02)
-    for _ in range(30):
-        simulation.step(grads)
-    assert tables(simulation)[0] == [8, 56]
-
-
 # --- repaired ---------------------------------------------------------------------------------------------------------
 
 

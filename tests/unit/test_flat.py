@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from micro.flat import MAX_NUMEL, Layout, regroup
+from micro.flat import MAX_NUMEL, Layout
 
 LAYOUT = Layout(("a", "scalar", "b", "empty"), ((2, 3), (), (4,), (0, 5)))
 
@@ -26,13 +26,6 @@ def test_views_and_pieces_share_memory_and_flatten_undoes_them() -> None:
     assert torch.equal(flat, vector)
     flat[0] = -1.0
     assert vector[0] == 0.0
-
-
-def test_regroup_moves_pieces_by_name() -> None:
-    vector, turned = torch.arange(1.0, 12.0), Layout(("b", "new", "a"), ((4,), (2,), (3, 2)))
-    moved = regroup(LAYOUT.split(vector), turned, dtype=torch.float64, device=torch.device("cpu"))
-    assert moved.tolist() == [8.0, 9.0, 10.0, 11.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-    assert moved.dtype == torch.float64
 
 
 @pytest.mark.parametrize(

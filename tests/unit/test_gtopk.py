@@ -1,6 +1,5 @@
 """gTop-k against a tree of plain dictionaries: its update, and what it leaves behind."""
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -76,14 +75,3 @@ def test_lists_meet_as_in_the_tree(world_size: int, rule: str, k: int) -> None:
     other = [top(row, (5 * rank + 1) % 7) for rank, row in enumerate(acc.tolist())]
     for chosen, bound in ((other, 3), ([[] for _ in other], 3), ([[], *other[1:]], 50)):
         assert_is_the_oracle(acc, chosen, bound, rule)
-
-
-@pytest.mark.parametrize(("rule", "left"), [("repaired", [3.0, 2.0]), ("published", [3.0, 0.0])])
-def test_published_loses_what_comes_in_from_another_part_of_the_tree(rule: str, left: list[float]) -> None:
-    """Index 7 of rank 1 is pruned by rank 0, and 7 wins all the same, by what ranks 2 and 3 have of it."""
-    acc = torch.zeros(4, NUMEL, dtype=torch.float64)
-    acc[0, 2], acc[1, 7], acc[2, 7], acc[3, 7] = 3.0, 2.0, 5.0, 1.0
-    results, _ = exchanged(GTopK(rule=rule), acc, [[2], [7], [7], [7]])
-    assert [(part.indices.tolist(), part.values.tolist()) for part in results[3].update] == [([7], [1.5])]
-    residuals = [(acc[rank] - dense(NUMEL, got.sent))[[2, 7]].tolist() for rank, got in enumerate(results)]
-    assert residuals == [left, [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]

@@ -15,10 +15,8 @@ from micro.exchanges.base import Wire
 from micro.exchanges.gathering import gather_header
 from micro.exchanges.in_pieces import InPieces
 from micro.flat import MAX_NUMEL
-from micro.kernels import table
 from micro.norms import norm, norms_of
 from micro.partition import cyclic_slice, equal_slice
-from micro.planning.volumes import volume_of
 from micro.reducers.node_exchange import node_shards, numels_of
 from micro.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
 from micro.zoo import exdyna
@@ -110,15 +108,6 @@ def test_parts_of_the_longest_vector_cover_it(world_size: int) -> None:
     assert first.positions(ends).tolist() == [0, d - 1]  # the last parameter's only element is the first rank's
 
 
-@pytest.mark.parametrize("tried", [(), table.TRIED])
-def test_packed_indices_reach_the_end_of_the_longest_vector(tried: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "TRIED", tried)
-    for first in (0, 2**30, MAX_NUMEL - 1000):
-        indices = torch.arange(first, first + 1000, dtype=torch.int32)
-        wire = micro.Packed().encode(indices, MAX_NUMEL)
-        assert torch.equal(micro.Packed().decode(wire, 1000, MAX_NUMEL), indices)
-
-
 def test_norms_of_long_vectors_do_not_stop_to_grow() -> None:
     """Single precision adds nothing to 2^24 that is not larger than 1."""
     numel = 2**25
@@ -126,10 +115,3 @@ def test_norms_of_long_vectors_do_not_stop_to_grow() -> None:
     assert float(norm(ones)) == pytest.approx(math.sqrt(numel), rel=1e-5)
     assert float(norm(ones, 1)) == pytest.approx(numel, rel=1e-5)
     assert norms_of(ones, [numel - 9, 9]).tolist() == pytest.approx([math.sqrt(numel - 9), 3.0], rel=1e-5)
-
-
-def test_few_choices_in_the_longest_vector_are_not_lost_to_rounding() -> None:
-    """Ranks that choose one element each choose as many in all, but for one in 2^20."""
-    reducer = micro.SparseReducer(micro.TopK(), density=1e-10, exchange=micro.Gather())
-    volume = volume_of(reducer, MAX_NUMEL, MANY)
-    assert MANY * (1 - 1e-6) <= volume.num_updated <= MANY

@@ -1,14 +1,9 @@
 """The largest of each piece against sorting each by itself."""
 
-import pytest
 import torch
 from torch import Tensor
 
-from micro.selectors import piece_tables
-from micro.selectors.piece_tables import tables_of
 from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
-from micro.selectors.topk import shares
-from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.products import grid
 
 LENGTHS = (2000, 1, 0, 300, 4096, 7, 5000)
@@ -50,22 +45,3 @@ def test_pieces_may_leave_gaps_and_nan_is_never_among_the_largest() -> None:
     x[::3], x[100], x[2001] = float("nan"), float("-inf"), 0.0
     counts = [1900, 1, 0, 299, 40, 0, 200]  # the first and the fourth piece have fewer numbers
     assert not x[largest_of_each(x, pieces_of(LENGTHS), counts).long()].isnan().any()
-
-
-@pytest.mark.parametrize("kind", ["scaled", "zero", "tied", "steps"])
-@pytest.mark.parametrize("lengths", [(400, 0, 399, 7), (64,) * 20, (1, 2)])
-def test_short_pieces_are_chosen_from_on_a_device_without_a_wait(
-    kind: str, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(piece_tables, "MOST", 640)
-    x = vector(kind)[: sum(lengths)]
-    for total in (0, 1, sum(lengths) // 7, sum(lengths)):
-        with fake_device() as waits:
-            tables_of.cache_clear()
-            pieces = pieces_of(lengths, str(DEVICE))
-            counts = shares(pieces, total)
-            waits.seen.clear()
-            found = largest_of_each(DeviceTensor(x), pieces, counts)
-            assert not waits.seen
-            assert found.device == DEVICE
-            assert found.tolist() == by_sorting(x, lengths, counts.tolist())

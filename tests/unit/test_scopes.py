@@ -7,8 +7,7 @@ from torch import Tensor
 import micro
 from micro.randomness import seed_for
 from micro.selectors.per_tensor import PerTensor
-from micro.zoo.accordion import Accordion, AccordionState
-from tests.parts import CPU, normal, simulated
+from tests.parts import normal, simulated
 from tests.products import grid
 
 LAYOUT = micro.Layout(("a", "empty", "b", "one", "c"), ((6, 20), (0,), (7,), (), (90,)))
@@ -75,16 +74,3 @@ def test_buckets_change_nothing_and_states_follow_their_parameters(name: str) ->
             moved[0].load_buckets(ranks)
         found = {name: part for bucket in moved for name, part in step(bucket, index)[0].items()}
         assert_same(found, step(whole, index)[0])
-
-
-def test_a_policy_that_differs_by_layer_goes_with_it() -> None:
-    policy = Accordion(density=0.05, high=0.5, interval=100)
-    simulation = simulated(PerTensor(selector=micro.Leader()), part_of(LAYOUT, "a", "b", "c"), 3, density=policy)
-    for state in simulation._states:
-        state.density, state.step = AccordionState((1.0, 1.0, 1.0), (False, True, False)), 1
-    update, stats = step(simulation, 1)
-    assert [int(part.count_nonzero()) for part in update.values()] == [6, 3, 4]
-    assert stats.target_count == 13
-    for names, expected in ((("c", "a", "b"), ((1.0, 1.0, 1.0), (False, False, True))), (("b", "one"), ())):
-        moved = simulation.reducer.rebuild(part_of(LAYOUT, *names), simulation._states[:1], torch.float64, CPU)
-        assert moved.density == AccordionState(*expected)

@@ -1,4 +1,4 @@
-"""The steered threshold: what a search finds, how a track moves, and the density that it promises."""
+"""MiCRO's steered threshold: what a search finds, and the density that it promises and comes back to."""
 
 import math
 from collections.abc import Callable
@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+import micro
 from micro.lockstep import SimulatedRanks
 from micro.selectors.micro_rules.repaired import quantile
-from micro.selectors.steering import SIGMAS, TOLERANCE, Track
-from tests.parts import STREAMS
+from micro.selectors.steering import SIGMAS, TOLERANCE
+from tests.parts import STREAMS, simulated
 
-Gradient = Callable[[int], Tensor]
 NUMEL = 16_000
 
 
@@ -21,41 +21,19 @@ def search(parts: list[Tensor], k: int) -> float | None:
     return SimulatedRanks(len(parts)).carry_out([quantile(part, k) for part in parts])[0]
 
 
-def run(gradient: Gradient, k: int, steps: int) -> tuple[list[float], list[bool]]:
-    """Run MiCRO with error feedback on gradients (world_size, numel); return count / k and which steps searched."""
-    acc = torch.zeros_like(gradient(0))
-    world_size, numel = acc.shape
-    track, shares, searched = Track(), list[float](), list[bool]()
+def shares(
+    stream: str, world_size: int, k: int, steps: int, scale: Callable[[int], float] = lambda _: 1.0
+) -> list[float]:
+    """Return count / k of each step on a stream of gradients; of a shared one all ranks have a part alike."""
+    simulation = simulated(micro.Micro(rule="repaired"), NUMEL, world_size, density=k / NUMEL, dtype=torch.float32)
+    found = []
     for step in range(steps):
-        acc += gradient(step)
-        owners = (torch.arange(numel) * world_size // numel - step) % world_size
-        own = acc.gather(0, owners[None])[0]
-        track.aim(k)
-        threshold = track.threshold
-        searched.append(threshold is None)
-        if threshold is None:
-            threshold = search(list(own.tensor_split(world_size)), k)
-        assert threshold is not None
-        selected = own.abs() >= threshold
-        count = int(selected.sum())
-        tail = float((own[selected].abs().double() / threshold).log().mean()) if count else 0.0
-        track.observe(threshold=threshold, count=count, tail=tail, k=k)
-        acc[:, selected] = 0
-        shares.append(count / k)
-    return shares, searched
-
-
-def stream(name: str, world_size: int, scale: Callable[[int], float] = lambda _: 1.0) -> Gradient:
-    """Return a reproducible stream of gradients; of 'shared' ones all ranks have a part alike."""
-
-    def gradient(step: int) -> Tensor:
         randomness = torch.Generator().manual_seed(step)
-        if name == "shared":
-            common, *own = STREAMS["normal"](randomness, world_size + 1, NUMEL).float()
-            return scale(step) * (common + torch.stack(own))
-        return scale(step) * STREAMS[name](randomness, world_size, NUMEL).float()
-
-    return gradient
+        grads = STREAMS["normal" if stream == "shared" else stream](randomness, world_size, NUMEL).float()
+        if stream == "shared":
+            grads += torch.randn(NUMEL, generator=randomness)
+        found.append(simulation.step(scale(step) * grads).stats[0].global_count / k)
+    return found
 
 
 def bound(k: int) -> float:
@@ -93,14 +71,12 @@ def test_search_ignores_what_is_no_magnitude_and_does_not_cut_ties(values: list[
 @pytest.mark.parametrize("name", [*STREAMS, "shared"])
 @pytest.mark.parametrize(("world_size", "k"), [(1, 1600), (1, 160), (4, 320)])
 def test_the_count_keeps_its_promise(name: str, world_size: int, k: int) -> None:
-    shares, searched = run(stream(name, world_size), k, 80)
-    errors = torch.tensor(shares[20:]) - 1
+    errors = torch.tensor(shares(name, world_size, k, 80)[20:]) - 1
     assert errors.abs().max() <= bound(k)
     assert abs(errors.mean()) <= 0.02 + SIGMAS / math.sqrt(k * len(errors))
-    assert not any(searched[20:])
 
 
 @pytest.mark.parametrize(("factor", "world_size"), [(0.1, 1), (10.0, 4)])
 def test_recovers_from_a_tenfold_jump_within_ten_steps(factor: float, world_size: int) -> None:
-    shares, _ = run(stream("normal", world_size, lambda step: factor if step >= 50 else 1.0), 800, 90)
-    assert max(abs(share - 1) for share in shares[60:]) <= bound(800)
+    found = shares("normal", world_size, 800, 90, lambda step: factor if step >= 50 else 1.0)
+    assert max(abs(share - 1) for share in found[60:]) <= bound(800)

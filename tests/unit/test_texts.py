@@ -149,15 +149,6 @@ def test_whole_words_of_names_and_folders_tell_the_splits(
     assert parts == ["".join(map(str, learnt)), "".join(map(str, measured))]
 
 
-def test_names_of_splits_that_do_not_fit_are_told(tmp_path: Path) -> None:
-    root = written(tmp_path, {"test.txt": "measure this", "novel.txt": "learn this"})
-    (note,) = data.info("text", str(root)).notes
-    assert "none of train" in note
-    assert len(load("text", root).test) == 2  # a tenth of each
-    both = written(tmp_path, {"train/test.txt": "which?", "train/a.txt": "learn this"})
-    refused(lambda: data.check("text", str(both)), "train/test.txt is of test and of train")
-
-
 @PER_MARK
 def test_a_folder_of_words_has_the_vocabulary_of_what_is_learnt_from(tmp_path: Path, mark: str) -> None:
     root = written(tmp_path, {"train.txt": mark + TRAIN, "valid.txt": mark + VALID})
