@@ -16,14 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from experiments.config.units import human_bytes
+from experiments.config.units import human_bytes, three_digits
 from experiments.reports.measures import Metric
 from experiments.reports.names import human, in_legend
 from experiments.reports.output import write_csv, write_file, write_or_rescue
 from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, LineSettings, plain, style
 
 Key = tuple[object, ...]
-Show = Callable[[XAxis | YAxis], None]
+Show = Callable[[XAxis | YAxis], object]
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -68,6 +68,16 @@ def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSe
     axes.plot(x, middle, **line)
     if line is not GREY_LINE:
         axes.fill_between(x, low, high, color=line["color"], alpha=0.15, linewidth=0)
+
+
+def draw_stacks(axes: Axes, lengths: pd.DataFrame, fills: Mapping[str, LineSettings]) -> None:
+    """Draw a bar for each row, what ``lengths`` has in the columns ``fills`` end to end, and the total at its end."""
+    left, places = pd.Series(0.0, index=lengths.index), range(len(lengths))
+    for column, fill in fills.items():
+        bars = axes.barh(places, lengths[column], left=left, height=0.65, **fill)
+        left = left + lengths[column]
+    axes.bar_label(bars, [three_digits(total) for total in left], padding=3, fontsize=7)
+    axes.grid(visible=False, axis="y")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +14,6 @@ from matplotlib.patches import Patch
 
 from experiments.config.errors import UserError
 from experiments.config.schema import SIMULATED
-from experiments.config.units import three_digits
 from experiments.reports import figure_parts as parts
 from experiments.reports import plot_style as look
 from experiments.reports.figure_parts import Lines, Panel, figure_of_lines, head, save
@@ -252,14 +250,10 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
     names = [look.plain(f"{in_legend(*row[METHOD])} (n={row['num_seeds']})") for _, row in rows.iterrows()]
     figure = parts.new_figure(look.COLUMN_INCHES, 1.1 + 0.22 * len(rows))
     axes = figure.subplots()
-    left = np.zeros(len(rows))
-    for stage, fill in STAGE_FILLS.items():
-        bars = axes.barh(names, rows[f"{stage}_ms"], left=left, height=0.65, **fill)
-        left += rows[f"{stage}_ms"].to_numpy()
-    axes.bar_label(bars, [three_digits(total) for total in rows["total_ms"]], padding=3, fontsize=7)
+    parts.draw_stacks(axes, rows, {f"{stage}_ms": fill for stage, fill in STAGE_FILLS.items()})
+    axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="time per step (ms)", xlim=(0, 1.16 * rows["total_ms"].max()))
     axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
     head(figure, title, [Patch(label=stage, **fill) for stage, fill in STAGE_FILLS.items()])
     return figure
 

@@ -123,7 +123,7 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out, steps = run(tmp_path, words, model="resnet50")
     assert "ResNet-50 on k80_10gbe, double_tree" in capsys.readouterr().out
     ends = [f"k80_10gbe-{algorithm}" for algorithm in ("ring", "double_tree")]
-    of_each = [f"{stem}-{end}" for stem in ("speedup", "timeline-resnet50") for end in ends]
+    of_each = [f"{stem}-{end}" for stem in ("speedup", "timeline-resnet50", "breakdown-resnet50") for end in ends]
     stems = ["borders", "headline", "double-trees", *of_each]
     figures = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
     assert {path.name for path in out.iterdir()} == figures | {"steps.csv", "simulate.md"}

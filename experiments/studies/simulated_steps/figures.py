@@ -30,6 +30,12 @@ LEVELS: dict[str, LineSettings] = {
     "two levels": {"linestyle": "-"},
     "one level": {"linestyle": "--", "markerfacecolor": "white"},
 }
+BREAKDOWN: dict[str, LineSettings] = {
+    "compute_s": {"facecolor": look.SKY},
+    "select_s": {"facecolor": look.VERMILLION},
+    "exposed_s": {"facecolor": look.GREEN},
+}
+MOST_SIZES = 5  # numbers of workers of one breakdown
 TONES = {"backward": (look.SKY, look.BLUE), "exchange": (look.ORANGE, look.VERMILLION)}  # of messages in turn
 PUBLISHED_LINE: LineSettings = {"color": look.BLACK, "linestyle": "-", "linewidth": 0.8}
 
@@ -79,6 +85,27 @@ def draw_speedups(numbers: pd.DataFrame, title: str) -> Figure:
     lines = parts.named_lines(["method", "schedule"], ways, in_legend_of)
     linear = Line2D([], [], label="linear", **look.TARGET_LINE)
     return parts.figure_of_facets(title, numbers, ["model"], [SPEEDUP, EFFICIENCY], lines, [linear])
+
+
+@style()
+def draw_breakdown(numbers: pd.DataFrame, density: str) -> Figure:
+    """What a step of each method is made of, a panel for each of the largest numbers of workers, of one model.
+
+    Columns model, network, algorithm, workers, method, schedule, compute_s, select_s, exposed_s.
+    """
+    first, sizes = numbers.iloc[0], sorted(set(numbers["workers"]))[-MOST_SIZES:]
+    ways = list(dict.fromkeys(zip(numbers["method"], numbers["schedule"], strict=True)))
+    figure, panels = parts.figure_of_rows([in_legend_of(*way) for way in ways], len(sizes))
+    of_ways, longest = numbers.set_index(["workers", "method", "schedule"])[[*BREAKDOWN]], numbers["step_s"].max()
+    for axes, workers in zip(panels, sizes, strict=True):
+        parts.draw_stacks(axes, 1e3 * of_ways.loc[workers].loc[ways], BREAKDOWN)
+        axes.set(title=f"{workers} worker{'s' if workers > 1 else ''}", xlim=(0, 1.35e3 * longest))
+    figure.supxlabel("time of a step (ms), a batch of the same size on each worker", fontsize="medium")
+    title = f"{human(first['model'])} on {first['network']}, {first['algorithm']}, {density}, "
+    title += f"simulated: {three_digits(1e3 * first['compute_s'])} ms of computation"
+    names = dict(zip(BREAKDOWN, ("computation", "selection", "communication not hidden by backward"), strict=True))
+    parts.head(figure, title, [Patch(label=name, **BREAKDOWN[column]) for column, name in names.items()])
+    return figure
 
 
 @style()

@@ -20,6 +20,8 @@ def files(study: Study, frames: Frames, command: str) -> Iterator[tuple[str, Con
     for (network, algorithm), shown in drawn.groupby(["network", "algorithm"], sort=False) if several else ():
         title = f"Simulated speed-up, {network}, {algorithm}, {density}"
         yield f"speedup-{network}-{algorithm}", (figures.draw_speedups(shown, title), shown)
+    for key, shown in drawn.groupby(SETTING[:3], sort=False) if "breakdown" in study.questions else ():
+        yield f"breakdown-{'-'.join(map(str, key))}", (figures.draw_breakdown(shown, density), shown)
     for key, rows in frames["timeline"].groupby(SETTING[:3], sort=False) if "timeline" in frames else ():
         yield f"timeline-{'-'.join(map(str, key))}", (figures.draw_timeline(rows), rows)
     if "levels" in frames:

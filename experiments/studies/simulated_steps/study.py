@@ -32,7 +32,7 @@ from micro.planning.nodes import NodeNetwork, level_bytes
 from micro.planning.schedules.base import Schedule
 from micro.planning.traces import Trace
 
-QUESTIONS = ("speedup", "timeline", "borders", "headline", "trees")
+QUESTIONS = ("speedup", "breakdown", "timeline", "borders", "headline", "trees")
 SPARSE_SCHEDULES = [EXACT, "single"]
 TREE_SCHEDULES = ("layerwise", "single", "mgwfbp")
 SLOPES = {"beta + gamma (published)": PUBLISHED_TREE, "2 beta + gamma": "double_tree"}
