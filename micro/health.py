@@ -59,10 +59,7 @@ def all_finite(flags: Sequence[Finite]) -> Finite:
     return torch.stack(late).all() if late else all(flags)
 
 
-def read(*numbers: Any) -> Sequence[Any]:
+def read(numbers: Sequence[Any]) -> list[Any]:
     """Return numbers (or None) as the host knows them: what an accelerator still has of them, by one read."""
-    late = [x.double() for x in numbers if isinstance(x, Tensor)]
-    if not late:
-        return numbers
-    known = iter(torch.stack(late).tolist())  # host sync: what is applied
+    known = iter(torch.stack([x.double() for x in numbers if isinstance(x, Tensor)]).tolist())  # host sync: one for all
     return [next(known) if isinstance(x, Tensor) else x for x in numbers]

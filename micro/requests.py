@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from micro.health import read
 from micro.operations import Kind, Op, bytes_sent, travels_padded
 
 if TYPE_CHECKING:
@@ -180,6 +181,21 @@ class Fill(Once):
     into: Tensor
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class ToHost(Request):
+    """Numbers that the host needs of its own accelerator. No message: reductions under way wait for it together.
+
+    Attributes:
+        numbers: tensors () among others; the answer is the list of them as the host knows them.
+    """
+
+    numbers: Sequence[Any]
+
+    def alone(self) -> list[Any]:
+        """Return the answer."""
+        return read(self.numbers)
+
+
 Reduction = Generator[Request | list[Request], Any, T]
 """A reduction under way: it yields requests, is sent their answers, and returns its result.
 
@@ -196,9 +212,11 @@ class Running(Generic[T]):
         comm: the ranks that it asks where its requests name none.
         requests: what it waits for; empty once it has ended.
         result: what it returned, once ``has_ended``.
+        reads_with_others: whether it stops where it needs numbers of its accelerator, for whoever runs it to read.
     """
 
     result: T
+    reads_with_others: ClassVar[bool] = False
 
     def __init__(self, reduction: Reduction[T], comm: "Comm", *, is_timed: bool = True) -> None:
         self.comm, self._reduction, self._is_timed = comm, reduction, is_timed
@@ -226,7 +244,10 @@ class Running(Generic[T]):
                 needs_others = False
                 for each in self.requests:
                     comm = each.comm = each.comm or self.comm
-                    needs_others |= comm.shares_memory if isinstance(each, Once) else comm.world_size > 1
+                    if isinstance(each, ToHost):
+                        needs_others |= self.reads_with_others
+                    else:
+                        needs_others |= comm.shares_memory if isinstance(each, Once) else comm.world_size > 1
                 if needs_others:
                     break
                 answer = [each.alone() for each in self.requests] if self._is_list else self.requests[0].alone()
@@ -261,6 +282,15 @@ def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
         return running.result
     finally:
         running.close()
+
+
+def known(*numbers: Any) -> Reduction[Sequence[Any]]:
+    """Return numbers (or None) as the host knows them; it waits only where an accelerator has some of them."""
+    late = [x for x in numbers if isinstance(x, Tensor)]
+    if not late:
+        return numbers
+    answer: list[Any] = read(numbers) if late[0].is_cpu else (yield ToHost(numbers=numbers))
+    return answer
 
 
 def over(comm: "Comm", reduction: Reduction[T]) -> Reduction[T]:

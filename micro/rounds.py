@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from micro.comm import Comm, Started
-from micro.requests import AllReduce, Once, Reduction, Running, carried_out
+from micro.health import read
+from micro.requests import AllReduce, Once, Reduction, Running, ToHost, carried_out
 from micro.spans import Seconds
 
 T = TypeVar("T")
@@ -20,6 +21,8 @@ Reduce = Callable[[Comm], Reduction[T]]
 
 class UnderWay(Running[T]):
     """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned."""
+
+    reads_with_others = True
 
     def __init__(self, rounds: "Rounds", reduction: Reduction[T], ranks: Comm, own: Comm) -> None:
         super().__init__(reduction, own)
@@ -81,6 +84,8 @@ class Rounds:
     def advance(self) -> None:
         """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
         began = self._receive(self._started) if self._started is not None else None
+        while reading := [each for each in self._under_way if each.requests and isinstance(each.requests[0], ToHost)]:
+            began = _read(reading)
         left: list[UnderWay[Any]] = []
         requests: list[Any] = []
         for each in self._under_way:
@@ -115,6 +120,18 @@ class Rounds:
         self._sent, self._started = [], None
         for each in under_way:
             each.close()
+
+
+def _read(reading: Sequence[UnderWay[Any]]) -> Seconds:
+    """Let those go on that need numbers of their accelerator, for which the host waits once; return when."""
+    began = reading[0].comm.instant()
+    numbers = [each.requests[0].numbers for each in reading]
+    known = iter(read([number for each in numbers for number in each]))
+    at = reading[0].comm.instant()
+    share = (at - began) * (1 / len(reading))
+    for each, own in zip(reading, numbers, strict=True):
+        at = each.go_on([[next(known) for _ in own]], share, at)
+    return at
 
 
 def all_together(reduces: Sequence[Reduce[T]], comms: Iterator[Comm], *, shares: bool) -> list[T]:

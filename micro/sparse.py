@@ -9,9 +9,9 @@ from torch import Tensor
 
 from micro import kernels
 from micro.flat import Layout
-from micro.health import Finite, is_number, read
+from micro.health import Finite, is_number
 from micro.kernels.sums import Sums
-from micro.requests import Once, Reduction
+from micro.requests import Once, Reduction, known
 from micro.scales import AnyScales
 
 
@@ -201,16 +201,15 @@ def overflown(
         where all is finite; the number for the record.
     """
     scaled, total = yield Once(work=lambda: _scaled(parts, scale))
-    is_finite, is_sum_finite, num_updated, known = read(
-        exchanged.is_finite, is_number(total), exchanged.num_updated, record
-    )
+    numbers = exchanged.is_finite, is_number(total), exchanged.num_updated, record
+    is_finite, is_sum_finite, num_updated, recorded = yield from known(*numbers)
     if is_finite is not exchanged.is_finite or num_updated is not exchanged.num_updated:
         exchanged = replace(exchanged, is_finite=bool(is_finite), num_updated=int(num_updated))
     if not is_finite or is_sum_finite:
-        return exchanged, None, known
+        return exchanged, None, recorded
     bad = [part.indices[~torch.isfinite(values)] for part, values in zip(parts, scaled, strict=True)]
     indices = torch.cat(bad)
-    return (replace(exchanged, is_finite=False), indices, known) if indices.numel() else (exchanged, None, known)
+    return (replace(exchanged, is_finite=False), indices, recorded) if indices.numel() else (exchanged, None, recorded)
 
 
 def _scaled(parts: Sequence[SparseValues], scale: float) -> tuple[list[Tensor], Tensor]:

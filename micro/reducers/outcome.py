@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from micro.flat import Layout
-from micro.health import Finite, FirstBad, index_of, is_number, read
+from micro.health import Finite, FirstBad, index_of, is_number
 from micro.kernels.reference import first_nonfinite
 from micro.nonfinite import Finding, Policy, report
-from micro.requests import Reduction
+from micro.requests import Reduction, known
 from micro.stats import StepStats
 
 
@@ -103,7 +103,7 @@ class Checked:
         return (Finding(layout, index_of(first_bad, layout.numel), self.bad_update),)
 
 
-def checked(grad: Tensor, *records: Tensor | None, is_finite: Finite, num_updated: int | Tensor) -> Checked:
+def checked(grad: Tensor, *records: Tensor | None, is_finite: Finite, num_updated: int | Tensor) -> Reduction[Checked]:
     """Return what is to be known of the mean in ``grad`` (numel,); an accelerator is read once.
 
     Args:
@@ -112,6 +112,6 @@ def checked(grad: Tensor, *records: Tensor | None, is_finite: Finite, num_update
         num_updated: see Checked.
     """
     fits = is_finite is False or is_number(grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32)))
-    were_finite, is_sum_finite, number, *numbers = read(is_finite, fits, num_updated, *records)
+    were_finite, is_sum_finite, number, *numbers = yield from known(is_finite, fits, num_updated, *records)
     bad_update = None if is_sum_finite or not were_finite else first_nonfinite(grad)
     return Checked(bool(were_finite), bad_update, int(number or 0), numbers)

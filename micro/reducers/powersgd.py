@@ -154,7 +154,7 @@ class PowerSGD(Reducer):
                     else:
                         write_(one @ other.T, update)
             grad[rest] = rounded(whole, grad.dtype)
-        made = checked(grad, is_finite=is_finite, num_updated=grad.numel())
+        made = yield from checked(grad, is_finite=is_finite, num_updated=grad.numel())
         if made.bad_update is not None:  # cut where products would overflow
             largest = torch.finfo(acc.dtype).max ** 0.5 / acc.numel()
             acc.clamp_(-largest, largest)

@@ -10,11 +10,11 @@ from torch import Tensor
 from micro.exchanges.averaging import AverageEncoded, Mean, message_bytes
 from micro.exchanges.base import Transport
 from micro.feedback import Feedback
-from micro.health import flag_of, is_number, is_zero, read
+from micro.health import flag_of, is_number, is_zero
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import cut_
 from micro.reducers.rounding import write_
-from micro.requests import AllReduce, Reduction
+from micro.requests import AllReduce, Reduction, known
 from micro.sparse import AllLeaving, AllValues, SparseValues
 
 
@@ -80,7 +80,7 @@ def send_all(
         wire = _wire(state, message_bytes(numel, transport, acc.dtype), acc.device)
         averaged = yield from average_(acc, transport, rest=rest, mean=mean, memory=wire, grad=to_add)
         sent = None if rest is None else AllLeaving(rest)
-    is_finite, fits = read(averaged.is_finite, averaged.fits)
+    is_finite, fits = yield from known(averaged.is_finite, averaged.fits)
     in_update = None
     if is_finite and not fits:
         overflow = torch.nonzero(~torch.isfinite(mean)).view(-1)

@@ -102,7 +102,7 @@ class Transforming(WithDensity):
         step = Step(state.step, target.count, self.seed, state.layout, is_finite=is_finite)
         sent = yield from self.send(acc, grad, target, step, comm)
         state.step += 1
-        made = checked(grad, sent.error, forgotten, is_finite=sent.is_finite, num_updated=sent.num_updated)
+        made = yield from checked(grad, sent.error, forgotten, is_finite=sent.is_finite, num_updated=sent.num_updated)
         if made.bad_update is not None:
             cut_(acc, slice(None), comm.world_size * numel)
         relative_error, lost = made.records

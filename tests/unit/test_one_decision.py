@@ -12,6 +12,7 @@ from micro.comm import Comm
 from micro.lockstep import SimulatedRanks
 from micro.nonfinite import Finding, report
 from micro.reducers.outcome import checked
+from micro.requests import carried_out
 from tests.fake_device import DeviceTensor, fake_device
 from tests.parts import normal
 from tests.products import grid
@@ -70,13 +71,14 @@ def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
 
 def test_a_mean_whose_sum_overflows_is_finite() -> None:
     for update, is_finite in ((3e38, True), (math.inf, False)):
-        made = checked(torch.tensor([3e38, 1.0, update, 1.0]), is_finite=True, num_updated=3)
+        made = carried_out(checked(torch.tensor([3e38, 1.0, update, 1.0]), is_finite=True, num_updated=3), Comm())
         assert (made.bad_update is None) == is_finite
 
 
 def test_an_accelerator_is_read_once() -> None:
     with fake_device() as waits:
         one = DeviceTensor(torch.tensor(1.0))
-        made = checked(DeviceTensor(torch.ones(4)), one, is_finite=one > 0, num_updated=3 * one)
+        reduction = checked(DeviceTensor(torch.ones(4)), one, is_finite=one > 0, num_updated=3 * one)
+        made = carried_out(reduction, Comm())
         assert waits.seen.total() == 1
     assert (made.is_finite, made.num_updated, made.records) == (True, 3, [1.0])

@@ -1,7 +1,7 @@
 """How often the host waits for an accelerator in a step of each method: on a device that counts it."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from types import SimpleNamespace
@@ -11,10 +11,11 @@ from unittest.mock import patch
 import torch
 
 from micro import messages
-from micro.comm import Comm
+from micro.comm import Comm, Started
 from micro.kernels import table
 from micro.lockstep import SimulatedRanks
-from micro.requests import AllGather
+from micro.requests import AllGather, AllReduce, Reduction, known
+from micro.rounds import Rounds
 from micro.testing import LAYOUT, Case
 from tests.fake_device import DEVICE, DeviceTensor, Waits, fake_device
 from tests.products import grid
@@ -84,3 +85,19 @@ def test_what_buckets_read_of_one_round_is_one_wait() -> None:
         assert [answer.device.type for answer in answers] == ["cpu", "cuda", "cpu", "cpu"]
         for answer, mine in zip(answers, sent, strict=True):
             assert answer.tolist() == [mine.tolist()] * 2
+
+
+def test_what_buckets_need_at_the_end_of_a_round_is_one_wait() -> None:
+    def reduction(size: int) -> Reduction[list[float]]:
+        total: Any = yield AllReduce(mine=DeviceTensor(torch.full((size,), float(size))), comm=comm)
+        return [*(yield from known(total.sum(), size, None)), *(yield from known(7))]
+
+    class Silent(Comm):
+        def start(self, requests: Sequence[Any]) -> Started:
+            return Started(lambda: [request.mine for request in requests])
+
+    comm, rounds = Silent(world_size=2), Rounds()
+    with on_device() as waits:
+        begun = [rounds.begin(lambda _, size=size: reduction(size), comm) for size in (1, 2, 3)]
+        assert [each() for each in begun] == [[1, 1, None, 7], [4, 2, None, 7], [9, 3, None, 7]]
+        assert waits.seen.total() == 1
