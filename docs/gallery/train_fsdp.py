@@ -45,13 +45,13 @@ class Training:
 
 def main(steps: int, folder: Path, ranks_per_node: int) -> nn.Module:
     """Train up to ``steps`` in all; checkpoints lie in ``folder``, each one for all ranks."""
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    if device.type != "cpu":
-        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(dist.get_default_backend_for_device(device))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     shape = (world_size // ranks_per_node, ranks_per_node)
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("node", "local"))
+    mesh = init_device_mesh(device, shape, mesh_dim_names=("node", "local"))
 
     model = GPT().to(device)
     for block in model.blocks:
