@@ -11,7 +11,7 @@ from experiments.config.method_names import PARTS
 from experiments.reports.changes import Config, changes, in_words
 from experiments.reports.frames import load
 from experiments.reports.pages import Page
-from experiments.reports.rounds_in_words import exchanged, outer
+from experiments.reports.rounds_in_words import exchanged, inner, outer
 from experiments.reports.run_configs import planned
 from experiments.reports.table import rows_of
 
@@ -45,6 +45,7 @@ def finished_rows(roots: Sequence[Path], pages: Iterable[Page], plans: Mapping[s
 def _forms(configs: dict[str, Config], plan: Plan, page: Page) -> dict[str, str]:
     """Return what tells each run from the others of its study: what is exchanged, or the settings it changes."""
     if page.metric == "bits_per_byte":
-        return {run: ", ".join(filter(None, (exchanged(config), outer(config)))) for run, config in configs.items()}
+        words = {run: (exchanged(config), outer(config), inner(config)) for run, config in configs.items()}
+        return {run: ", ".join(filter(None, parts)) for run, parts in words.items()}
     changed = changes(configs, planned(plan))
     return {run: in_words(changed[run], without=IN_COLUMNS) for run in configs}

@@ -37,6 +37,11 @@ def outer(config: Config) -> str:
     return "" if lr == 1 else f"outer rate {lr:g}"
 
 
+def inner(config: Config) -> str:
+    """Return the optimizer that takes the steps where it is Muon; empty for the others."""
+    return "Muon" if config.get("optimizer.name") == "muon" else ""
+
+
 def short(config: Config) -> str:
     """Return in how many steps and by what outer optimizer differences are exchanged, ``H=30, Nesterov 0.7/0.9``.
 
