@@ -25,7 +25,7 @@ from micro.comm import Comm
 from micro.ddp.buckets import Bucket
 from micro.ddp.checks import check_parameters
 from micro.drivers.lane import thread_lane
-from micro.private_comm import NAMES_ARE_COUNTED, PrivateComm
+from micro.private_comm import NAMES_ARE_COUNTED, PrivateComm, _copied
 from tests.products import grid
 from tests.recorded_streams import recorded_streams
 from tests.refusals import NOTHING, refused
@@ -88,6 +88,15 @@ def test_groups_are_made_like_the_models_own_and_one_of_the_users_is_left() -> N
     with pytest.raises(RuntimeError, match="the process group was given up"):
         _ = attachment.comm.group
     PrivateComm(own, CPU).close()
+
+
+@pytest.mark.skipif(not dist.is_nccl_available(), reason="needs a torch that was built with NCCL")
+def test_the_options_of_nccl_are_copied() -> None:
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    options._timeout, options.config.max_ctas = TIMEOUT, 3
+    copied: Any = _copied(options)
+    assert copied is not options
+    assert (copied.is_high_priority_stream, copied._timeout, copied.config.max_ctas) == (True, TIMEOUT, 3)
 
 
 def saved_and_loaded(model: DistributedDataParallel) -> Any:
@@ -300,6 +309,8 @@ SPLIT = micro.Split(reducer=TOPK, min_dims=2)
         (wrapped, {"clip": 1.0, "clip_norm": "all"}, "clip_norm", "all"),
         (wrapped, {"clip_norm": "global"}, "clip_norm", "clip"),
         (wrapped, {"process_group": "gloo"}, "process_group", "gloo"),
+        (wrapped, {"on_step": 3}, "on_step", "int"),
+        (wrapped, {"scope": "layer"}, "scope", "layer"),
         (wrapped, {"lane": "stream"}, "lane", "stream"),
         (wrapped, {"reducer": micro.DenseReducer(), "scope": "tensor"}, "scope=tensor", "dense"),
         (wrapped, {"only": lambda name, p: False}, "only", "trained parameters"),

@@ -260,6 +260,7 @@ PAIRS = partial(InteractionBatches, TAKEN, batch_size=10, seed=0)
         (SHARDED, "batch_size", 0, "at least 1, got 0"),
         (SHARDED, "augment", "mixup", "one of none, crop_flip"),
         (SHARDED, "image_size", 9, "1..8, the side of the images, got 9"),
+        (READ, "batch_size", 0, "at least 1, got 0"),
         (READ, "sequence_length", 25, "at most the 100 words of the text, got 104"),
         (MASKED, "sequence_length", 26, "at most the 100 words of the text, got 104"),
         (partial(data.EvalColumns, torch.arange(100), sequence_length=5), "num_columns", 51, "100 words"),

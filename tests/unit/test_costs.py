@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+import micro
 from micro.operations import OPS, Op, bytes_sent
 from micro.planning.costs import ALGORITHMS, PUBLISHED_TREE, Best, Flat, Link, Network, gather_part
-from micro.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork
+from micro.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork, level_bytes, seconds_of
 from micro.planning.tables import Curve, LinkTable
+from micro.planning.volumes import volume_of
 
 LINK = Link(3e-5, 2e-9, 5e-10)
 FAST, SLOW = Link(2e-6, 1e-11), Link(3e-5, 1e-9)
@@ -226,3 +228,14 @@ def test_times_and_bytes_on_nodes_are_those_of_the_messages(local: int, num_node
         assert sum(network.bytes_by_level(op, M)) == pytest.approx(bytes_sent(op, M, n))
         hierarchical = nodes(local, num_nodes, Hierarchical).bytes_by_level(op, M)[1]
         assert hierarchical <= network.bytes_by_level(op, M)[1] * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dense_mean_in_two_levels_is_a_hierarchical_all_reduce_and_a_header(kind: type[NodeNetwork]) -> None:
+    local, num_nodes, numel = 4, 8, 64_000
+    two_level = micro.TwoLevel(reducer=micro.DenseReducer(), ranks_per_node=local)
+    volume, network = volume_of(two_level, numel, local * num_nodes), nodes(local, num_nodes, kind)
+    header = Flat(FAST, local).seconds("gather_rows", 4 * (4 + num_nodes))
+    dense = nodes(local, num_nodes, Hierarchical).seconds("all_reduce", 4 * numel)
+    assert seconds_of(volume, network) == pytest.approx(dense + header)
+    assert level_bytes(volume, network) == pytest.approx((volume.local_bytes, volume.between_bytes))

@@ -71,3 +71,12 @@ def test_repaired_packs_bins_of_like_cost_that_rotate() -> None:
     simulation, acc = build((8, 900), 2, 8 / 908), torch.where(torch.arange(908) < 8, 1.0, 1e-3)
     counts = [exactly(simulation, acc.expand(2, -1)).stats[0].counts for _ in range(3)]
     assert counts[0] == counts[1][::-1] == counts[2]
+
+
+def test_published_sends_whole_what_the_packing_rank_wants_whole() -> None:
+    """Also where the rank that serves the piece would take less; the authors' recorded runs have no such piece."""
+    layout = micro.Layout(("a", "b", "c"), ((8,), (8,), (900,)))
+    simulation = simulated(Deft(rule="published"), layout, 2, density=30 / 916, dtype=torch.float32)
+    acc = torch.full((2, 916), 1e-3)
+    acc[0, :16] = 1.0
+    assert set(range(16)) <= set(places(exactly(simulation, acc).update))

@@ -10,6 +10,7 @@ import micro
 from micro.density.base import target_count
 from micro.exchanges.in_pieces import InPieces
 from micro.planning.volumes import calls_of
+from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.exdyna import ExDyna
 from tests.parts import kept, normal, simulated
 
@@ -55,6 +56,7 @@ SENDING: dict[str, dict[str, Any]] = {
     "topk by layer": {"part": micro.TopK(scope="layer")},
     "micro": {"part": micro.Micro()},
     "micro, repaired": {"part": micro.Micro(rule="repaired")},
+    "micro, scaled": {"part": ScaledElements(selector=micro.Micro())},
     "micro by tensor": {"part": micro.PerTensor(selector=micro.Micro())},
     "exdyna": {"part": ExDyna(num_blocks=7, alignment=1)},
     "leader": {"part": micro.Leader()},

@@ -12,7 +12,6 @@ import micro
 from micro.simulate import SimulatedStep
 from micro.zoo.fft import FFTReducer
 from micro.zoo.range_float import RangeFloat
-from micro.zoo.spectrum import from_spectrum_, num_bins, padded_length, to_spectrum
 from tests.parts import kept, normal, simulated
 
 WORLD_SIZE = 3
@@ -56,27 +55,6 @@ def once(grads: Tensor, **settings: object) -> SimulatedStep:
 
 
 # --- the spectrum -----------------------------------------------------------------------------------------------------
-
-
-def test_the_padded_length_is_the_next_even_one_without_large_primes() -> None:
-    fast = {2**a * 3**b * 5**c for a in range(1, 13) for b in range(8) for c in range(6)}
-    for numel in range(1, 3000):
-        assert padded_length(numel) == min(length for length in fast if length >= numel)
-
-
-@pytest.mark.parametrize("numel", PADDED)
-def test_the_spectrum_is_the_fourier_transform_whose_ends_count_once(numel: int) -> None:
-    x, oracle, ends = gradients(numel)[0], Oracle(numel), np.sqrt(2)
-    expected = oracle.bins(x.numpy())
-    expected[[0, -1]] /= ends
-    spectrum = to_spectrum(x)
-    np.testing.assert_allclose(spectrum.numpy(), expected, rtol=0, atol=1e-12)
-    assert spectrum[[0, -1]].imag.tolist() == [0, 0]
-    torch.testing.assert_close(2 * spectrum.abs().square().sum(), x.square().sum(), rtol=1e-13, atol=0)  # Parseval
-    bins = torch.view_as_complex(gradients(2 * num_bins(numel))[1].view(-1, 2)) if numel != 1 else spectrum
-    given = bins.numpy().copy()
-    given[[0, -1]] = given[[0, -1]].real * ends  # also with ends that are not real
-    np.testing.assert_allclose(from_spectrum_(bins.clone(), numel).numpy(), oracle.vector(given), rtol=0, atol=1e-12)
 
 
 # --- what is sent -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -104,6 +104,15 @@ def test_a_backward_that_breaks_off_leaves_gradients_with_which_no_optimizer_ste
     model.reset_iter_state() if hasattr(model, "reset_iter_state") else pytest.skip("this torch cannot go on")
     backward(model, 1)
     assert_same(total(gradients(model), kept(attachment)), plain(1))
+
+
+@pytest.mark.parametrize("types", [(torch.bfloat16, torch.float32), (None, torch.bfloat16)], ids=str)
+def test_nothing_is_lost_in_mixed_precision(types: tuple[torch.dtype | None, torch.dtype]) -> None:
+    policy = MixedPrecisionPolicy(*types)
+    model, other = sharded(mp_policy=policy), sharded(mp_policy=policy)
+    attachment = attach(model)
+    applied, expected = ([given(each, step) for step in range(3)] for each in (model, other))
+    assert_same(total(*applied, kept(attachment)), total(*expected))
 
 
 def test_a_parameter_is_exchanged_while_it_is_trained() -> None:

@@ -163,3 +163,13 @@ def test_a_torn_cache_is_written_again(tmp_path: Path, content: Any) -> None:
     cache.write_bytes(content) if isinstance(content, bytes) else np.save(cache, content)
     assert_same(parsed, read(tmp_path))
     assert cache.read_bytes() == right
+
+
+def test_a_folder_that_cannot_be_written_goes_without_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = write(tmp_path)
+    monkeypatch.setattr("data.file_sums.os.replace", refuse)  # a superuser may write everywhere
+    assert read(tmp_path).num_users == 3
+    assert list(path.parent.iterdir()) == [path]

@@ -17,6 +17,7 @@ from micro.exchanges.in_pieces import InPieces
 from micro.flat import MAX_NUMEL
 from micro.norms import norm, norms_of
 from micro.partition import cyclic_slice, equal_slice
+from micro.planning.volumes import volume_of
 from micro.reducers.node_exchange import node_shards, numels_of
 from micro.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
 from micro.zoo import exdyna
@@ -25,6 +26,7 @@ from micro.zoo.gtopk import GTopK
 from tests.exchanging import exchanged
 from tests.mirrored_ranks import MirroredComm
 from tests.products import grid
+from tests.sparsifiers import TABLE
 
 MANY = 2048
 PLACES = (0, 1, 2**24 + 1, MAX_NUMEL // 3, 2**30, 2 * (MAX_NUMEL // 3) + 1, MAX_NUMEL - 2, MAX_NUMEL - 1)
@@ -115,3 +117,13 @@ def test_norms_of_long_vectors_do_not_stop_to_grow() -> None:
     assert float(norm(ones)) == pytest.approx(math.sqrt(numel), rel=1e-5)
     assert float(norm(ones, 1)) == pytest.approx(numel, rel=1e-5)
     assert norms_of(ones, [numel - 9, 9]).tolist() == pytest.approx([math.sqrt(numel - 9), 3.0], rel=1e-5)
+
+
+@pytest.mark.parametrize("world_size", [2, MANY])
+def test_predicted_bytes_of_the_longest_vector(world_size: int) -> None:
+    layout = micro.Layout(("a", "b", "c"), ((2**15, 2**15), (2**15 - 1, 2**15), (2**15 - 1,)))
+    for row in TABLE:
+        volume = volume_of(row.make(0.05, 0), MAX_NUMEL, world_size, layout=layout)
+        assert all(0 <= size < 2**53 for _, size in volume.calls), row.name
+        assert 0 < volume.between_bytes < 2 * 8 * MAX_NUMEL * world_size or not volume.num_nodes > 1, row.name
+        assert 0 < volume.num_updated <= MAX_NUMEL, row.name

@@ -214,6 +214,7 @@ WRONG: list[tuple[Callable[[int], dict[str, Any]], str, Any]] = [  # the setting
     (lambda _: {"outer": partial(torch.optim.SGD, lr=0.0)}, "lr of the outer optimizer", 0),
     (lambda _: {"replicas": object()}, "replicas and comm", NOTHING),
     (lambda _: {"fragments": 0}, "fragments", 0),
+    (lambda _: {"fragments": "layers"}, "fragments", "layers"),
     (lambda _: {"fragments": [["*"], ["c.*"]]}, "fragments", "c.*"),
     (lambda _: {"fragments": ["*", "b.*"]}, "fragments overlap", "b.weight"),
     (lambda _: {"fragments": ["a.*"]}, "fragments leave out", "b.bias"),

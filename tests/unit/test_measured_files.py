@@ -3,11 +3,13 @@
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import micro
 from micro.planning.documents import BadFile, Document
 from micro.planning.schedules.base import Plan
 from micro.planning.tables import Curve, LinkTable, SelectTable
@@ -51,6 +53,20 @@ def test_fields_with_a_default_may_be_left_out_and_a_stored_fit_is_made_anew(tmp
     assert LinkTable.load(path) == LINK
 
 
+@pytest.mark.parametrize("content", [None, b"{", b"\xff\xfe", b"[]"])
+def test_what_is_no_such_file_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_bytes(content)
+    refused(lambda: Trace.load(path), str(path), error=BadFile)
+
+
+def test_a_trace_has_a_layout_where_all_shapes_are_known() -> None:
+    assert TRACE.layout is None
+    layers = tuple(replace(layer, shape=(layer.num_bytes // 4,)) for layer in TRACE.layers)
+    assert replace(TRACE, layers=layers).layout == micro.Layout(("head", "body", "stem"), ((2,), (100,), (1,)))
+
+
 def changed(kept: Document, place: str, value: Any, path: Path) -> None:
     """Write a file with the field at a dotted place set; a value of KeyError takes it away."""
     kept.save(path)
@@ -75,6 +91,14 @@ WRONG = [  # document, field, value, what the line names
     (TRACE, "layers.1.shape", [7, 64], "elements of [7, 64]"),
     (TRACE, "layers.1.ready_s", math.nan, "layers[1].ready_s must be a number of at least 0, got nan"),
     (TRACE, "layers.1.ready_s", 0.25, "ready_s of 'body' must not be before 0.5, got 0.25"),
+    (TRACE, "element_bytes", 0, "element_bytes must be at least 1, got 0"),
+    (TRACE, "backward_s", 1.0, "backward_s must be at least the last ready_s 2.0, got 1.0"),
+    (LINK, "world_size", 0, "world_size must be at least 1, got 0"),
+    (LINK, "collectives", [1], "collectives must be a mapping"),
+    (LINK, "collectives.scatter.sizes", [1, 2], "collectives.scatter: sizes and seconds"),
+    (SELECT, "density", 0, "density must be in (0, 1], got 0"),
+    (SELECT, "methods", {}, "methods is empty"),
+    (PLAN, "num_bytes", [412], "num_bytes of a plan"),
     (LINK, "collectives.all_reduce", KeyError, "collectives must be among all_reduce"),
     (LINK, "collectives.scatter.sizes", [1, 3, 3], "collectives.scatter: sizes must rise, got 3 after 3"),
     (PLAN, "groups.0.0", "stem", "groups of a plan"),

@@ -39,6 +39,13 @@ def test_momentum_is_corrected_and_masked_by_hand() -> None:
         assert not grad.any()
 
 
+def test_nesterov_form_by_hand() -> None:
+    feedback, memory = begun(1, nesterov=True)
+    for given, u, v in [(2.0, 1.0, 3.0), (4.0, 2.5, 9.5)]:  # u = m (u + g), v += u + g
+        feedback.accumulate_(memory, vector(given), world_size=1)
+        assert (memory["momentum"].item(), memory["residual"].item()) == (u, v)
+
+
 @pytest.mark.parametrize(("world_size", "factor"), [(1, 0.5), (4, 0.25), (9, 0.5 / 3)])
 def test_a_gradient_is_clipped_to_its_share_of_the_norm(world_size: int, factor: float) -> None:
     feedback, memory = begun(2, clip=2.5)

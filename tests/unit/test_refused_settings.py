@@ -138,6 +138,10 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: micro.SparseReducer(micro.Everything(), 1.0, feedback=micro.EF21()), "feedback", "ef21"),
     (lambda: micro.Layout(("a",), ((2**32, 2**32),)), f"numel of a layout must be in [1, {MAX_NUMEL}]", 2**64),
     # reducers around reducers
+    (lambda: two_level(SPARSE, 0), "ranks_per_node", 0),
+    (lambda: volume_of(two_level(SPARSE), 1000, 3), "ranks_per_node", "2 for 3 ranks"),
+    (lambda: Flat(LINK, 0), "world_size", 0),
+    (lambda: micro.MomentumCorrection(clip=0.0), "clip of the feedback", 0.0),
     (lambda: two_level(micro.PowerSGD(rank=2)), "two_level", "powersgd"),
     (lambda: two_level(split(micro.PowerSGD(rank=2))), "two_level", "split powersgd"),
     (lambda: two_level(MICRO), "reducer", "the selector Micro"),

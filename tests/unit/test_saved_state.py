@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.checkpoints.description import describe, misfit
 from micro.checkpoints.saved_state import VERSION
+from micro.drivers.bucket_states import BucketStates
 from micro.selectors.scaled_elements import ScaledElements
 from micro.wrappers import plain_names
 from micro.zoo.accordion import Accordion
@@ -235,3 +236,15 @@ def test_average_refuses_what_is_not_one_checkpoint() -> None:
         ([], 1, "one state per rank", "none"),
     ):
         refused(lambda states=states, n=world_size: micro.average(states, n), key, given)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("num_claimed", [1, 3])
+def test_what_no_new_bucket_has_claimed_yet_is_kept(num_claimed: int) -> None:
+    names = ("a", "b", "c", "d")
+    states = BucketStates(TOPK, {name: torch.zeros(6) for name in names})
+    whole = states.of(micro.Layout(names, ((6,),) * 4), torch.float32, torch.device("cpu"))
+    whole.residual.copy_(torch.arange(24.0))
+    for name in names[:num_claimed]:
+        states.of(micro.Layout((name,), ((6,),)), torch.float32, torch.device("cpu"))
+    found = {name: piece for bucket in states.save() for name, piece in bucket["memory"]["residual"].items()}
+    assert torch.cat([found[name].flatten() for name in names]).tolist() == list(range(24))

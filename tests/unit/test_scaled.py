@@ -13,6 +13,7 @@ from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.scaled import Scaled
 from micro.selectors.scaled_elements import ScaledElements
+from micro.selectors.scaling import ScalingState
 from micro.sparse import Overlap, Selection, Step
 from tests import parts
 from tests.parts import CPU, kept, normal
@@ -160,3 +161,12 @@ def test_a_parameter_without_a_gradient_at_first_is_preferred_when_it_has_one() 
     first[:, 100:] = 0
     simulation.step(first)
     assert int((simulation.step(gradients(3, 1)).update[100:] != 0).sum()) == 20
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+def test_a_parameter_that_joins_begins_with_a_scale_of_its_own(scaling: Any) -> None:
+    size = 1 if scaling is Scaled else 100
+    state, acc = ScalingState(MICRO.start(), {"small": torch.rand(size, dtype=torch.float64)}), gradients(1, 0)[0]
+    parts.alone(scaling(selector=MICRO).select(state, acc, STEP, Comm()))
+    own = acc[:100].square().mean()
+    torch.testing.assert_close(state.by_name["large"], own.view(1) if size == 1 else own.sqrt().expand(100))

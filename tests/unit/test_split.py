@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 import micro
-from tests.parts import normal, simulated
+from micro.checkpoints.resizing import average
+from tests.parts import CPU, kept, normal, simulated
+from tests.refusals import refused
 
 LAYOUT = micro.Layout(
     ("body.weight", "body.bias", "norm.weight", "head.weight", "head.bias"), ((6, 8), (6,), (6,), (4, 6), (4,))
@@ -44,3 +46,14 @@ def test_dense_parameters_get_the_mean_and_the_others_what_the_reducer_alone_giv
         assert stats.bytes_sent == inner.bytes_sent + 8 * NUM_VECTORS
         assert stats.calls == (("all_reduce", 8 * NUM_VECTORS), *inner.calls)
     assert not part(split.residuals()[0], VECTORS).any()
+
+
+def test_states_have_a_mean_and_fit_where_the_same_parameters_are_dense() -> None:
+    reducer = micro.Split(reducer=TOPK, min_dims=2)
+    split = simulated(reducer, LAYOUT, 2)
+    split.step(gradients(0))
+    (saved,) = average([{"buckets": [rank]} for rank in split.state_dict()["ranks"]], 1)
+    saved = saved["buckets"][0]
+    assert torch.equal(reducer.load(saved, torch.float64, CPU).residual, kept(split).mean(0))
+    for other, given in ((micro.Split(reducer=TOPK, dense=("norm*",)), "body.bias"), (TOPK, "split topk")):
+        refused(lambda other=other: other.load(saved, torch.float64, CPU), "state", given)

@@ -149,6 +149,22 @@ def test_whole_words_of_names_and_folders_tell_the_splits(
     assert parts == ["".join(map(str, learnt)), "".join(map(str, measured))]
 
 
+def test_names_of_splits_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    root = written(tmp_path, {"test.txt": "measure this", "novel.txt": "learn this"})
+    (note,) = data.info("text", str(root)).notes
+    assert "none of train" in note
+    both = written(tmp_path, {"train/test.txt": "which?", "train/a.txt": "learn this"})
+    refused(lambda: data.check("text", str(both)), "train/test.txt is of test and of train")
+
+
+def test_linked_folders_are_part_of_a_text(tmp_path: Path) -> None:
+    elsewhere = written(tmp_path / "elsewhere", {"a.txt": "learn this"})
+    root = written(tmp_path / "root", {"valid.txt": "measure"})
+    (root / "train").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(root)
+    assert sorted(load("text", root).checksums) == ["train/a.txt", "valid.txt"]
+
+
 @PER_MARK
 def test_a_folder_of_words_has_the_vocabulary_of_what_is_learnt_from(tmp_path: Path, mark: str) -> None:
     root = written(tmp_path, {"train.txt": mark + TRAIN, "valid.txt": mark + VALID})
@@ -200,3 +216,12 @@ def test_files_of_tokens_are_made_once_for_each_text(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     other = files | {"train.txt": LONG * 2}
     refused(lambda: in_tokens(tmp_path, other), "unit=tokens of text needs the package tokenizers")
+
+
+def test_the_last_tenth_of_a_file_in_tokens_is_held_out(tmp_path: Path) -> None:
+    for num_lines in (1, 30):
+        content = "\n".join(["zweimal für Ärzte 語 " * 30] * num_lines)
+        _, (train, test) = in_tokens(tmp_path / str(num_lines), {"one.txt": content})
+        num_bytes = len(content.encode())
+        assert train + test == num_bytes
+        assert 0.9 * num_bytes / 10 - 5 < test <= num_bytes / 10

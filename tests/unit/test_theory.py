@@ -5,6 +5,8 @@ import torch
 
 from micro.planning.theory import (
     bound_holds,
+    is_below_line,
+    is_convex,
     pi_squared,
     random_k_error,
     top_k_bound,
@@ -41,3 +43,10 @@ def test_uniform_squares_lie_on_the_line_and_are_just_within_the_bound() -> None
     assert torch.allclose(curve, 1 - shares, atol=2 / numel)
     assert torch.allclose(top_k_error(u, SHARES), top_k_bound(SHARES), atol=1 / numel)
     assert bound_holds(u, SHARES).all()
+
+
+def test_bell_shaped_vectors_keep_assumption_and_bound_and_equal_magnitudes_break_both() -> None:
+    for u, holds in ((normal(20_000), True), (torch.sign(normal(1000)), False)):
+        assert is_below_line(u) == holds
+        assert bound_holds(u, SHARES[2:-1]).all() == holds
+    assert is_convex(normal(20_000))

@@ -95,3 +95,5 @@ def test_loggers_write_every_number_with_its_step_and_wandbs_with_what_the_loop_
     assert [each for each in scalars.written if each[2]] == [(f"micro/{name}", v, 2) for name, v in numbers.items()]
     assert {step for _, _, step in scalars.written} == {0, 2}
     assert run.written[-1] == ({"sparse/step": 2, **{f"sparse/{name}": v for name, v in numbers.items()}}, False)
+    for log_to, given in ((wandb.log_to, None), (tensorboard.log_to, "runs")):
+        refused(lambda log_to=log_to, given=given: log_to(given), "log_to", type(given).__name__)  # type: ignore[misc]
