@@ -22,6 +22,7 @@ from experiments.reports.names import human, in_legend
 from experiments.reports.output import write_csv, write_file, write_or_rescue
 from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, LineSettings, plain, style
 
+ERROR_BAR: LineSettings = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}
 Key = tuple[object, ...]
 Show = Callable[[XAxis | YAxis], object]
 
@@ -70,11 +71,17 @@ def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSe
         axes.fill_between(x, low, high, color=line["color"], alpha=0.15, linewidth=0)
 
 
-def draw_stacks(axes: Axes, lengths: pd.DataFrame, fills: Mapping[str, LineSettings]) -> None:
-    """Draw a bar for each row, what ``lengths`` has in the columns ``fills`` end to end, and the total at its end."""
+def draw_stacks(
+    axes: Axes, lengths: pd.DataFrame, fills: Mapping[str, LineSettings], spread: pd.DataFrame | None = None
+) -> None:
+    """Draw a bar for each row, what ``lengths`` has in the columns ``fills`` end to end, and the total at its end.
+
+    ``spread`` has two rows: how far each total goes below and above.
+    """
     left, places = pd.Series(0.0, index=lengths.index), range(len(lengths))
     for column, fill in fills.items():
-        bars = axes.barh(places, lengths[column], left=left, height=0.65, **fill)
+        range_of = spread if column == [*fills][-1] else None
+        bars = axes.barh(places, lengths[column], left=left, height=0.65, xerr=range_of, error_kw=ERROR_BAR, **fill)
         left = left + lengths[column]
     axes.bar_label(bars, [three_digits(total) for total in left], padding=3, fontsize=7)
     axes.grid(visible=False, axis="y")

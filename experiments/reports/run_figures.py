@@ -30,10 +30,14 @@ from experiments.reports.times import stage_times
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
 DENSITY = {"density": "density", "density_error": "density error"}
 RESIDUAL = {"residual_norm": "norm of the residual"}
+SPLIT = ("forward", "backward", *STAGES[1:])  # stages where the two parts of computation are known
 STAGE_FILLS: dict[str, LineSettings] = {
     stage: {"facecolor": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
     for stage, color, hatch in zip(
-        STAGES, (look.SKY, look.VERMILLION, look.GREEN, "#dddddd"), ("", "////", "....", ""), strict=True
+        (*SPLIT, "compute"),
+        (look.SKY, look.BLUE, look.VERMILLION, look.GREEN, "#dddddd", look.SKY),
+        ("", "", "////", "....", "", ""),
+        strict=True,
     )
 }
 Drawn = tuple[str, Figure, pd.DataFrame, pd.Series]
@@ -244,17 +248,20 @@ def draw_throughput(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
-    """Stacked bars of the milliseconds of one step, the total at their ends."""
+    """Stacked bars of the milliseconds of one step, at their ends the total, and its range over seeds as a line."""
     order = in_order(numbers["sparsifier"])
     rows = numbers.sort_values(METHOD, key=lambda names: names.map(order.index) if names.name == METHOD[0] else names)
     names = [look.plain(f"{in_legend(*row[METHOD])} (n={row['num_seeds']})") for _, row in rows.iterrows()]
     figure = parts.new_figure(look.COLUMN_INCHES, 1.1 + 0.22 * len(rows))
     axes = figure.subplots()
-    parts.draw_stacks(axes, rows, {f"{stage}_ms": fill for stage, fill in STAGE_FILLS.items()})
+    fills = {stage: STAGE_FILLS[stage] for stage in (SPLIT if rows["forward_ms"].all() else STAGES)}
+    rows = rows.assign(backward_ms=rows["compute_ms"] - rows["forward_ms"])
+    spread = rows[["total_ms_min", "total_ms_max"]].sub(rows["total_ms"], axis=0).abs().T
+    parts.draw_stacks(axes, rows, {f"{stage}_ms": fill for stage, fill in fills.items()}, spread)
     axes.set_yticks(range(len(names)), names)
-    axes.set(xlabel="time per step (ms)", xlim=(0, 1.16 * rows["total_ms"].max()))
+    axes.set(xlabel="time per step (ms)", xlim=(0, 1.16 * rows["total_ms_max"].max()))
     axes.invert_yaxis()
-    head(figure, title, [Patch(label=stage, **fill) for stage, fill in STAGE_FILLS.items()])
+    head(figure, title, [Patch(label=stage, **fill) for stage, fill in fills.items()])
     return figure
 
 
@@ -275,7 +282,8 @@ def _convergence(frames: Frames, title: str, ends: pd.Series) -> Made | None:
 
 def _times(frames: Frames, title: str, ends: pd.Series) -> Made | None:
     times = frames.runs.set_index("run")[METHOD].join(stage_times(frames.steps), how="inner").groupby(METHOD)
-    numbers = times.mean()
+    numbers, totals = times.mean(), times["total_ms"]
+    numbers = numbers.assign(total_ms_min=totals.min(), total_ms_max=totals.max())
     numbers.insert(0, "num_seeds", times.size())
     numbers = numbers.reset_index()
     return (draw_times(numbers, title.partition(";")[0]), numbers) if len(numbers) else None

@@ -13,6 +13,8 @@ FRAME = 1514 / 1448  # bytes on the wire for those of a full segment: Ethernet, 
 def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
     """Milliseconds per step of each run: of every stage the median over rounds, their sum, and on slower links.
 
+    forward_ms is the part of compute_ms that is known to be forward, 0 where it is not known.
+
     Of a round its mean step counts, so that its exchange is in it; without local steps each step is a round. Rounds in
     which a step was skipped do not count, nor do the first WARM_UP_STEPS (half of the rounds in a very short run).
 
@@ -25,10 +27,10 @@ def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
     whole = sizes[(sizes == sizes.groupby("run").transform("max")) & ~rounds["skipped"].any()]
     of_run = whole.groupby("run")
     warm = whole[of_run.cumcount() >= (-(-WARM_UP_STEPS // whole)).clip(upper=of_run.transform("size") // 2)]
-    means = rounds[[f"{stage}_s" for stage in STAGES]].mean().loc[warm.index]
+    means = rounds[[f"{stage}_s" for stage in (*STAGES, "forward")]].mean().loc[warm.index]
     times = means.groupby("run").median().fillna(0) * 1000
-    times.columns = pd.Index([f"{stage}_ms" for stage in STAGES])
-    times = times.assign(total_ms=times.sum(axis=1))
+    times.columns = pd.Index([f"{stage}_ms" for stage in (*STAGES, "forward")])
+    times = times.assign(total_ms=times.drop(columns="forward_ms").sum(axis=1))
     by_run = numbered[numbered.index.isin(warm.index)].reset_index(drop=True).groupby("run")
     facts = by_run[["world_size", "cluster"]].first()
     sent = by_run[["bytes_sent", "num_collectives"]].mean()

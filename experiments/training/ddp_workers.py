@@ -22,7 +22,6 @@ class DdpWorkers(GradientWorkers):
     def __init__(self, config: TrainConfig, task: Task) -> None:
         super().__init__(config, task)
         assert self._comm
-        self._now = self._comm.now
         self.plan = agreed_plan(config, task.model, self._comm)
         self._ddp = DistributedDataParallel(
             task.model,
@@ -52,7 +51,7 @@ class DdpWorkers(GradientWorkers):
         loss = self._backward(self._ddp, 0, batches, self._scale(lr), hold=self._ddp.no_sync)
         ended = self._now(self.task.device)
         elapsed_s, exposed_s = float(ended - began), self._attachment.exposed_s  # host sync: the record of the step
-        return Reduced(loss, self._attachment.stats, elapsed_s - exposed_s, exposed_s, load_s)
+        return Reduced(loss, self._attachment.stats, elapsed_s - exposed_s, self._forward_s(), exposed_s, load_s)
 
     def residuals(self) -> list[Tensor]:
         """Return this rank's residuals, one vector per bucket."""

@@ -78,6 +78,7 @@ def step_row(
         "num_collectives": sum(s.num_collectives for s in stats),
         **_round(reduced.rounds),
         "compute_s": reduced.compute_s,
+        "forward_s": reduced.forward_s,
         "select_s": select_s,
         "exchange_s": exchange_s,
         "hidden_s": (1 - exposed) * work_s,

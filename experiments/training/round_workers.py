@@ -85,7 +85,8 @@ class RoundWorkers(Workers):
             replica.ended.clear()
         stats = tuple(vector for exchange in ended for vector in exchange.vectors)
         compute_s = sum(seconds for _, seconds in computed)
-        return Reduced(computed[0][0], stats, compute_s, exposed_s if ended else 0.0, load_s, ended)
+        exposed_s = exposed_s if ended else 0.0
+        return Reduced(computed[0][0], stats, compute_s, self._forward_s(), exposed_s, load_s, ended)
 
     def train(self, place: int, step: int, lr: float, batches: Sequence[Batch]) -> tuple[Tensor, float]:
         """Take a step of one worker's own optimizer; return the mean loss, and the seconds that its gradient took.

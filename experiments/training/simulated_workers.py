@@ -60,7 +60,7 @@ class SimulatedWorkers(GradientWorkers):
         self._point_gradients_at(0)
         first = stats[0]
         exposed_s = first.select_s + first.exchange_s + first.rest_s
-        return Reduced(losses[0], (first,), compute_s, exposed_s, drawn - started)
+        return Reduced(losses[0], (first,), compute_s, self._forward_s(), exposed_s, drawn - started)
 
     def residuals(self) -> list[Tensor]:
         """Return rank 0's residual."""

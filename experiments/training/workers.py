@@ -1,5 +1,6 @@
 """The interface between the training loop and the workers of a run, real or simulated, and what all of them share."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -31,6 +32,7 @@ class Reduced:
         loss: of rank 0's batches.
         stats: of the step on rank 0, one per bucket.
         compute_s: seconds of forward and backward without the reduction, summed over the ranks of this process.
+        forward_s: of these, the seconds of forward.
         exposed_s: seconds of the reduction that backward did not hide.
         load_s: seconds of drawing the batches, summed like compute_s.
         rounds: what the exchanges of local steps report that this step has ended; none where gradients are exchanged.
@@ -39,6 +41,7 @@ class Reduced:
     loss: Tensor
     stats: tuple[micro.StepStats, ...]
     compute_s: float
+    forward_s: float
     exposed_s: float
     load_s: float
     rounds: tuple[RoundStats, ...] = ()
@@ -67,6 +70,8 @@ class Workers(ABC):
         self.num_batches = self._batches[0].num_batches
         self._epochs: list[Iterator[Batch]] = []
         self._carries: list[Carry] = [None] * len(self.ranks)
+        self._now = self._comm.now if self._comm else lambda _device: time.perf_counter()
+        self._forwards: list[tuple[Any, Any]] = []  # since the batches were drawn: when each began, and ended
 
     @property
     def num_steps(self) -> int:
@@ -156,6 +161,7 @@ class Workers(ABC):
 
     def _draw(self) -> list[list[Batch]]:
         """Return the batches of a step for each rank of this process."""
+        self._forwards.clear()
         return [[next(epoch) for _ in range(self._config.accumulate)] for epoch in self._epochs]
 
     def _backward(
@@ -177,10 +183,16 @@ class Workers(ABC):
         losses = []
         for number, batch in enumerate(batches, start=1):
             with hold() if number < len(batches) else nullcontext():
+                began = self._now(self.device)
                 loss, self._carries[place] = self.task.loss(model, batch, self._carries[place])
+                self._forwards.append((began, self._now(self.device)))
                 (loss if scale == 1 else loss * scale).backward()
             losses.append(loss.detach())
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
+
+    def _forward_s(self) -> float:
+        """Return the seconds of the step's forward passes, once they are over."""
+        return sum(float(ended - began) for began, ended in self._forwards)  # host sync: the record of the step
 
 
 class GradientWorkers(Workers):

@@ -7,7 +7,7 @@ from experiments.reports.times import FRAME, LATENCY_S, stage_times
 
 STEP = {
     "run": "run", "skipped": False, "fragment": None, "bytes_sent": 1e6, "num_collectives": 3, "world_size": 4,
-    "cluster": "local", "compute_s": 0.010, "select_s": 0.001, "exchange_s": 0.008, "rest_s": 0.002,
+    "cluster": "local", "compute_s": 0.010, "forward_s": 0.004, "select_s": 0.001, "exchange_s": 0.008, "rest_s": 0.002,
 }  # fmt: skip
 
 
