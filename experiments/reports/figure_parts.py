@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from numpy.typing import NDArray
 
 from experiments.config.units import human_bytes, three_digits
 from experiments.reports.measures import Metric
@@ -72,11 +74,11 @@ def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSe
 
 
 def draw_stacks(
-    axes: Axes, lengths: pd.DataFrame, fills: Mapping[str, LineSettings], spread: pd.DataFrame | None = None
+    axes: Axes, lengths: pd.DataFrame, fills: Mapping[str, LineSettings], spread: NDArray[np.float64] | None = None
 ) -> None:
     """Draw a bar for each row, what ``lengths`` has in the columns ``fills`` end to end, and the total at its end.
 
-    ``spread`` has two rows: how far each total goes below and above.
+    ``spread`` (2, bars): how far each total goes below and above.
     """
     left, places = pd.Series(0.0, index=lengths.index), range(len(lengths))
     for column, fill in fills.items():

@@ -256,7 +256,7 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
     axes = figure.subplots()
     fills = {stage: STAGE_FILLS[stage] for stage in (SPLIT if rows["forward_ms"].all() else STAGES)}
     rows = rows.assign(backward_ms=rows["compute_ms"] - rows["forward_ms"])
-    spread = rows[["total_ms_min", "total_ms_max"]].sub(rows["total_ms"], axis=0).abs().T
+    spread = rows[["total_ms_min", "total_ms_max"]].sub(rows["total_ms"], axis=0).abs().to_numpy().T
     parts.draw_stacks(axes, rows, {f"{stage}_ms": fill for stage, fill in fills.items()}, spread)
     axes.set_yticks(range(len(names)), names)
     axes.set(xlabel="time per step (ms)", xlim=(0, 1.16 * rows["total_ms_max"].max()))

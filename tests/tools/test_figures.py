@@ -20,6 +20,7 @@ from experiments.reports.run_figures import (
     convergence_numbers,
     density_numbers,
     draw_all,
+    draw_times,
     throughput_numbers,
 )
 from experiments.reports.table import run_rows
@@ -197,3 +198,16 @@ def test_a_dense_run_stands_beside_every_density_and_counts_once(
     assert (colours["Dense"], colours[in_legend("micro")]) == (BLACK, VERMILLION)
     selected = frames.load(tmp_path / "runs", {"density": ["0.1"], "sparsifier": ["dense", "topk"]}).runs
     assert sorted(zip(selected["sparsifier"], selected["density"], strict=True)) == [("dense", 1.0), ("topk", 0.1)]
+
+
+def test_a_step_is_split_into_forward_and_backward_and_has_the_range_of_its_seeds() -> None:
+    row = {"variant": "", "num_seeds": 2, "select_ms": 0.0, "exchange_ms": 6.0, "rest_ms": 1.0, "total_ms": 17.0}
+    row |= {"compute_ms": 10.0, "forward_ms": 4.0, "total_ms_min": 15.0}
+    ends = {"topk": 18.0, "dense": 21.0}
+    rows = [row | {"sparsifier": name, "total_ms_max": most} for name, most in ends.items()]
+    figure = draw_times(pd.DataFrame(rows), "times")
+    (axes,), (legend,) = figure.axes, figure.legends
+    spans = [(line[0][0], line[1][0]) for line in axes.collections[0].get_segments()]
+    assert spans == [(15, 21), (15, 18)], "dense stands first"
+    assert [bar.get_width() for bar in axes.patches[::2]] == [4, 6, 0, 6, 1]
+    assert [text.get_text() for text in legend.get_texts()] == ["forward", "backward", "select", "exchange", "rest"]
