@@ -62,22 +62,22 @@ def main(steps: int, folder: Path, ranks_per_node: int) -> nn.Module:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
 
-    state = {"training": Training(model, optimizer), "scheduler": scheduler, "step": torch.tensor(0)}
+    done = torch.tensor(0)  # steps, and so batches of the data
+    state = {"training": Training(model, optimizer), "scheduler": scheduler, "done": done}
     state["micro"] = micro.RankStates(attachment)
     whole = sorted(folder.glob("step*/.metadata"))  # a file that is written last
     if whole:
         dcp.load(state, checkpoint_id=whole[-1].parent)
-    first = int(state["step"])  # of as many batches: the place in the data
 
-    batches = DataLoader(Text(), batch_sampler=islice(cycle(batches_of(rank, world_size)), first, None))
-    for step, batch in zip(range(first + 1, steps + 1), batches, strict=False):
+    batches = DataLoader(Text(), batch_sampler=islice(cycle(batches_of(rank, world_size)), int(done), None))
+    for step, batch in zip(range(int(done) + 1, steps + 1), batches, strict=False):
         loss = model(**{name: tokens.to(device) for name, tokens in batch.items()})["loss"]
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         scheduler.step()
         if step % SAVE_EVERY == 0 or step == steps:
-            state["step"].fill_(step)
+            done.fill_(step)
             dcp.save(state, checkpoint_id=folder / f"step{step:06d}")
             if rank == 0:
                 print(f"step {step}: loss {loss:.4f}, density {attachment.summary.density:.3f}")
