@@ -22,7 +22,7 @@ from data.seeding import generator, mix
 from data.source import Batches, Classification, Content, DatasetInfo, Interactions, Source, Text
 from data.synthetic import Synthetic
 from data.text import UNKNOWN
-from data.text_batches import EvalColumns, TextBatches
+from data.text_batches import DrawnWindows, EvalColumns, TextBatches
 from data.text_files import Ptb, WikiText2
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Classification",
     "Content",
     "DatasetInfo",
+    "DrawnWindows",
     "EvalBatches",
     "EvalColumns",
     "EvalMasked",

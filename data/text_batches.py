@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from data.seeding import generator
 from data.sharding import check_ranks, num_parts, shard_of
 
 NUM_COLUMNS = 32  # of the test text, whatever the world size
@@ -62,6 +63,59 @@ class TextBatches:
         """
         for batch in range(start, self.num_batches):
             yield _window(self._columns, batch * self._sequence_length, self._sequence_length)
+
+
+class DrawnWindows:
+    """One rank's share of a text, in rows that begin anywhere, for models that carry nothing from batch to batch.
+
+    Where the rows of a step begin is drawn from (seed, epoch) for all ranks at once: together they have the same rows
+    at every world size. An epoch has as many steps as one of `TextBatches`.
+
+    Args:
+        tokens: (num,) int64 words, int32 tokens or uint8 bytes, in the order of the text; not modified.
+        batch_size: rows per rank.
+        sequence_length: words per row.
+        rank: this rank, global over all nodes.
+        world_size: number of ranks.
+        seed: the run's seed.
+        device: of the batches; None: the tokens' device.
+
+    Raises:
+        ValueError: a setting is out of range, or there are too few words for one step.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        *,
+        batch_size: int,
+        sequence_length: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_tokens(tokens, rank, world_size, batch_size=batch_size, sequence_length=sequence_length)
+        rows = world_size * batch_size
+        check_length(tokens, rows * (sequence_length + 1), "world_size * batch_size * (sequence_length + 1)")
+        self.num_batches = (len(tokens) // rows - 1) // sequence_length
+        self._tokens, self._length, self._seed = tokens, sequence_length, seed
+        self._rows, self._own = rows, slice(rank * batch_size, (rank + 1) * batch_size)
+        self._device = device or tokens.device
+
+    def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (batch_size, sequence_length) int64 inputs, and as targets the words one place further on.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            start: number of batches to skip.
+        """
+        last = len(self._tokens) - self._length - 1
+        drawn = torch.randint(last + 1, (self.num_batches, self._rows), generator=generator(self._seed, epoch))
+        places = torch.arange(self._length + 1)
+        for begins in drawn[start:, self._own]:
+            words = self._tokens[begins[:, None] + places].to(self._device, torch.int64)
+            yield words[:, :-1].contiguous(), words[:, 1:].contiguous()
 
 
 class EvalColumns:

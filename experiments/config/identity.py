@@ -29,6 +29,7 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
 
 ADDED: Mapping[str, Any] = {
     "dataset.digest": None,
+    "dataset.drawn": False,
     "digests": {},
     "optimizer.clip_norm": "rank",
     "lr_end": 0.0,

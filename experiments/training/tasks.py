@@ -24,7 +24,7 @@ Place = dict[str, Any]  # of a rank: its number, how many there are, and its dev
 COUNTED = ("gpt",)  # models that say how many operations a word takes
 _EVAL_IMAGES, _EVAL_USERS = 500, 256  # of a batch of the test set
 _RESIDENT_BYTES = 2**30
-_UNUSED = {"augment": "none", "sequence_length": None, "negatives": None}  # settings of a data set, for other tasks
+_UNUSED = {"augment": "none", "sequence_length": None, "drawn": False, "negatives": None}  # of a data set, for others
 
 
 def load_task(config: TrainConfig, device: torch.device) -> "Task":
@@ -253,11 +253,14 @@ class _Ranking(Task):
 class _Language(Task):
     """Predict each word from those before it; measured by the perplexity, exp of the mean loss over all words."""
 
-    reads, needs = "text", ("sequence_length",)
+    reads, needs = "text", ("sequence_length", "drawn")
     least_columns = 2 * NUM_COLUMNS  # words that the columns of a test text have at least
 
     def batches(self, rank: int) -> data.Batches:
-        return data.TextBatches(self.content.train, **self._share(rank), sequence_length=self._length)
+        share = {**self._share(rank), "sequence_length": self._length}
+        if self.config.dataset.drawn:
+            return data.DrawnWindows(self.content.train, **share, seed=self.config.seed)
+        return data.TextBatches(self.content.train, **share)
 
     @property
     def words_per_batch(self) -> int:
@@ -292,6 +295,11 @@ class _Language(Task):
 
     @classmethod
     def check(cls, config: TrainConfig, info: data.DatasetInfo) -> None:
+        if config.dataset.drawn and config.model.name not in COUNTED:
+            raise UserError(
+                f"dataset.drawn must be false for model {config.model.name}, which carries its state from batch to "
+                f"batch, got true: leave it out, or take {', '.join(COUNTED)}"
+            )
         fewest = max(cls.least_columns, _needed(config, "sequence_length"))
         if info.num_test < fewest:
             raise UserError(
@@ -311,6 +319,7 @@ class _Masked(_Language):
     vocabulary's unknown word, and the loss is that of the masked words alone, without the next-sentence task.
     """
 
+    needs = ("sequence_length",)
     least_columns = 0
 
     def batches(self, rank: int) -> data.Batches:
