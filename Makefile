@@ -10,9 +10,11 @@ INSTALL = $(VENV)/bin/uv pip install --quiet --python $(RUN)
 PAPER ?= micro
 SCALE ?= small
 PARALLEL := --numprocesses auto --dist worksteal
-# Tests that need more than Python and torch, or take minutes each: SLURM, hosts, disturbed trainings, frameworks, notebooks, a browser.
-SYSTEM := tests/slurm tests/net tests/clients tests/dist/test_soak.py tests/dist/test_gallery.py tests/dist/test_framework_options.py \
-  tests/tools/test_notebooks.py tests/tools/test_browser.py
+# Tests that need more than Python and torch: SLURM, hosts, frameworks, notebooks, a browser; and those of whole commands: trainings that
+# are disturbed, sweeps, benchmarks, the papers' studies on tiny settings.
+SYSTEM := tests/slurm tests/net tests/clients $(patsubst %,tests/dist/test_%.py,soak gallery framework_options other_packages sweeps launch \
+  lost_workers_runs checkpointing_ranks full_disk_ranks absent_peers warm_up devices bench_network bench_step benchmarks profile_ranks) \
+  $(patsubst %,tests/tools/test_%.py,notebooks browser reproduce kills other_contents bench_gpu start_up full_disk)
 TESTS := tests/dist tests/gpu tests/tools tests/unit $(addprefix --ignore=,$(SYSTEM)) # what takes longest first: the end fills with what is short
 # Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print((len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) + 2)') --dist loadgroup --no-loadscope-reorder
@@ -60,10 +62,10 @@ pages: $(READY) ## write the pages of published runs from results/published/runs
 test-fast: $(READY) ## on every save, about a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)
 
-test: $(READY) ## the tests, with every two values of a grid together
+test: $(READY) ## the tests of the library and of the commands' parts, with every two values of a grid together
 	@$(RUN) -m pytest $(TESTS) $(SHARED) $(ARGS)
 
-test-system: $(READY) ## the tests on SLURM, on hosts, with frameworks, notebooks and a browser, as far as this machine has them
+test-system: $(READY) ## the tests of whole commands, on SLURM, on hosts, with frameworks, notebooks and a browser, as far as this machine has them
 	@$(RUN) -m pytest $(SYSTEM) $(SHARED) $(ARGS)
 
 test-all: $(READY) ## all of them, with every combination of a grid

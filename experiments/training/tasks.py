@@ -253,7 +253,8 @@ class _Ranking(Task):
 class _Language(Task):
     """Predict each word from those before it; measured by the perplexity, exp of the mean loss over all words."""
 
-    reads, needs = "text", ("sequence_length", "drawn")
+    reads = "text"
+    needs: tuple[str, ...] = ("sequence_length", "drawn")
     least_columns = 2 * NUM_COLUMNS  # words that the columns of a test text have at least
 
     def batches(self, rank: int) -> data.Batches:
