@@ -69,19 +69,20 @@ class DrawnWindows:
     """One rank's share of a text, in rows that begin anywhere, for models that carry nothing from batch to batch.
 
     Where the rows of a step begin is drawn from (seed, epoch) for all ranks at once: together they have the same rows
-    at every world size. An epoch has as many steps as one of `TextBatches`.
+    at every world size.
 
     Args:
         tokens: (num,) int64 words, int32 tokens or uint8 bytes, in the order of the text; not modified.
         batch_size: rows per rank.
         sequence_length: words per row.
+        num_batches: steps of an epoch.
         rank: this rank, global over all nodes.
         world_size: number of ranks.
         seed: the run's seed.
         device: of the batches; None: the tokens' device.
 
     Raises:
-        ValueError: a setting is out of range, or there are too few words for one step.
+        ValueError: a setting is out of range, or there are too few words for one row.
     """
 
     def __init__(
@@ -90,17 +91,17 @@ class DrawnWindows:
         *,
         batch_size: int,
         sequence_length: int,
+        num_batches: int,
         rank: int,
         world_size: int,
         seed: int,
         device: torch.device | str | None = None,
     ) -> None:
-        check_tokens(tokens, rank, world_size, batch_size=batch_size, sequence_length=sequence_length)
-        rows = world_size * batch_size
-        check_length(tokens, rows * (sequence_length + 1), "world_size * batch_size * (sequence_length + 1)")
-        self.num_batches = (len(tokens) // rows - 1) // sequence_length
-        self._tokens, self._length, self._seed = tokens, sequence_length, seed
-        self._rows, self._own = rows, slice(rank * batch_size, (rank + 1) * batch_size)
+        sizes = {"batch_size": batch_size, "sequence_length": sequence_length, "num_batches": num_batches}
+        check_tokens(tokens, rank, world_size, **sizes)
+        check_length(tokens, sequence_length + 1, "sequence_length + 1")
+        self.num_batches, self._tokens, self._length, self._seed = num_batches, tokens, sequence_length, seed
+        self._rows, self._own = world_size * batch_size, slice(rank * batch_size, (rank + 1) * batch_size)
         self._device = device or tokens.device
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:

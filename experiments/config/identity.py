@@ -29,7 +29,7 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
 
 ADDED: Mapping[str, Any] = {
     "dataset.digest": None,
-    "dataset.drawn": False,
+    "dataset.drawn": 0,
     "digests": {},
     "optimizer.clip_norm": "rank",
     "lr_end": 0.0,

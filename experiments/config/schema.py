@@ -69,7 +69,8 @@ class DatasetConfig:
         digest: of a user's own files, of OWN_DATA; filled in where they are. Given, they must have it.
         augment: of images: how the training images are varied.
         sequence_length: of text: words of a sample, after which gradients are cut off.
-        drawn: of text, for models that carry nothing along: rows begin anywhere, not where the last batch ended.
+        drawn: of text, for models that carry nothing along: rows begin anywhere, not where the last batch ended, and an
+            epoch has so many batches. 0: it reads the text on.
         negatives: of interactions: items not taken that are drawn beside each one that was.
     """
 
@@ -78,7 +79,7 @@ class DatasetConfig:
     digest: str | None = None
     augment: str = "none"
     sequence_length: int | None = limited(COUNT, None)
-    drawn: bool = False
+    drawn: int = limited(COUNT_OR_NONE, 0)
     negatives: int | None = limited(COUNT, None)
     settings: dict[str, Any] = field(default_factory=dict)
 

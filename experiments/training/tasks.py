@@ -24,7 +24,7 @@ Place = dict[str, Any]  # of a rank: its number, how many there are, and its dev
 COUNTED = ("gpt",)  # models that say how many operations a word takes
 _EVAL_IMAGES, _EVAL_USERS = 500, 256  # of a batch of the test set
 _RESIDENT_BYTES = 2**30
-_UNUSED = {"augment": "none", "sequence_length": None, "drawn": False, "negatives": None}  # of a data set, for others
+_UNUSED = {"augment": "none", "sequence_length": None, "drawn": 0, "negatives": None}  # of a data set, for others
 
 
 def load_task(config: TrainConfig, device: torch.device) -> "Task":
@@ -259,8 +259,8 @@ class _Language(Task):
 
     def batches(self, rank: int) -> data.Batches:
         share = {**self._share(rank), "sequence_length": self._length}
-        if self.config.dataset.drawn:
-            return data.DrawnWindows(self.content.train, **share, seed=self.config.seed)
+        if drawn := self.config.dataset.drawn:
+            return data.DrawnWindows(self.content.train, **share, num_batches=drawn, seed=self.config.seed)
         return data.TextBatches(self.content.train, **share)
 
     @property
@@ -298,8 +298,8 @@ class _Language(Task):
     def check(cls, config: TrainConfig, info: data.DatasetInfo) -> None:
         if config.dataset.drawn and config.model.name not in COUNTED:
             raise UserError(
-                f"dataset.drawn must be false for model {config.model.name}, which carries its state from batch to "
-                f"batch, got true: leave it out, or take {', '.join(COUNTED)}"
+                f"dataset.drawn must be 0 for model {config.model.name}, which carries its state from batch to batch, "
+                f"got {config.dataset.drawn}: leave it out, or take {', '.join(COUNTED)}"
             )
         fewest = max(cls.least_columns, _needed(config, "sequence_length"))
         if info.num_test < fewest:
@@ -310,7 +310,8 @@ class _Language(Task):
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:
-        return (num_train // (config.world_size * config.batch_size) - 1) // _needed(config, "sequence_length")
+        read_on = (num_train // (config.world_size * config.batch_size) - 1) // _needed(config, "sequence_length")
+        return config.dataset.drawn or read_on
 
 
 class _Masked(_Language):

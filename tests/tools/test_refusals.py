@@ -57,8 +57,8 @@ WRONG: list[str | tuple[str, ...]] = [
     ("train dataset.root=5 dataset=cifar10", "5/cifar-10-batches-py", "data.prepare"),
     ("train schedule=exact schedule.trace=empty schedule.link=empty", "empty", "JSON"),
     "train cluster.device=cuda",
-    ("train model=lstm_small dataset=manuals dataset.drawn=true", "dataset.drawn", "lstm"),
-    ("train dataset.drawn=true", "dataset.drawn", "True"),
+    ("train model=lstm_small dataset=manuals dataset.drawn=5", "dataset.drawn", "lstm"),
+    "train dataset.drawn=5",
     # studies
     ("sweep", "NAME"),
     ("sweep nothing", "study", "nothing"),

@@ -65,7 +65,7 @@ TEXT = Kind(
     lambda batch: batch[0].flatten().tolist(),
     243,
 )
-DRAWN = Kind(partial(data.DrawnWindows, WORDS, sequence_length=3), TEXT.samples, 243)
+DRAWN = Kind(partial(data.DrawnWindows, WORDS, sequence_length=3, num_batches=6), TEXT.samples, 243)
 KINDS = SHUFFLED | {"text": TEXT, "drawn": DRAWN}
 PER_KIND = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 PER_SHUFFLED = pytest.mark.parametrize("kind", SHUFFLED.values(), ids=SHUFFLED)
@@ -125,7 +125,7 @@ ALIKE: dict[str, Callable[..., Any]] = {
         torch.ones(400).long(), num_words=9, mask_word=0, batch_size=4, sequence_length=20, **settings
     ),
     "negatives": lambda **settings: InteractionBatches(ONE_USER, batch_size=5, **settings),
-    "windows": partial(data.DrawnWindows, WORDS, batch_size=4, sequence_length=3),
+    "windows": partial(data.DrawnWindows, WORDS, batch_size=4, sequence_length=3, num_batches=2),
 }
 
 
@@ -165,8 +165,9 @@ def test_the_columns_of_a_text_are_read_on(num: int, world_size: int, batch_size
 
 
 def test_drawn_windows_begin_everywhere_and_are_followed_by_their_targets() -> None:
-    batches = data.DrawnWindows(WORDS.to(torch.uint8), batch_size=4, sequence_length=3, rank=0, world_size=1, seed=0)
-    inputs, targets = joined(batch for epoch in range(40) for batch in batches.epoch(epoch))
+    text, settings = WORDS.to(torch.uint8), {"rank": 0, "world_size": 1, "seed": 0}
+    batches = data.DrawnWindows(text, batch_size=4, sequence_length=3, num_batches=1000, **settings)
+    inputs, targets = joined(batches.epoch(0))
     assert inputs.dtype == targets.dtype == torch.int64
     assert torch.equal(targets, inputs + 1)
     assert torch.equal(inputs, inputs[:, :1] + torch.arange(3))
@@ -273,7 +274,12 @@ PAIRS = partial(InteractionBatches, TAKEN, batch_size=10, seed=0)
         (SHARDED, "image_size", 9, "1..8, the side of the images, got 9"),
         (READ, "batch_size", 0, "at least 1, got 0"),
         (READ, "sequence_length", 25, "at most the 100 words of the text, got 104"),
-        (partial(data.DrawnWindows, torch.arange(100), batch_size=2, seed=0), "sequence_length", 25, "100 words"),
+        (
+            partial(data.DrawnWindows, torch.arange(9), batch_size=2, num_batches=2, seed=0),
+            "sequence_length",
+            9,
+            "9 words",
+        ),
         (MASKED, "sequence_length", 26, "at most the 100 words of the text, got 104"),
         (partial(data.EvalColumns, torch.arange(100), sequence_length=5), "num_columns", 51, "100 words"),
         (partial(data.EvalMasked, torch.arange(100), batch_size=2, **MASKS), "sequence_length", 101, "100 words"),
