@@ -28,6 +28,8 @@ Reading order:
     zoo/               rules and baselines of papers, imported when they are named
 """
 
+from typing import TYPE_CHECKING, Any
+
 from micro.checkpoints.rank_states import AllRanks, RankStates
 from micro.checkpoints.resizing import average
 from micro.codecs.base import Codec
@@ -52,7 +54,6 @@ from micro.local import LocalSteps, Outer
 from micro.nonfinite import NonFiniteGradient
 from micro.parts import build, known
 from micro.peer_failures import PeerError
-from micro.planning.suggestion import suggest
 from micro.reducers.base import Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.powersgd import PowerSGD
@@ -74,7 +75,19 @@ from micro.simulate import Simulation
 from micro.stats import StepStats
 from micro.summary import StepSummary
 
+if TYPE_CHECKING:
+    from micro.planning.suggestion import suggest
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name == "suggest":  # the planner is loaded by who asks it
+        from micro.planning.suggestion import suggest
+
+        return suggest
+    raise AttributeError(f"module 'micro' has no attribute {name!r}")
+
 
 __all__ = [
     "DSA",

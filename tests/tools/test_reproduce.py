@@ -52,7 +52,7 @@ SMALL = {  # what makes a part short: of an option that stands twice, the second
     "sweep": ["epochs=1"],
     "figures": [],
     "compare": [*LITTLE, "--methods", "dense,topk", "--steps", "2", "--world-sizes", "2", "--select-numel", "none"],
-    "theory": [*LITTLE, "--steps", "0,1", "--numel", "2000", "--repeats", "1"],
+    "theory": ["--steps", "0,1", "--numel", "2000", "--repeats", "1"],
     "simulate": ["--methods", "dense,topk", "--workers", "1,4", "--schedules", "exact"],
     "profile": [],
 }
