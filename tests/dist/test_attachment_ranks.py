@@ -51,7 +51,7 @@ class NetThatFails(Net):
 
 
 def fail_in(where: str, settings: dict[str, Any], models: dist.ProcessGroup | None) -> str:
-    """Return how a backward of this rank ends.
+    """Return how a backward of this rank ends, with nothing left that would wait for the other rank.
 
     What is kept of a step that was broken off is neither gone on from nor saved; the model may be used again.
     """
@@ -67,6 +67,11 @@ def fail_in(where: str, settings: dict[str, Any], models: dist.ProcessGroup | No
         with micro.attach(model, DENSE):
             assert all(bool(grad.any()) for grad in ddp_gradients(model, one_loss, 2).values())
     return failed
+
+
+def forget_models() -> None:
+    """Free what was broken off, on all ranks now: it waits for its collectives until the other rank's is gone too."""
+    gc.collect()
 
 
 def how_it_ends(model: DistributedDataParallel, step: int, closes: Any = None) -> str:
@@ -88,9 +93,9 @@ def test_a_failure_on_one_rank_ends_all_soon(where: str, words: str, kind: str) 
     group = None if kind == "made" else dist.new_group(range(2))
     own: dict[str, Any] = {"own": {"process_group": group}, "model": {"lane": "caller"}, "made": {}}[kind]
     ended = fail_in(where, own, group if kind == "model" else None)
-    gc.collect()
+    forget_models()
     if group is not None:
-        dist.destroy_process_group(group)  # a rank's waits for a collective that was left, until the other's is gone
+        dist.destroy_process_group(group)
     assert ended == (words if dist.get_rank() == 1 else f"PeerError: rank 1 failed: {words}")
 
 

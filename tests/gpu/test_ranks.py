@@ -31,7 +31,7 @@ from tests.dist.ddp_steps import (
     some_unused,
     wrap,
 )
-from tests.dist.test_attachment_ranks import fail_in
+from tests.dist.test_attachment_ranks import fail_in, forget_models
 from tests.dist.test_gloo_laws import NUMEL, ROWS, all_gradients, reduce_here
 from tests.gpu.places import ALONE, NCCL, ON_CPU, SHARED, Place, contexts, memory
 
@@ -118,10 +118,17 @@ def test_saved_states_go_on_bit_for_bit_and_arrive_on_the_cpu(place: Place, tmp_
         assert own == ([] if place.device == "cpu" else [rank % there])
 
 
+def failed_in(where: str) -> str:
+    """Return how a backward of this rank ends that fails on rank 1."""
+    ended = fail_in(where, {}, None)
+    forget_models()
+    return ended
+
+
 @of_two
 @pytest.mark.parametrize("where", ["reducer", "backward"])
 def test_an_error_on_one_rank_ends_both_soon(place: Place, where: str) -> None:
-    peer, failed = place.run(fail_in, where, {}, None)
+    peer, failed = place.run(failed_in, where)
     assert failed in ("InjectedError: in AllGatherLists", "LookupError: backward fails")
     assert place.device == "cuda" or peer == f"PeerError: rank 1 failed: {failed}"
 
