@@ -1,43 +1,47 @@
 """Every choice of every group, and every run of every study, composes, and as Hydra composes it."""
 
+from itertools import zip_longest
+
 import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from experiments.config.builders import build_reducer, check_parts
+from experiments.config.builders import check_parts
 from experiments.config.compose import NAME, compose_run, compose_runs, composed, hydra_of_conf
 from experiments.config.conf_files import choices_of
 from experiments.config.descriptions import GROUPS
 from experiments.config.identity import run_name
 from experiments.sweeps.study import jobs_of, parts_of, studies
-from experiments.training.preflight import prepare_runs
+
+ELSEWHERE = ("sparsifier", "experiment")  # below
 
 
 def test_every_choice_of_every_group_composes() -> None:
     needs = {"nodes": ["cluster.nnodes=2", "cluster.rdzv_endpoint='a:1'"], "slurm": ["cluster.nnodes=2"]}
-    for group in GROUPS:
-        for choice in choices_of(group):
-            assert compose_run([f"{group}={choice}", *needs.get(choice, [])])
+    groups = [[f"{group}={choice}" for choice in choices_of(group)] for group in GROUPS if group not in ELSEWHERE]
+    for words in zip_longest(*groups):  # one of each group at a time
+        chosen = [word for word in words if word]
+        assert compose_run([*chosen, *(more for word in chosen for more in needs.get(word.partition("=")[2], []))])
 
 
-def test_every_method_is_built() -> None:
-    for sparsifier in choices_of("sparsifier"):
-        (config,) = prepare_runs([[f"sparsifier={sparsifier}", "optimizer.momentum=0"]])  # some hold it themselves
-        assert config.sparsifier.name == sparsifier
-        build_reducer(config)
+def recipe_of(job: list[str]) -> str:
+    return next((word for word in job if word.startswith("experiment=")), "")
+
+
+COMPOSED: set[tuple[str, str]] = set()  # recipes, each with a word that some study has beside it
 
 
 @pytest.mark.parametrize("study", [part for study in studies() for part in parts_of(study)])
 def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     words = ["schedule.trace=trace.json", "schedule.link=link.json"] if "planned" in study else []
-    seen: set[str] = set()
-    new = [job for job in jobs_of(study, words) if not seen.issuperset(job) and not seen.update(job)]  # every word once
+    jobs = {tuple(job): {(recipe_of(job), word) for word in job} for job in jobs_of(study, words)}
+    new = [job for job, pairs in jobs.items() if not COMPOSED.issuperset(pairs) and not COMPOSED.update(pairs)]
     configs = compose_runs(new)
     for config in configs:
         check_parts(config)
     names = [run_name(config) for config in configs]
     repeated = [c for c, name in zip(configs, names, strict=True) if names.count(name) > 1]
-    assert names
+    assert jobs
     assert all(config.sparsifier.is_dense for config in repeated)  # which is one run at any density
 
 
@@ -68,8 +72,8 @@ def test_what_is_composed_from_the_cache_is_what_hydra_composes(words: tuple[str
 
 
 @pytest.mark.parametrize("recipe", choices_of("experiment"))
-@pytest.mark.parametrize("scale", ["paper", "small"])
-def test_a_typed_model_and_data_set_win_over_those_of_a_recipe(recipe: str, scale: str) -> None:
-    typed = compose_run([f"experiment={recipe}", f"scale={scale}", "model=mlp", "dataset=synthetic"])
-    alone = compose_run(["model=mlp", "dataset=synthetic"])
+def test_a_typed_model_and_data_set_win_over_those_of_a_recipe(recipe: str) -> None:
+    typed, alone = compose_runs(
+        [[*words, "model=mlp", "dataset=synthetic"] for words in ([f"experiment={recipe}"], [])]
+    )
     assert (typed.model, typed.dataset) == (alone.model, alone.dataset)

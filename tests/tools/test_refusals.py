@@ -129,7 +129,7 @@ WRONG: list[str | tuple[str, ...]] = [
     ("reproduce micr", "paper", "micr", "did you mean 'micro'"),
     ("reproduce micro --scale smal", "smal", "did you mean 'small'"),
     ("reproduce fft --scale medium", "choose one of paper, small"),
-    ("reproduce micro --scale paper --root folder", "folder/cifar-10-batches-py"),
+    ("reproduce mgwfbp --scale paper --root folder", "folder/imagenet"),
     "reproduce micro epochs=0",
     "doctor --nproc 1000000",
     ("doctor --latency-us 5", "--latency-us"),
