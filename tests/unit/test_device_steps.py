@@ -61,6 +61,7 @@ def outcomes(reducer: micro.Reducer, scales: list[float], *, on_device: bool) ->
         return ranks.carry_out([steps(comm) for comm in ranks.comms])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings", "scales"), ROWS)
 def test_a_step_on_a_device_gives_the_bits_of_the_cpu(name: str, settings: dict[str, Any], scales: list[float]) -> None:
     reducer = replace(REDUCERS[name], **settings)

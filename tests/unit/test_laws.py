@@ -42,6 +42,7 @@ def test_every_law_holds(row: Row, law: Callable[[Case], None]) -> None:
         law(case_of(row, world_size, dtype))
 
 
+@pytest.mark.slow
 @grid(row=TABLE)
 def test_statistics_say_what_the_update_is(row: Row) -> None:
     reducer = row.make(DENSITY, 0)
@@ -66,6 +67,7 @@ def test_parts_that_state_no_traffic_make_as_few_requests_as_the_table_says(row:
     assert min(step.stats[0].num_collectives for case in cases for step in taken(row, *case)) == row.num_collectives
 
 
+@pytest.mark.slow
 @grid(row=TABLE)
 def test_target_follows_the_warm_up(row: Row) -> None:
     schedule, world_size = micro.WarmUp(density=0.05, start_density=0.5, steps=4), row.world_size(3)
@@ -107,6 +109,7 @@ def seen(reduction: Reduction[Any], requests: list[Sending]) -> Reduction[Any]:
         return end.value
 
 
+@pytest.mark.slow
 @grid(row=TABLE, dtype=[torch.float32, torch.bfloat16])
 def test_requests_are_what_nccl_can_carry(row: Row, dtype: torch.dtype) -> None:
     """What it is given lies in one piece, in a dtype that it has, on the device; a row has an element at least."""

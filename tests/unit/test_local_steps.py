@@ -36,6 +36,7 @@ METHODS = [row for row in TABLE if not is_of_gradients(row) and row.name != ROUN
 # --- laws -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @grid(row=METHODS)
 def test_one_step_a_round_is_training_with_the_learning_rate_at_the_gradient(row: Row) -> None:
     """Inner SGD, outer SGD with a rate of 1: whatever the method, the steps are those of reduced gradients."""

@@ -41,6 +41,7 @@ def test_a_run_is_named_after_the_parts_that_it_has(words: tuple[str, ...]) -> N
     assert label(method) == name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*METHODS, "dgc+feedback_residual", "topk+exchange_oktopk+codec_half"])
 def test_a_method_is_chosen_by_its_name(method: str) -> None:
     assert method_of(compose_run(words_of(method))) == method

@@ -42,6 +42,7 @@ METHODS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reducer", METHODS, ids=lambda method: method.method)
 def test_residuals_beyond_the_range_of_float16_are_sent_in_parts(reducer: micro.Reducer) -> None:
     """A constant gradient of 900 at a low density: a residual passes 65,504 before its turn comes."""

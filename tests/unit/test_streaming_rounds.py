@@ -139,6 +139,7 @@ AT_ONCE: dict[str, Any] = {"every": 3, "outer": micro.Outer(lr=0.9)}
 KEPT = ("memory", "start", "weights", "moved", "outer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reducer", "settings"),
     [
