@@ -98,9 +98,6 @@ class SimulatedRanks:
         finally:
             torch.set_num_threads(num_threads)  # new threads take the last number set
 
-    def close(self) -> None:
-        """Nothing is left to close: there for ``contextlib.closing``."""
-
 
 Each = Callable[[Callable[[Any], None], Sequence[Any]], Any]
 """``map``, one after the other or on several cores."""

@@ -149,6 +149,3 @@ class Simulation:
         if len(ranks) != self.world_size:
             raise ValueError(f"state is of world_size {len(ranks)}, this simulation has {self.world_size}")
         return [[self.reducer.load(bucket, self.dtype, self.device) for bucket in buckets] for buckets in ranks]
-
-    def close(self) -> None:
-        """Nothing is left to close: there for ``contextlib.closing``."""

@@ -6,7 +6,6 @@ python -m tests.fidelity          writes results/published/fidelity.md: all 60 s
 import argparse
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -87,11 +86,11 @@ def deviations(reducer: str, num_steps: int) -> Iterator[Deviation]:
     recording = recorded(reducer)
     layout = micro.Layout.of({f"layer{place}": torch.empty(size) for place, size in enumerate(recording["layers"])})
     (method,) = build_methods([REDUCERS[reducer]], recording["density"]).values()
-    with closing(micro.Simulation(method, layout, recording["world_size"])) as simulation:
-        for row in islice(recording["rows"], num_steps):
-            rows = gradients(row["step"]).clone()
-            stats = simulation.step_(rows)
-            yield _deviation(row, rows[0], stats, simulation.residuals())
+    simulation = micro.Simulation(method, layout, recording["world_size"])
+    for row in islice(recording["rows"], num_steps):
+        rows = gradients(row["step"]).clone()
+        stats = simulation.step_(rows)
+        yield _deviation(row, rows[0], stats, simulation.residuals())
 
 
 def _deviation(row: dict, update: Tensor, stats: list[micro.StepStats], residuals: list[Tensor]) -> Deviation:

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -42,8 +41,7 @@ def flat(model: nn.Module) -> Tensor:
 
 def simulated(world_size: int, work: Callable[[Comm], Any]) -> list[Any]:
     torch.manual_seed(0)
-    with closing(SimulatedRanks(world_size)) as group:
-        return group.run(work)
+    return SimulatedRanks(world_size).run(work)
 
 
 class Run:

@@ -92,7 +92,6 @@ def _trace(rule: str, stream: str, arguments: argparse.Namespace, jump: int) -> 
             "count": stats.global_count,
             "target_count": stats.target_count,
         }
-    simulation.close()
 
 
 @style()

@@ -1,7 +1,6 @@
 """Record the gradients of a real training, one per worker and step."""
 
 from collections.abc import Iterator
-from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -96,10 +95,6 @@ class Training:
         """Return rank 0's residual (numel,), not copied."""
         return self._workers.residuals()[0]
 
-    def close(self) -> None:
-        """End the workers' threads."""
-        self._workers.close()
-
 
 def record(overrides: list[str], *, num_steps: int, world_size: int, max_gb: float = 1.0) -> Gradients:
     """Train densely and return the gradients that every worker brought to each exchange.
@@ -107,9 +102,9 @@ def record(overrides: list[str], *, num_steps: int, world_size: int, max_gb: flo
     Raises:
         UserError: no such training, or gradients that need more memory than allowed.
     """
-    with closing(Training(training_config(overrides, world_size))) as training:
-        check_size(num_steps, world_size, training.layout.numel, max_gb)
-        kept = torch.empty(num_steps, world_size, training.layout.numel)
-        for step, rows in enumerate(training.steps(num_steps)):
-            kept[step] = rows
-        return Gradients(RECORDED, training.layout, kept)
+    training = Training(training_config(overrides, world_size))
+    check_size(num_steps, world_size, training.layout.numel, max_gb)
+    kept = torch.empty(num_steps, world_size, training.layout.numel)
+    for step, rows in enumerate(training.steps(num_steps)):
+        kept[step] = rows
+    return Gradients(RECORDED, training.layout, kept)

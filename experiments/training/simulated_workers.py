@@ -87,13 +87,8 @@ class SimulatedWorkers(GradientWorkers):
         watch, self.watch = self.watch, lambda rank, gradient: None
         yield
         self.watch = watch
-        self._simulation.close()
         del self._simulation
         self._simulation = self._simulate()
-
-    def close(self) -> None:
-        """End the simulation's threads."""
-        self._simulation.close()
 
     def _gradient(self, step: int, rank: int, batches: Sequence[Batch], lr: float) -> Tensor:
         with kept_buffers(self.task.model) if rank else nullcontext():

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +185,8 @@ def test_recorded_gradients_are_those_of_the_training(case: str, tmp_path: Path)
 def test_accumulators_hold_what_top_k_did_not_send() -> None:
     words, topk = ["batch_size=4", "model=mlp"], micro.SparseReducer(micro.TopK(), 0.1)
     first, second = accumulators(words, 1, topk, [0, 1]).values()
-    with closing(Training(training_config(words, 1), reducer=topk)) as training:
-        gradients = [rows[0].clone() for rows in training.steps(2)]
+    training = Training(training_config(words, 1), reducer=topk)
+    gradients = [rows[0].clone() for rows in training.steps(2)]
     sent = first.abs().topk(round(0.1 * first.numel())).indices
     assert torch.equal(first, gradients[0])
     assert torch.equal(second, gradients[1] + first.index_fill(0, sent, 0.0))

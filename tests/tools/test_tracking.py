@@ -7,7 +7,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -207,7 +206,7 @@ def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: 
 
 def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> None:
     simulation = micro.Simulation(micro.SparseReducer(micro.Micro(), 0.1), micro.Layout.flat(100), 1)
-    with closing(simulation), wandb.init(mode="offline", project="micro", dir=tmp_path) as run:
+    with wandb.init(mode="offline", project="micro", dir=tmp_path) as run:
         on_step = log_to(run)
         for step in range(2):
             on_step(micro.StepSummary(tuple(simulation.step(torch.randn(1, 100)).stats)))

@@ -1,7 +1,7 @@
 """Local steps: laws that tie them to training with an exchange at every step, and brute force."""
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -43,17 +43,17 @@ def test_one_step_a_round_is_training_with_the_learning_rate_at_the_gradient(row
     world_size, num_steps, reducer = row.world_size(2), 3, row.make(0.3, 0)
     model, expected = network(), []
     layout = micro.Layout.of(model)
-    with closing(micro.Simulation(reducer, layout, world_size, dtype=torch.float64)) as simulation:
-        for step in range(num_steps):
-            rows = torch.empty(world_size, layout.numel, dtype=torch.float64)
-            for rank in range(world_size):
-                backward(model, step, rank)
-                rows[rank] = LR * torch.cat([p.grad.reshape(-1) for p in model.parameters()])
-            update = layout.views(simulation.step(rows).update)
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    parameter -= update[name]
-            expected.append(flat(model))
+    simulation = micro.Simulation(reducer, layout, world_size, dtype=torch.float64)
+    for step in range(num_steps):
+        rows = torch.empty(world_size, layout.numel, dtype=torch.float64)
+        for rank in range(world_size):
+            backward(model, step, rank)
+            rows[rank] = LR * torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+        update = layout.views(simulation.step(rows).update)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter -= update[name]
+        expected.append(flat(model))
     found = trained(world_size, num_steps, reducer, every=1)
     for seen in found:
         assert all(map(torch.equal, seen, found[0])), "weights are not the same bits on all ranks"

@@ -1,7 +1,6 @@
 """A step counts for all buckets or for none; what is not finite is found, and named the same way on all ranks."""
 
 import math
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -44,20 +43,20 @@ def test_one_bad_bucket_takes_all_of_them_back(method: micro.Reducer, policy: st
         except micro.NonFiniteGradient as error:
             return str(error)
 
-    with closing(SimulatedRanks(WORLD_SIZE)) as group:
-        for step in range(4):
-            grads = [[normal(layout.numel, seed=10 * step + rank) for layout in LAYOUTS] for rank in range(WORLD_SIZE)]
-            if step == 2:
-                grads[1][bad][30] = math.nan
-            answers = group.run(work)
-            if step == 2:
-                assert not any(grad.any() for own in grads for grad in own)
-                if policy == "skip":
-                    assert all(stats.skipped and not stats.global_count for own in answers for stats in own)
-                else:
-                    (words,) = set(answers)
-                    assert f"'{'abc'[bad]}.weight'" in words
-                    assert "not finite at step 2" in words
+    group = SimulatedRanks(WORLD_SIZE)
+    for step in range(4):
+        grads = [[normal(layout.numel, seed=10 * step + rank) for layout in LAYOUTS] for rank in range(WORLD_SIZE)]
+        if step == 2:
+            grads[1][bad][30] = math.nan
+        answers = group.run(work)
+        if step == 2:
+            assert not any(grad.any() for own in grads for grad in own)
+            if policy == "skip":
+                assert all(stats.skipped and not stats.global_count for own in answers for stats in own)
+            else:
+                (words,) = set(answers)
+                assert f"'{'abc'[bad]}.weight'" in words
+                assert "not finite at step 2" in words
     assert all(not stats.skipped and stats.step == 3 for own in answers for stats in own)
     assert all(torch.equal(one, other) for own in grads for one, other in zip(own, grads[0], strict=True))
 

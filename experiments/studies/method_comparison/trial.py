@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,8 +27,8 @@ def trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size:
     It uses one core: trials are what runs at a time, and idle threads of torch would take the ranks' time.
     """
     named = {"method": method, "stream": gradients.stream, "world_size": world_size, "numel": gradients.layout.numel}
-    with one_thread(), closing(micro.Simulation(reducer, gradients.layout, world_size)) as simulation:
-        ledger = _Ledger(simulation)
+    with one_thread():
+        ledger = _Ledger(micro.Simulation(reducer, gradients.layout, world_size))
         totals = enumerate(gradients.totals(world_size))
         steps = [ledger.step(gradients.of(step, world_size), total) for step, total in totals]
         k = target_count(steps[-1]["target_density"], gradients.layout.numel)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 
 import pandas as pd
 import torch
@@ -30,10 +29,10 @@ def measured(
     fixed = ["cluster=simulated", "cluster.device=cpu", f"cluster.world_size={world_size}"]
     configs = prepare_runs([[*words, f"sparsifier={method}", *fixed] for method in methods])
     for method, config in zip(methods, configs, strict=True):
-        with closing(Training(config)) as training:
-            counts = torch.zeros(training.layout.numel, dtype=torch.int32)
-            for _ in training.steps(num_steps):
-                counts += training.update() != 0
+        training = Training(config)
+        counts = torch.zeros(training.layout.numel, dtype=torch.int32)
+        for _ in training.steps(num_steps):
+            counts += training.update() != 0
         rows = waits(counts, training.layout, num_steps)
         rows.insert(0, "method", method)
         yield method, rows

@@ -6,7 +6,6 @@ Source: Shi, Chu, Cheung and See, arXiv 1911.08772.
 import math
 import statistics
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any
 
 import pandas as pd
@@ -32,13 +31,13 @@ def accumulators(
 ) -> dict[str, Tensor]:
     """Train with a method; return rank 0's gradient + residual (d,) at each of ``steps``, by name."""
     vectors = {}
-    with closing(Training(training_config(overrides, world_size), reducer=reducer)) as training:
-        residual = torch.zeros(training.layout.numel)
-        for step, rows in enumerate(training.steps(max(steps) + 1)):
-            if step in steps:
-                vectors[f"step {step}"] = rows[0] + residual
-            if (kept := training.residual()).numel():
-                residual.copy_(kept)
+    training = Training(training_config(overrides, world_size), reducer=reducer)
+    residual = torch.zeros(training.layout.numel)
+    for step, rows in enumerate(training.steps(max(steps) + 1)):
+        if step in steps:
+            vectors[f"step {step}"] = rows[0] + residual
+        if (kept := training.residual()).numel():
+            residual.copy_(kept)
     return vectors
 
 
