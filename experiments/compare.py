@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    options = parser().parse_args(words)
+    options = parser().parse_intermixed_args(words)
     settings = check_options(options)
     check_folder(options.out)
     with _progress_bar() as show_progress:

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    options = parser().parse_args(words)
+    options = parser().parse_intermixed_args(words)
     check_folder(options.out)
     parts = []
     sizes = {"num_steps": options.steps, "world_size": options.world_size}

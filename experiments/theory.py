@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    options = parser().parse_args(words)
+    options = parser().parse_intermixed_args(words)
     density, world_size = options.density, options.world_size
     console = Console(stderr=True)
     check_folder(options.out)

@@ -107,7 +107,7 @@ WRONG: list[str | tuple[str, ...]] = [
     ("compare --methods nope", "methods", "nope"),
     ("compare --streams normal --world-sizes 1000000", "1000000", "GB"),
     ("compare --world-sizes 2 4", "KEY=VALUE", "4"),
-    ("compare seed=1 --steps 2 batch_size=4", "batch_size=4", "unrecognized"),
+    ("compare seed=1 --steps 2 batch_size=0", "batch_size", "0"),
     ("compare sede=1", "sede", "did you mean 'seed'"),
     "theory --steps a",
     ("theory sparsifier=dense", "sparsifier=dense"),
