@@ -60,6 +60,12 @@ def all_finite(flags: Sequence[Finite]) -> Finite:
 
 
 def read(numbers: Sequence[Any]) -> list[Any]:
-    """Return numbers (or None) as the host knows them: what an accelerator still has of them, by one read."""
-    known = iter(torch.stack([x.double() for x in numbers if isinstance(x, Tensor)]).tolist())  # host sync: one for all
-    return [next(known) if isinstance(x, Tensor) else x for x in numbers]
+    """Return tensors () among numbers (or None) as numbers, and others as tensors of the host: by one read for all."""
+    late = [x for x in numbers if isinstance(x, Tensor)]
+    host = torch.cat([x.reshape(-1).double() for x in late]).cpu()  # host sync: one for all
+    parts = iter(host.split([x.numel() for x in late]))
+    return [_as(x, next(parts)) if isinstance(x, Tensor) else x for x in numbers]
+
+
+def _as(x: Tensor, values: Tensor) -> Any:
+    return values.to(x.dtype).view(x.shape) if x.dim() else values.item()

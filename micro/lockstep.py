@@ -217,16 +217,14 @@ class _Meeting:
         mine = [request.mine for request in requests]
         if isinstance(first, AllReduce):
             self._add_up_(mine)
-            return [request.answer(request.mine) for request in requests]
+            return mine
         if isinstance(first, Broadcast):
             for vector in mine:
                 if vector is not mine[first.source]:
                     vector.copy_(mine[first.source])
-            return [request.answer(request.mine) for request in requests]
+            return mine
         join = torch.stack if isinstance(first, AllGather) else torch.cat
-        if self._shares:
-            return [first.answer(join(mine))] * len(mine)
-        return [first.answer(join(mine)) for _ in mine]
+        return [join(mine)] * len(mine) if self._shares else [join(mine) for _ in mine]
 
     def _made_once(self, requests: Sequence[Once]) -> list[Any]:
         if not self._shares:

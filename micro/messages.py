@@ -78,20 +78,10 @@ def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -
         whole = filled[:, :length].contiguous()
         if len(rows) == 1:
             return [whole]
-        parts = list(whole.split([row.nbytes for row in rows], dim=1))
-        if whole.is_cuda:
-            _read_together(parts, [place for place, request in enumerate(requests) if request.read])
+        parts = whole.split([row.nbytes for row in rows], dim=1)
         return [part.contiguous().view(row.dtype) for part, row in zip(parts, rows, strict=True)]
 
     return Collective(requests, work, filled.device, received)
-
-
-def _read_together(parts: list[Tensor], places: Sequence[int]) -> None:
-    """Bring the parts at these places to the host, which waits once for all of them."""
-    if places:
-        host = torch.cat([parts[place] for place in places], dim=1).cpu()  # host sync: one for all buckets of a round
-        for place, part in zip(places, host.split([parts[place].shape[1] for place in places], dim=1), strict=True):
-            parts[place] = part
 
 
 def aligned(row: Tensor) -> Tensor:

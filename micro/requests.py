@@ -29,9 +29,11 @@ class Request:
 
     Attributes:
         comm: the ranks that it asks; those of the reduction where it names none (see `over`).
+        last: whether nothing is requested after it, and no round waits for it: a sum then travels alone, at once.
     """
 
     comm: "Comm" = None  # type: ignore[assignment]  # `Running` sets it
+    last: bool = False
 
     def alone(self) -> Any:
         """Return the answer of one rank."""
@@ -45,13 +47,11 @@ class Sending(Request):
     Attributes:
         mine: what this rank gives.
         kind: as what its bytes count.
-        read: whether the answer is needed in the host's memory.
     """
 
     op: ClassVar[Op]
     mine: Tensor
     kind: Kind = "values"
-    read: bool = False
 
     @property
     def size(self) -> int:
@@ -66,7 +66,7 @@ class Sending(Request):
 
     def answer(self, received: Tensor) -> Tensor:
         """Make the answer of what the collective has brought."""
-        return received.cpu() if self.read else received  # host sync: what follows depends on it
+        return received
 
     def alone(self) -> Any:
         """Return the answer of one rank."""
@@ -85,7 +85,7 @@ class AllGather(Sending):
 
     def alone(self) -> Any:
         """Return the answer of one rank."""
-        return self.answer(self.mine[None])
+        return self.mine[None]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -136,14 +136,9 @@ class AllToAll(Sending):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AllReduce(Sending):
-    """The sum over all ranks, in the memory of ``mine``, which has one shape on all of them.
-
-    Attributes:
-        last: whether nothing is requested after it: then it travels alone, at once, and no round waits for it.
-    """
+    """The sum over all ranks, in the memory of ``mine``, which has one shape on all of them."""
 
     op: ClassVar[Op] = "all_reduce"
-    last: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -186,7 +181,7 @@ class ToHost(Request):
     """Numbers that the host needs of its own accelerator. No message: reductions under way wait for it together.
 
     Attributes:
-        numbers: tensors () among others; the answer is the list of them as the host knows them.
+        numbers: see `micro.health.read`, which gives the answer.
     """
 
     numbers: Sequence[Any]
@@ -284,13 +279,17 @@ def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
         running.close()
 
 
-def known(*numbers: Any) -> Reduction[Sequence[Any]]:
-    """Return numbers (or None) as the host knows them; it waits only where an accelerator has some of them."""
+def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:
+    """Return numbers (or None, or tensors) as the host knows them; it waits only where an accelerator has some.
+
+    Args:
+        last: see Request.
+    """
     late = [x for x in numbers if isinstance(x, Tensor)]
-    if not late:
-        return numbers
-    answer: list[Any] = read(numbers) if late[0].is_cpu else (yield ToHost(numbers=numbers))
-    return answer
+    if late and not late[0].is_cpu:
+        answer: list[Any] = yield ToHost(numbers=numbers, last=last)
+        return answer
+    return [x.item() if isinstance(x, Tensor) and not x.dim() else x for x in numbers] if late else numbers
 
 
 def over(comm: "Comm", reduction: Reduction[T]) -> Reduction[T]:

@@ -32,8 +32,13 @@ class UnderWay(Running[T]):
 
     @property
     def is_done(self) -> bool:
-        """Whether no round is needed any more; the same on all ranks, but for one whose last sum is under way."""
-        return self.has_ended or (self.last is not None and self.last.is_completed())
+        """Whether it can end at once; the same on all ranks, but for one whose last sum is under way."""
+        return self.has_ended or (self.last is not None and self.requests[0].mine.is_cpu and self.last.is_completed())
+
+    @property
+    def needs_rounds(self) -> bool:
+        """Whether it waits for more than its last sum, or what it reads last of its accelerator."""
+        return bool(self.requests) and not self.requests[0].last
 
     def go_on(self, answers: list[Any] | None = None, waited: Seconds = 0.0, at: Seconds | None = None) -> Seconds:
         """Run to the next message, which is started if it is the last, or to the end."""
@@ -44,15 +49,22 @@ class UnderWay(Running[T]):
             self.last = self.ranks.start(self.requests)
         return left
 
-    def __call__(self) -> T:
-        """Return the outcome."""
+    def receive_last(self) -> None:
+        """Go on with the last sum, if there is one."""
         if self.last is not None:
             began = self.comm.instant()
             answers, self.last = self.last.answers(), None
             at = self.comm.instant()
             self.go_on(answers, at - began, at)
+
+    def __call__(self) -> T:
+        """Return the outcome."""
+        self.receive_last()
         while not self.has_ended:
-            self._rounds.advance()
+            if self.needs_rounds:
+                self._rounds.advance()
+            else:
+                self._rounds.read_last()
         return self.result
 
 
@@ -84,14 +96,14 @@ class Rounds:
     def advance(self) -> None:
         """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
         began = self._receive(self._started) if self._started is not None else None
-        while reading := [each for each in self._under_way if each.requests and isinstance(each.requests[0], ToHost)]:
+        while reading := [x for x in self._under_way if x.needs_rounds and isinstance(x.requests[0], ToHost)]:
             began = _read(reading)
         left: list[UnderWay[Any]] = []
         requests: list[Any] = []
         for each in self._under_way:
             if not each.has_ended:
                 left.append(each)
-            if each.requests and each.last is None:
+            if each.needs_rounds:
                 self._sent.append(each)
                 requests += each.requests
         self._under_way = left
@@ -101,6 +113,14 @@ class Rounds:
             began = comm.instant() if began is None else began
             self._started = self._sent[0].ranks.start(requests)
             self._took = comm.instant() - began
+
+    def read_last(self) -> None:
+        """Send the rounds that any needs, then read at once what all need of their accelerator at their ends."""
+        while any(each.needs_rounds for each in self._under_way):
+            self.advance()
+        for each in self._under_way:
+            each.receive_last()
+        _read([each for each in self._under_way if each.requests])
 
     def _receive(self, started: Started) -> Seconds:
         """Let those go on whose messages were sent; return when the last of them stopped."""

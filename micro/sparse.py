@@ -202,7 +202,7 @@ def overflown(
     """
     scaled, total = yield Once(work=lambda: _scaled(parts, scale))
     numbers = exchanged.is_finite, is_number(total), exchanged.num_updated, record
-    is_finite, is_sum_finite, num_updated, recorded = yield from known(*numbers)
+    is_finite, is_sum_finite, num_updated, recorded = yield from known(*numbers, last=True)
     if is_finite is not exchanged.is_finite or num_updated is not exchanged.num_updated:
         exchanged = replace(exchanged, is_finite=bool(is_finite), num_updated=int(num_updated))
     if not is_finite or is_sum_finite:

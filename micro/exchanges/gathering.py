@@ -13,7 +13,7 @@ from micro.exchanges.base import Transport
 from micro.exchanges.traffic import Choice
 from micro.health import Finite, flag_of
 from micro.on_device import on_device
-from micro.requests import AllGather, AllGatherLists, Broadcast, Once, Reduction
+from micro.requests import AllGather, AllGatherLists, Broadcast, Once, Reduction, known
 from micro.sparse import Overlap, Selection
 from micro.traffic import COUNT_BYTES, Call, Calls
 
@@ -48,11 +48,11 @@ def gather_header(
         row = torch.cat([count_of(chosen), flag_of(is_finite, torch.int32, chosen.device)])
     else:
         row = on_device([chosen.numel(), int(is_finite)], torch.int32, chosen.device)
-    reads = counts is None or extra is not None  # list lengths shape what follows
     row = row if extra is None else torch.cat([row, extra.to(torch.int32)])
-    gathered = yield AllGather(mine=row, read=reads)
-    if counts is not None and gathered.device.type != "cpu":
+    gathered = yield AllGather(mine=row)
+    if counts is not None and extra is None and not gathered.is_cpu:
         return Header(counts, gathered[:, 1].all(), [[] for _ in counts])
+    (gathered,) = yield from known(gathered)  # list lengths shape what follows
     header: Header = yield Once(work=lambda: _header(gathered.tolist()))
     return header
 
@@ -75,7 +75,7 @@ def gather_counts(selection: Selection) -> Reduction[tuple[int, ...]]:
     """Return how many indices each rank chose, by a collective only where the selection does not say."""
     if selection.counts is not None:
         return selection.counts
-    gathered = yield AllGather(mine=count_of(selection.indices), read=True)  # list lengths shape what follows
+    (gathered,) = yield from known((yield AllGather(mine=count_of(selection.indices))))  # lengths shape what follows
     counts: tuple[int, ...] = yield Once(work=lambda: tuple(gathered.view(-1).tolist()))
     return counts
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.flat import Layout
-from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import Finding, Policy, check_policy
+from micro.nonfinite import Policy, check_policy
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.outcome import Outcome
+from micro.reducers.outcome import Outcome, checked
 from micro.requests import AllReduce, Reduction
 from micro.stats import Start, stats_of
 from micro.traffic import Bucket, Volume
@@ -59,8 +58,7 @@ class DenseReducer(Reducer):
                 grad.mul_(1 / comm.world_size)
             else:
                 grad.div_(comm.world_size)
-        bad = first_nonfinite(grad)
+        found = yield from checked(grad, is_finite=True, num_updated=grad.numel(), last=is_last)
         stats = stats_of(start, comm, grad.device, step=state.step, numel=grad.numel())
         state.step += 1
-        findings = () if bad is None else (Finding(state.layout, None, bad),)
-        return Outcome(stats=stats, grad=grad, findings=findings)
+        return Outcome(stats=stats, grad=grad, findings=found.findings(state.layout, None))

@@ -17,7 +17,7 @@ from micro.on_device import on_device
 from micro.partition import equal_slice
 from micro.reducers.outcome import Outcome
 from micro.reducers.shares import Share
-from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction
+from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction, known
 from micro.traffic import COUNT_BYTES, Bucket, Call, Calls
 
 INDEX_BYTES = 4
@@ -83,7 +83,7 @@ def share_header(
     if outcome is not None:
         stats = outcome.stats
         row = [int(not outcome.findings), num_updated, stats.target_count, stats.global_count, *stats.counts]
-    gathered = yield AllGather(mine=on_device(row, torch.int32, device), read=True)  # list lengths shape what follows
+    (gathered,) = yield from known((yield AllGather(mine=on_device(row, torch.int32, device))))  # lengths of lists
     finite, updated, targets, globally, *counts = zip(*gathered.tolist(), strict=True)
     every_count = tuple(count for of_node in counts for count in of_node)
     return NodeHeader(all(finite), list(updated), sum(targets), sum(globally), every_count)

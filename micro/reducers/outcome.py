@@ -103,15 +103,18 @@ class Checked:
         return (Finding(layout, index_of(first_bad, layout.numel), self.bad_update),)
 
 
-def checked(grad: Tensor, *records: Tensor | None, is_finite: Finite, num_updated: int | Tensor) -> Reduction[Checked]:
+def checked(
+    grad: Tensor, *records: Tensor | None, is_finite: Finite, num_updated: int | Tensor, last: bool = True
+) -> Reduction[Checked]:
     """Return what is to be known of the mean in ``grad`` (numel,); an accelerator is read once.
 
     Args:
         records: numbers () for the record of the step.
         is_finite: whether all ranks' gradients were finite; where the host knows that they were not, there is no mean.
         num_updated: see Checked.
+        last: whether the reduction ends with it.
     """
     fits = is_finite is False or is_number(grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32)))
-    were_finite, is_sum_finite, number, *numbers = yield from known(is_finite, fits, num_updated, *records)
+    were_finite, is_sum_finite, number, *numbers = yield from known(is_finite, fits, num_updated, *records, last=last)
     bad_update = None if is_sum_finite or not were_finite else first_nonfinite(grad)
     return Checked(bool(were_finite), bad_update, int(number or 0), numbers)

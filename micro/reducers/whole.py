@@ -80,7 +80,7 @@ def send_all(
         wire = _wire(state, message_bytes(numel, transport, acc.dtype), acc.device)
         averaged = yield from average_(acc, transport, rest=rest, mean=mean, memory=wire, grad=to_add)
         sent = None if rest is None else AllLeaving(rest)
-    is_finite, fits = yield from known(averaged.is_finite, averaged.fits)
+    is_finite, fits = yield from known(averaged.is_finite, averaged.fits, last=True)
     in_update = None
     if is_finite and not fits:
         overflow = torch.nonzero(~torch.isfinite(mean)).view(-1)

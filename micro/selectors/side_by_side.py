@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from micro.requests import AllGather, AllReduce, Once, Reduction, Request
+from micro.requests import AllGather, AllReduce, Once, Reduction, Request, ToHost
 
 T = TypeVar("T")
 
@@ -19,8 +19,8 @@ def together(reductions: Sequence[Reduction[T]]) -> Reduction[list[T]]:
     """
     results: dict[int, T] = {}
     answers: dict[int, Any] = dict.fromkeys(range(len(reductions)))
+    waiting: dict[int, Any] = {}
     while answers:
-        waiting: dict[int, Request] = {}
         for place, answer in answers.items():
             try:
                 request = reductions[place].send(answer)
@@ -28,8 +28,14 @@ def together(reductions: Sequence[Reduction[T]]) -> Reduction[list[T]]:
                 waiting[place] = request
             except StopIteration as end:
                 results[place] = end.value
-        given = (yield from _joined(list(waiting.values()))) if waiting else []
-        answers = dict(zip(waiting, given, strict=True))
+        if reading := [place for place, request in waiting.items() if isinstance(request, ToHost)]:
+            numbers = [waiting.pop(place).numbers for place in reading]
+            read = iter((yield ToHost(numbers=[number for each in numbers for number in each])))
+            answers = {place: [next(read) for _ in each] for place, each in zip(reading, numbers, strict=True)}
+        else:
+            places = sorted(waiting)  # the same on all ranks, whatever each has read
+            given = (yield from _joined([waiting.pop(place) for place in places])) if places else []
+            answers = dict(zip(places, given, strict=True))
     return [results[place] for place in range(len(reductions))]
 
 
@@ -38,7 +44,7 @@ def _joined(requests: list[Request]) -> Reduction[list[Any]]:
     groups: dict[Hashable, list[int]] = {}
     for place, request in enumerate(requests):
         can_join = isinstance(request, AllGather | AllReduce)
-        key = (type(request), request.kind, request.mine.dtype, request.read) if can_join else place  # type: ignore[attr-defined]
+        key = (type(request), request.kind, request.mine.dtype) if can_join else place  # type: ignore[attr-defined]
         groups.setdefault((key, id(request.comm)), []).append(place)
     sent = [_whole([requests[place] for place in places]) for places in groups.values()]
     answers: list[Any] = [None] * len(requests)
@@ -54,7 +60,7 @@ def _whole(requests: list[Any]) -> Request:
     if len(requests) == 1:
         return first
     mine = torch.cat([request.mine for request in requests])
-    return type(first)(mine=mine, kind=first.kind, read=first.read, comm=first.comm)  # type: ignore[call-arg,attr-defined]
+    return type(first)(mine=mine, kind=first.kind, comm=first.comm)  # type: ignore[call-arg,attr-defined]
 
 
 def _apart(answer: Tensor, requests: list[Any]) -> Reduction[list[Tensor]]:

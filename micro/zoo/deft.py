@@ -16,7 +16,7 @@ from micro.flat import Layout
 from micro.norms import norms_of
 from micro.partition import equal_slice
 from micro.parts import NoState, Rule, check_rule
-from micro.requests import AllReduce, Broadcast, Once, Reduction
+from micro.requests import AllReduce, Broadcast, Once, Reduction, known
 from micro.selectors.base import Selector, Traits
 from micro.selectors.pieces import largest_of_each, pieces_at
 from micro.sparse import Overlap, Selection, Step
@@ -98,7 +98,7 @@ class Plan(NamedTuple):
 
 def _plan(norms: Tensor, sizes: Sequence[int], step: Step, comm: Comm) -> Reduction[Plan]:
     """Return the plan that all ranks derive from the sums of their norms."""
-    total = yield AllReduce(mine=norms.to(torch.float64), kind="counts", read=True)
+    (total,) = yield from known((yield AllReduce(mine=norms.to(torch.float64), kind="counts")))
     plan: Plan = yield Once(work=lambda: _plan_of(step.target_count, total.tolist(), sizes, comm.world_size))
     return plan
 

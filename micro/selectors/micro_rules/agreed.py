@@ -10,7 +10,7 @@ from torch import Tensor
 from micro import kernels
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.kernels.cuts import NUM_BINS, Cut, cut, kept_by_all, message
-from micro.requests import AllGather, AllReduce, Once, Reduction
+from micro.requests import AllGather, AllReduce, Once, Reduction, known
 from micro.selectors.micro_rules.base import SHIFT, Search, ThresholdRule, magnitude_bins
 from micro.selectors.micro_rules.one_message import Room, candidate_bytes
 from micro.sparse import Selection
@@ -110,12 +110,12 @@ class Agreed(ThresholdRule[AgreedState]):
         room = None
         if self.slack is not None and len(state.last) == n:
             room = Room.after(state.last, k, self.slack, max(stop - start for start, stop in search.spans))
-        known = bool(state.lowest_bits)
-        if not known:
+        is_known = bool(state.lowest_bits)
+        if not is_known:
             yield from _reset_candidates(state, search)
         found = yield from _find(state, search, room)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * n)))
-        if known and found.cut.num_candidates < k:
+        if is_known and found.cut.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             yield from _reset_candidates(state, search)
             found = yield from _find(state, search, room)
@@ -143,13 +143,13 @@ def _find(state: AgreedState, search: Search, room: Room | None) -> Reduction[_F
     mine = kernels.collect(search.slice, search.start, state.lowest_bits, state.shift)
     indices, magnitudes, own_counts = mine
     if room is None:
-        rows = counts = yield AllGather(mine=own_counts, read=True)
+        rows = yield AllGather(mine=own_counts)
     else:
         bins = {"start": search.start, "lowest": state.lowest_bits, "shift": state.shift}
         sure = float(room.sure[search.comm.rank])  # in the host's memory
         row = message(mine, **bins, sure=sure, capacity=room.capacity, width=room.width)
         rows = yield AllGather(mine=row, kind="indices")
-        counts = rows[:, :NUM_BINS].cpu()  # host sync: counts shape what follows
+    (counts,) = yield from known(rows[:, :NUM_BINS])
     place: Cut = yield Once(work=lambda: cut(counts, search.step.target_count))
     return _Found(indices, magnitudes, rows, counts, place)
 

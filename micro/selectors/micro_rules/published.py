@@ -7,7 +7,7 @@ import torch
 
 from micro import kernels
 from micro.on_device import on_device
-from micro.requests import AllGather, Reduction
+from micro.requests import AllGather, Reduction, known
 from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
 from micro.sparse import Selection
@@ -45,7 +45,7 @@ class Published(ThresholdRule[PublishedState]):
         if not indices.numel() and size:
             indices = torch.tensor([search.step.index % size], dtype=torch.int32, device=search.slice.device)
         mine = on_device([indices.numel()], torch.int32, indices.device)
-        rows = yield AllGather(mine=mine, read=True)
+        (rows,) = yield from known((yield AllGather(mine=mine)))
         counts = tuple(rows.view(-1).tolist())
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
         return Selection(indices + search.start, counts=counts, threshold=state.threshold)

@@ -8,7 +8,7 @@ from torch import Tensor
 from micro import kernels
 from micro.kernels.bit_patterns import magnitude_of
 from micro.on_device import on_device
-from micro.requests import AllGather, AllReduce, Reduction
+from micro.requests import AllGather, AllReduce, Reduction, known
 from micro.selectors.micro_rules.base import SHIFT, Search, ThresholdRule, magnitude_bins
 from micro.selectors.steering import Track
 from micro.sparse import Selection
@@ -44,7 +44,7 @@ class Repaired(ThresholdRule[Track]):
         indices, magnitudes = kernels.above_with_magnitudes(search.slice, threshold)
         count = on_device([magnitudes.numel()], torch.float64, device).view(())
         logs = (magnitudes.to(torch.float64) / threshold).log()
-        headers = yield AllGather(mine=torch.stack([count, logs.sum()]), read=True)
+        (headers,) = yield from known((yield AllGather(mine=torch.stack([count, logs.sum()]))))
         rows = headers.tolist()
         counts = tuple(int(number) for number, _ in rows)
         total = sum(counts)
