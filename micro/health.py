@@ -64,8 +64,10 @@ def read(numbers: Sequence[Any]) -> list[Any]:
     late = [x for x in numbers if isinstance(x, Tensor)]
     host = torch.cat([x.reshape(-1).double() for x in late]).cpu()  # host sync: one for all
     parts = iter(host.split([x.numel() for x in late]))
-    return [_as(x, next(parts)) if isinstance(x, Tensor) else x for x in numbers]
+    known = [next(parts).to(x.dtype).view(x.shape) if isinstance(x, Tensor) else x for x in numbers]
+    return as_numbers(known)
 
 
-def _as(x: Tensor, values: Tensor) -> Any:
-    return values.to(x.dtype).view(x.shape) if x.dim() else values.item()
+def as_numbers(known: Sequence[Any]) -> list[Any]:
+    """Return what the host has, tensors () as numbers."""
+    return [x.item() if isinstance(x, Tensor) and not x.dim() else x for x in known]

@@ -39,7 +39,7 @@ class Collective:
 
     def answers(self) -> Iterable[tuple[Sending, Tensor]]:
         """Return each request with its answer, once the collective has ended."""
-        return [(each, each.answer(x)) for each, x in zip(self.requests, self.received(), strict=True)]
+        return zip(self.requests, self.received(), strict=True)
 
 
 def start(requests: Sequence[Request], group: Group) -> list[Collective]:
@@ -67,7 +67,7 @@ def _way_of(request: Sending) -> Hashable:
 
 
 def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -> Collective:
-    """Gather rows: received is (world_size, m) for each."""
+    """Gather rows: received is (world_size, m) for each, or its lists."""
     rows = [_row(request) for request in requests]
     sent = rows[0] if len(rows) == 1 else torch.cat([_bytes_of(row) for row in rows])
     length, sent = sent.numel(), aligned(sent) if sent.is_cuda else sent
@@ -77,9 +77,10 @@ def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -
     def received() -> list[Tensor]:
         whole = filled[:, :length].contiguous()
         if len(rows) == 1:
-            return [whole]
+            return [_answer(requests[0], whole)]
         parts = whole.split([row.nbytes for row in rows], dim=1)
-        return [part.contiguous().view(row.dtype) for part, row in zip(parts, rows, strict=True)]
+        wide = [part.contiguous().view(row.dtype) for part, row in zip(parts, rows, strict=True)]
+        return list(map(_answer, requests, wide))
 
     return Collective(requests, work, filled.device, received)
 
@@ -94,6 +95,14 @@ def _row(request: AllGather | AllGatherLists) -> Tensor:
     if isinstance(request, AllGather):
         return request.mine.contiguous()
     return torch.nn.functional.pad(request.mine, (0, max(request.counts) - request.mine.numel()))
+
+
+def _answer(request: AllGather | AllGatherLists, rows: Tensor) -> Tensor:
+    """Return ``rows`` (world_size, m), or of each rank's what was not filled up, one list after the other."""
+    if isinstance(request, AllGather) or rows.shape[1] == min(request.counts):
+        return rows if isinstance(request, AllGather) else rows.view(-1)
+    lists_and_gaps = rows.view(-1).split([size for n in request.counts for size in (n, rows.shape[1] - n)])
+    return torch.cat(lists_and_gaps[::2])
 
 
 def _send_parts(requests: Sequence[AllGatherLists | AllToAll], group: Group) -> Collective:

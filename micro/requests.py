@@ -10,10 +10,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
-from micro.health import read
+from micro.health import as_numbers, read
 from micro.operations import Kind, Op, bytes_sent, travels_padded
 
 if TYPE_CHECKING:
@@ -64,13 +63,9 @@ class Sending(Request):
         traffic.num_bytes[self.kind] += bytes_sent(self.op, size, self.comm.world_size)
         traffic.calls.append((self.op, size))
 
-    def answer(self, received: Tensor) -> Tensor:
-        """Make the answer of what the collective has brought."""
-        return received
-
     def alone(self) -> Any:
         """Return the answer of one rank."""
-        return self.answer(self.mine)
+        return self.mine
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -107,10 +102,6 @@ class AllGatherLists(Sending):
     def size(self) -> int:
         """Bytes of the list as it travels."""
         return max(self.counts) * self.mine.element_size() if travels_padded(self.counts) else self.mine.nbytes
-
-    def answer(self, received: Tensor) -> Tensor:
-        """Return the lists without what they were filled up with."""
-        return received if received.dim() == 1 else without_padding(received, self.counts)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -289,7 +280,7 @@ def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:
     if late and not late[0].is_cpu:
         answer: list[Any] = yield ToHost(numbers=numbers, last=last)
         return answer
-    return [x.item() if isinstance(x, Tensor) and not x.dim() else x for x in numbers] if late else numbers
+    return as_numbers(numbers) if late else numbers
 
 
 def over(comm: "Comm", reduction: Reduction[T]) -> Reduction[T]:
@@ -306,12 +297,3 @@ def over(comm: "Comm", reduction: Reduction[T]) -> Reduction[T]:
         return result
     finally:
         reduction.close()
-
-
-def without_padding(rows: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return the first ``counts[r]`` of each row r of ``rows`` (n, longest), one after the other."""
-    longest, flat = rows.shape[1], rows.view(-1)
-    if longest == min(counts):
-        return flat
-    lists_and_gaps = flat.split([size for count in counts for size in (count, longest - count)])
-    return torch.cat(lists_and_gaps[::2])

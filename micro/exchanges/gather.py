@@ -1,6 +1,6 @@
 """Gather: every rank sends its own pairs of index and value to all others."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import ClassVar, Literal, get_args
@@ -21,6 +21,7 @@ from micro.exchanges.gathering import (
     values_call,
 )
 from micro.exchanges.traffic import Choice
+from micro.kernels.reference import are_first
 from micro.requests import Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues
 from micro.traffic import Calls
@@ -83,9 +84,7 @@ class Gather(Exchange[NoState]):
         if len(parts) == 1 or overlap is Overlap.DISJOINT:
             num_updated = sum(part.indices.numel() for part in parts)
         else:
-            num_updated = yield Once(
-                work=lambda: kernels.distinct(torch.cat([part.indices for part in parts]), acc.numel()).numel()
-            )
+            num_updated = yield Once(work=lambda: _num_distinct(parts, acc.numel()))
         sent = SparseValues(selection.indices, coding.decode(codec, encoded, selection.indices.numel(), acc.dtype))
         return Exchanged(update=parts, sent=sent, counts=counts, num_updated=num_updated, is_finite=header.is_finite)
 
@@ -108,6 +107,12 @@ class Gather(Exchange[NoState]):
         return (header_call(), *indices_calls(choice), values_call(choice)), choice.total
 
 
+def _num_distinct(parts: Sequence[SparseValues], numel: int) -> int | Tensor:
+    """Return how many indices differ; an accelerator is not read."""
+    indices = torch.cat([part.indices for part in parts])
+    return kernels.distinct(indices, numel).numel() if indices.is_cpu else are_first(indices.sort().values).sum()
+
+
 def _equal_slices(pairs: SparseValues, world_size: int) -> Iterator[SparseValues]:
     """Yield the pairs of all ranks cut into as many equal slices, the last of an index's pairs in each slice."""
     size = pairs.indices.numel() // world_size
@@ -123,7 +128,6 @@ def _senders(indices: Tensor) -> Tensor:
     if not indices.numel():
         return indices.to(torch.int64)
     ordered, places = indices.sort()
-    is_first = torch.cat([places.new_ones(1, dtype=torch.bool), ordered[1:] != ordered[:-1]])
-    group = is_first.cumsum(0) - 1
+    group = are_first(ordered).cumsum(0) - 1
     sizes = torch.zeros_like(places).index_add_(0, group, torch.ones_like(places))
     return torch.empty_like(places).scatter_(0, places, sizes[group])

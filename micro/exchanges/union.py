@@ -10,7 +10,8 @@ from micro.exchanges.averaging import AverageEncoded, mean_calls, mean_encoded_,
 from micro.exchanges.base import Exchange, Needs, NoState, Transport
 from micro.exchanges.gathering import counts_calls, gather_counts, gather_indices, indices_calls
 from micro.exchanges.traffic import Choice
-from micro.requests import Once, Reduction
+from micro.kernels.reference import are_first, places_of
+from micro.requests import Once, Reduction, known
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues
 from micro.traffic import Calls
 
@@ -39,8 +40,7 @@ class Union(Exchange[NoState]):
         counts = yield from gather_counts(selection)
         indices = yield from gather_indices(selection, counts, numel, transport)
         if transport.overlap is Overlap.ANY and transport.comm.world_size > 1:
-            gathered = indices
-            indices = yield Once(work=lambda: kernels.distinct(gathered, numel))
+            indices = yield from _distinct(indices, numel)
         mean, sent, is_finite = yield from mean_of(kernels.gather(acc, indices), transport)
         return Exchanged(
             update=(SparseValues(indices, mean),),
@@ -53,3 +53,13 @@ class Union(Exchange[NoState]):
     def volume(self, choice: Choice) -> tuple[Calls, float]:
         """Return counts, indices, and the mean of one value at each; see Exchange."""
         return (*counts_calls(choice), *indices_calls(choice), *mean_calls(choice)), choice.total
+
+
+def _distinct(indices: Tensor, numel: int) -> Reduction[Tensor]:
+    """Return what `micro.kernels.distinct` does; an accelerator's host reads the length in turn with others."""
+    if indices.is_cpu:
+        return (yield Once(work=lambda: kernels.distinct(indices, numel)))
+    ordered = yield Once(work=lambda: indices.sort().values)
+    is_first = are_first(ordered)
+    (count,) = yield from known(is_first.sum())
+    return ordered.index_select(0, places_of(is_first, count))

@@ -25,7 +25,6 @@ NOTE_S = 1.0  # of compiling, after which a user is told why the start takes so 
 __all__ = [
     "above",
     "above_by_piece",
-    "above_with_magnitudes",
     "absorb_",
     "absorb_and_sum_",
     "add_at_",
@@ -83,21 +82,16 @@ def _check_length(residual: Tensor, grad: Tensor) -> None:
         raise ValueError(f"gradient must have the residual's {residual.numel()} elements, got {grad.numel()}")
 
 
-def above(x: Tensor, threshold: float) -> Tensor:
-    """Return the ascending (k,) int32 indices of ``x`` (numel,) with abs(x) >= threshold; NaN is never among them.
+def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Return the ascending indices (k,) int32 of ``x`` (numel,) with abs(x) >= threshold, never of NaN, and magnitudes.
 
     The threshold is rounded to the dtype of ``x`` first, as torch does when it compares a tensor with a number.
     """
-    return forms(x).above(x, threshold)[0]
-
-
-def above_with_magnitudes(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Return what `above` returns, and the magnitudes (k,) of those elements, in one scan."""
     return forms(x).above(x, threshold)
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `above_with_magnitudes` does, with a threshold for each of S pieces, in one scan of these alone.
+    """Return what `above` does, with a threshold for each of S pieces, in one scan of these alone.
 
     Args:
         pieces: (S, 2) int64 starts and stops, ascending, not overlapping.

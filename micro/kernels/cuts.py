@@ -52,7 +52,12 @@ def reaching(lowest: int, dtype: torch.dtype) -> float:
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return indices, magnitudes and counts by bin of what reaches ``lowest``; see micro.kernels."""
-    places, magnitudes = forms(x).above(x, reaching(lowest, x.dtype))
+    return counted(forms(x).above(x, reaching(lowest, x.dtype)), start, lowest, shift)
+
+
+def counted(found: tuple[Tensor, Tensor], start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `collect` does, of the places and magnitudes that it finds."""
+    places, magnitudes = found
     magnitudes = magnitudes.to(torch.float32)
     return places + start, magnitudes, _counts(_bins(magnitudes, lowest, shift))
 

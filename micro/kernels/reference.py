@@ -9,6 +9,7 @@ from torch import Tensor
 from micro.health import FirstBad
 
 Scan = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # as `above`
+Lists = Callable[[int], tuple[Tensor, Tensor]]  # what `above` finds, of a known length
 Choice = Callable[[Tensor, int], Tensor]  # as `largest`
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 CHUNK = 1 << 18  # elements that are added up at a time on a CPU: they stay in the cache
@@ -22,17 +23,21 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return places.to(torch.int32), magnitudes[places]
 
 
+def counted_above(x: Tensor, threshold: float) -> tuple[Tensor, Lists]:
+    """Return how many `above` finds (), and what makes its lists once the host has read that."""
+    magnitudes = x.abs()
+    mask = magnitudes >= threshold
+
+    def lists(count: int) -> tuple[Tensor, Tensor]:
+        places = places_of(mask, count)
+        return places.to(torch.int32), magnitudes.index_select(0, places)
+
+    return mask.sum(), lists
+
+
 def places_of(mask: Tensor, count: int) -> Tensor:
     """Return the ascending places (count,) int64 at which ``mask`` is set, when it is known that there are so many."""
-    return torch.nonzero(mask).view(-1) if mask.device.type == "cpu" else first_places_of(mask, count)
-
-
-def first_places_of(mask: Tensor, room: int) -> Tensor:
-    """Return the first ascending places (room,) int64 at which ``mask`` (numel,) is set, then zeros, without a read."""
-    ends = mask.cumsum(0)
-    target = (ends - 1).where(mask & (ends <= room), room)  # what is not taken falls into the place beyond the end
-    places = torch.zeros(room + 1, dtype=torch.int64, device=mask.device)
-    return places.scatter_(0, target, torch.arange(mask.numel(), device=mask.device))[:room]
+    return (torch.nonzero(mask) if mask.is_cpu else torch.nonzero_static(mask, size=count)).view(-1)
 
 
 def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,9 +169,14 @@ def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
         ascending: Tensor = torch.unique(indices)
         return ascending
     ordered, places = torch.sort(indices, stable=True)
-    is_first = torch.cat([places.new_ones(1), ordered.diff()]).ne(0)[: ordered.numel()]
+    is_first = are_first(ordered)
     ordered, places = ordered[is_first], places[is_first]
     return ordered if places.numel() <= k else ordered[places < places.sort().values[k]]
+
+
+def are_first(ordered: Tensor) -> Tensor:
+    """Return (m,) bool: which of ``ordered`` (m,) differ from the one before."""
+    return torch.cat([ordered.new_ones(1), ordered.diff()]).ne(0)[: ordered.numel()]
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ TABLE = {
 }
 MODULES = {  # of which callers take the whole
     "codes": Forms(None, numba="codes", triton="triton.codes"),  # in torch: micro.codecs
+    "scanning": Forms(triton="triton.scanning"),
     "packing": Forms(None, numba="packing"),  # in torch: micro.codecs.bits
 }
 TRIED = ("triton", "numba")  # forms; tests leave all to plain torch by an empty tuple

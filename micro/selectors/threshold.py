@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from micro import kernels
 from micro.comm import Comm
 from micro.requests import Reduction
+from micro.selectors import scans
 from micro.selectors.base import NoState, Selector, Traits
 from micro.sparse import Selection, Step
 from micro.traffic import Choosing
@@ -40,9 +40,9 @@ class Threshold(Selector[NoState]):
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return all indices at or above the threshold."""
-        yield from ()
         threshold = self.value if self.value is not None else hard_threshold(step.target_count)
-        return Selection(kernels.above(acc, threshold), threshold=threshold)
+        indices, _ = yield from scans.above(acc, threshold)
+        return Selection(indices, threshold=threshold)
 
 
 def hard_threshold(k: int) -> float:

@@ -63,7 +63,7 @@ def test_numba_gives_what_torch_gives(operation: str, kind: str, numel: int, num
 @grid(numel=[0, 1, 16, 33, 1000, BLOCK + 1], threshold=[0.0, 0.5, 1.5, 10.0], dtype=DTYPES)
 def test_above(numel: int, threshold: float, dtype: torch.dtype) -> None:
     x = normal(numel, dtype)
-    found, magnitudes = kernels.above_with_magnitudes(x, threshold)
+    found, magnitudes = kernels.above(x, threshold)
     assert found.dtype == torch.int32
     assert found.tolist() == brute_above(x, threshold)
     assert torch.equal(magnitudes, x.abs()[found.long()])
@@ -84,17 +84,17 @@ def test_above_of_special_values_and_thresholds_between_numbers(
         1e39: (1, 2),  # larger than any float32
         nan: (),
     }.items():
-        assert kernels.above(x, threshold).tolist() == [i for i in range(40) if i % 10 in passing]
+        assert kernels.above(x, threshold)[0].tolist() == [i for i in range(40) if i % 10 in passing]
     x = torch.full((20,), 0.1)  # a little more than the double 0.1, which is rounded to it
     cuts = (0.1, float(x[0]), 0.1 + 1e-12, 0.1000001)
-    assert [kernels.above(x, cut).numel() for cut in cuts] == [20, 20, 20, 0]
+    assert [kernels.above(x, cut)[0].numel() for cut in cuts] == [20, 20, 20, 0]
 
 
 def test_above_serves_slices_and_strided_vectors_and_leaves_them_alone() -> None:
     x = normal(1000).requires_grad_()
     before = x.detach().clone()
     for view in (x[3:777], x[::2], x[:0], x.expand(2, -1)[1]):
-        found = kernels.above(view, 1.0)
+        found, _ = kernels.above(view, 1.0)
         assert found.tolist() == brute_above(view, 1.0)
         assert not found.requires_grad
     assert torch.equal(x, before)

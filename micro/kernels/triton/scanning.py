@@ -88,18 +88,27 @@ def histogram_kernel(
 
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return indices (k,) int32 and magnitudes (k,) of contiguous ``x`` (numel,) with abs(x) >= threshold."""
+    count, lists = counted_above(x, threshold)
+    return lists(int(count))  # host sync: how much memory the lists need
+
+
+def counted_above(x: Tensor, threshold: float) -> tuple[Tensor, reference.Lists]:
+    """Return how many `above` finds (), and what makes its lists once the host has read that."""
     rounded = float(torch.tensor(threshold, dtype=x.dtype))  # on the host
     cut = torch.full((1,), rounded, dtype=x.dtype, device=x.device)
     programs = num_programs(x.numel())
     counts = torch.empty(programs, dtype=torch.int32, device=x.device)
     launch(count_kernel, programs, x, x, cut, counts, x.numel(), BLOCK=BLOCK)
     ends = counts.cumsum(0, dtype=torch.int32)
-    room = int(ends[-1])  # host sync: how much memory the lists need
-    indices = torch.empty(room, dtype=torch.int32, device=x.device)
-    magnitudes = torch.empty(room, dtype=x.dtype, device=x.device)
-    if room:
-        launch(put_kernel, programs, x, x, cut, ends, indices, magnitudes, x.numel(), BLOCK=BLOCK)
-    return indices, magnitudes
+
+    def lists(count: int) -> tuple[Tensor, Tensor]:
+        indices = torch.empty(count, dtype=torch.int32, device=x.device)
+        magnitudes = torch.empty(count, dtype=x.dtype, device=x.device)
+        if count:
+            launch(put_kernel, programs, x, x, cut, ends, indices, magnitudes, x.numel(), BLOCK=BLOCK)
+        return indices, magnitudes
+
+    return ends[-1], lists
 
 
 def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:

@@ -42,7 +42,7 @@ def select_near(track: Track, acc: Tensor, guess: float, k: int) -> Selection:
     threshold = guess * math.exp(track.log_threshold) if 0 < guess < math.inf else 0.0
     if not torch.finfo(acc.dtype).tiny <= threshold <= torch.finfo(acc.dtype).max:
         return _restart(track, guess, largest_positive(acc, k))
-    indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
+    indices, magnitudes = kernels.above(acc, threshold)
     count = indices.numel()
     if count < k * (LOST if track.age else LOWER):
         return _restart(track, guess, largest_positive(acc, k))
@@ -59,13 +59,13 @@ def select_near(track: Track, acc: Tensor, guess: float, k: int) -> Selection:
 def strictly_above(x: Tensor, threshold: float) -> Entries:
     """Return the entries of ``x`` (numel,) with abs(x) > threshold, which is rounded to its dtype."""
     cut = torch.tensor(threshold, dtype=x.dtype)
-    return kernels.above_with_magnitudes(x, float(torch.nextafter(cut, torch.full_like(cut, math.inf))))
+    return kernels.above(x, float(torch.nextafter(cut, torch.full_like(cut, math.inf))))
 
 
 def above_or_largest(x: Tensor, floor: float | None, fewest: int, most: int) -> Entries:
     """Return what reaches the floor, where there is one and at least ``fewest`` do; else the ``most`` largest."""
     if floor is not None:
-        found = kernels.above_with_magnitudes(x, floor)
+        found = kernels.above(x, floor)
         if found[0].numel() >= fewest:
             return found
     return largest_positive(x, most)

@@ -55,7 +55,7 @@ class PublishedDGC(Fit[NoState]):
         stride = _published_stride(numel, k)
         sample = strided_sample(acc, stride, step, rank)
         threshold = smallest_of_largest(sample, math.ceil(numel // stride * k / numel))
-        indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
+        indices, magnitudes = kernels.above(acc, threshold)
         for _ in range(MAX_ROUNDS if stride > 1 else 0):
             if indices.numel() > UPPER * k:
                 indices = indices.index_select(0, kernels.largest(magnitudes, k))
@@ -63,7 +63,7 @@ class PublishedDGC(Fit[NoState]):
             if indices.numel() >= LOWER * k:
                 break
             threshold *= LOWER
-            indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
+            indices, magnitudes = kernels.above(acc, threshold)
         return Selection(indices[:k], threshold=threshold)
 
 

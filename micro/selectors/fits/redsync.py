@@ -89,7 +89,7 @@ class PublishedRedSync(Fit[NoState]):
         while high - low > RESOLUTION:
             middle = low + (high - low) / 2
             threshold = mean + middle * (largest - mean)
-            indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
+            indices, magnitudes = kernels.above(acc, threshold)
             count = int((magnitudes > threshold).sum())  # host sync: the next round's threshold
             if k < count < 2 * k:
                 break

@@ -84,10 +84,10 @@ class PublishedReused(Fit[ReusedState]):
         """Return what lies strictly above the threshold, and steer the threshold by the count."""
         if state.threshold is None or step.index % self.reevaluate == 0:
             threshold = float(acc.index_select(0, kernels.largest(acc, k)).abs().min())  # host sync: in tau' steps once
-            indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
+            indices, magnitudes = kernels.above(acc, threshold)
         else:
             threshold = state.threshold
-            indices, magnitudes = kernels.above_with_magnitudes(acc, threshold)
+            indices, magnitudes = kernels.above(acc, threshold)
             for _ in range(MAX_RAISES):
                 if int(torch.count_nonzero(magnitudes > threshold)) <= 4 * k // 3:  # host sync: as the source decides
                     break

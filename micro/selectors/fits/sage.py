@@ -80,9 +80,9 @@ class PublishedSage(Fit[PublishedSageState]):
         else:
             alpha = mean / state.mean if mean and state.mean else 1.0
             density = k / numel
-            examined = kernels.above(acc, state.threshold * alpha).numel() / numel
+            examined = kernels.above(acc, state.threshold * alpha)[0].numel() / numel
             beta = 2.0 / (1.0 + math.exp(density - examined))
             gamma = 0.95 if examined / density < 0.1 else 1.05 if examined / density > 10.0 else 1.0
             state.threshold = min(max(state.threshold * alpha * beta * gamma, SMALLEST), LARGEST)
         state.mean = mean or state.mean
-        return Selection(kernels.above(acc, state.threshold), threshold=state.threshold)
+        return Selection(kernels.above(acc, state.threshold)[0], threshold=state.threshold)

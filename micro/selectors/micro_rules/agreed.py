@@ -11,6 +11,7 @@ from micro import kernels
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.kernels.cuts import NUM_BINS, Cut, cut, kept_by_all, message
 from micro.requests import AllGather, AllReduce, Once, Reduction, known
+from micro.selectors import scans
 from micro.selectors.micro_rules.base import SHIFT, Search, ThresholdRule, magnitude_bins
 from micro.selectors.micro_rules.one_message import Room, candidate_bytes
 from micro.sparse import Selection
@@ -140,7 +141,7 @@ class Agreed(ThresholdRule[AgreedState]):
 
 def _find(state: AgreedState, search: Search, room: Room | None) -> Reduction[_Found]:
     """Return this rank's candidates, every rank's counts and the candidates in its message: one all-gather."""
-    mine = kernels.collect(search.slice, search.start, state.lowest_bits, state.shift)
+    mine = yield from scans.collect(search.slice, search.start, state.lowest_bits, state.shift)
     indices, magnitudes, own_counts = mine
     if room is None:
         rows = yield AllGather(mine=own_counts)

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import torch
 
-from micro import kernels
 from micro.on_device import on_device
 from micro.requests import AllGather, Reduction, known
+from micro.selectors import scans
 from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
 from micro.sparse import Selection
@@ -41,7 +41,7 @@ class Published(ThresholdRule[PublishedState]):
         else:
             share = state.last_count / k
             state.threshold *= 1.005 if share > 1.1 else 1.00125 if share > 0.909 else 0.995
-        indices = kernels.above(search.slice, state.threshold)
+        indices, _ = yield from scans.above(search.slice, state.threshold)
         if not indices.numel() and size:
             indices = torch.tensor([search.step.index % size], dtype=torch.int32, device=search.slice.device)
         mine = on_device([indices.numel()], torch.int32, indices.device)

@@ -9,6 +9,7 @@ from micro import kernels
 from micro.kernels.bit_patterns import magnitude_of
 from micro.on_device import on_device
 from micro.requests import AllGather, AllReduce, Reduction, known
+from micro.selectors import scans
 from micro.selectors.micro_rules.base import SHIFT, Search, ThresholdRule, magnitude_bins
 from micro.selectors.steering import Track
 from micro.sparse import Selection
@@ -41,7 +42,7 @@ class Repaired(ThresholdRule[Track]):
             state.restart()
             nothing = torch.empty(0, dtype=torch.int32, device=device)
             return Selection(nothing, counts=(0,) * search.comm.world_size, threshold=0.0)
-        indices, magnitudes = kernels.above_with_magnitudes(search.slice, threshold)
+        indices, magnitudes = yield from scans.above(search.slice, threshold)
         count = on_device([magnitudes.numel()], torch.float64, device).view(())
         logs = (magnitudes.to(torch.float64) / threshold).log()
         (headers,) = yield from known((yield AllGather(mine=torch.stack([count, logs.sum()]))))
