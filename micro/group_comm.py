@@ -78,7 +78,7 @@ class GroupComm(Comm):
             received: dict[Request, Any] = {}
             for collective in under_way:
                 self._wait(collective.work, collective.device)
-                received.update(collective.answers())
+                received.update(zip(collective.requests, collective.received(), strict=True))
             return [received[each] if each in received else each.alone() for each in requests]
 
         return Started(answers, lambda: all(collective.work.is_completed() for collective in under_way))

@@ -60,14 +60,8 @@ def all_finite(flags: Sequence[Finite]) -> Finite:
 
 
 def read(numbers: Sequence[Any]) -> list[Any]:
-    """Return tensors () among numbers (or None) as numbers, and others as tensors of the host: by one read for all."""
+    """Return numbers (or None) with the tensors of an accelerator among them in the host's memory, by one read."""
     late = [x for x in numbers if isinstance(x, Tensor)]
     host = torch.cat([x.reshape(-1).double() for x in late]).cpu()  # host sync: one for all
     parts = iter(host.split([x.numel() for x in late]))
-    known = [next(parts).to(x.dtype).view(x.shape) if isinstance(x, Tensor) else x for x in numbers]
-    return as_numbers(known)
-
-
-def as_numbers(known: Sequence[Any]) -> list[Any]:
-    """Return what the host has, tensors () as numbers."""
-    return [x.item() if isinstance(x, Tensor) and not x.dim() else x for x in known]
+    return [next(parts).to(x.dtype).view(x.shape) if isinstance(x, Tensor) else x for x in numbers]

@@ -26,6 +26,7 @@ from micro.requests import (
     Request,
     Running,
     Sending,
+    read_together,
 )
 from micro.spans import Seconds
 
@@ -145,6 +146,10 @@ def _carry_out(ranks: Sequence[_Rank[T]], shares: bool, each: Each) -> list[T]:
             for rank in ranks:
                 if rank.error is not None:
                     raise rank.error
+            if ready := [rank for rank in ranks if rank.reads]:
+                for rank, answer in zip(ready, read_together([rank.requests[0] for rank in ready]), strict=True):
+                    rank.answers, rank.waited = [answer], 0.0
+                continue
             complete = _complete(ranks)
             for group in complete:
                 _Meeting(group, shares, each).answer()

@@ -4,7 +4,7 @@ Requests of one kind that are due at the same time share a collective: rows, and
 lists of other lengths, as bytes; small sums of one dtype; copies of one source and dtype.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +29,13 @@ class Collective:
         requests: those that it carries.
         work: to wait for.
         device: of what it fills.
-        received: returns what it has brought to each of them.
+        received: returns what it has brought to each of them, once it has ended.
     """
 
     requests: Sequence[Sending]
     work: Any
     device: torch.device
     received: Callable[[], Sequence[Tensor]]
-
-    def answers(self) -> Iterable[tuple[Sending, Tensor]]:
-        """Return each request with its answer, once the collective has ended."""
-        return zip(self.requests, self.received(), strict=True)
 
 
 def start(requests: Sequence[Request], group: Group) -> list[Collective]:

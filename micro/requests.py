@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from micro.health import as_numbers, read
+from micro.health import read
 from micro.operations import Kind, Op, bytes_sent, travels_padded
 
 if TYPE_CHECKING:
@@ -172,14 +172,16 @@ class ToHost(Request):
     """Numbers that the host needs of its own accelerator. No message: reductions under way wait for it together.
 
     Attributes:
-        numbers: see `micro.health.read`, which gives the answer.
+        numbers: tensors among others; the answer is the list of them with tensors in the host's memory.
     """
 
     numbers: Sequence[Any]
 
-    def alone(self) -> list[Any]:
-        """Return the answer."""
-        return read(self.numbers)
+
+def read_together(requests: Sequence[ToHost]) -> list[list[Any]]:
+    """Return the answers to several requests, for which the host waits once."""
+    known = iter(read([number for request in requests for number in request.numbers]))
+    return [[next(known) for _ in request.numbers] for request in requests]
 
 
 Reduction = Generator[Request | list[Request], Any, T]
@@ -190,7 +192,7 @@ Requests of a list travel side by side; the answer is the list of answers.
 
 
 class Running(Generic[T]):
-    """A reduction on its way from one request that other ranks answer to the next.
+    """A reduction on its way from one request that it does not answer itself to the next.
 
     Its clock stands still while it waits: others may run then.
 
@@ -198,21 +200,24 @@ class Running(Generic[T]):
         comm: the ranks that it asks where its requests name none.
         requests: what it waits for; empty once it has ended.
         result: what it returned, once ``has_ended``.
-        reads_with_others: whether it stops where it needs numbers of its accelerator, for whoever runs it to read.
     """
 
     result: T
-    reads_with_others: ClassVar[bool] = False
 
     def __init__(self, reduction: Reduction[T], comm: "Comm", *, is_timed: bool = True) -> None:
         self.comm, self._reduction, self._is_timed = comm, reduction, is_timed
         self.requests: list[Any] = []
         self.has_ended = self._is_list = False
 
+    @property
+    def reads(self) -> bool:
+        """Whether it waits for its accelerator alone."""
+        return bool(self.requests) and isinstance(self.requests[0], ToHost)
+
     def go_on(
         self, answers: list[Any] | None = None, waited: "Seconds" = 0.0, at: "Seconds | None" = None
     ) -> "Seconds":
-        """Run to the next request that others answer, or to the end; return when that was.
+        """Run to the next request that it does not answer itself, or to the end; return when that was.
 
         Args:
             answers: to what was requested, for which it has ``waited`` seconds.
@@ -230,10 +235,8 @@ class Running(Generic[T]):
                 needs_others = False
                 for each in self.requests:
                     comm = each.comm = each.comm or self.comm
-                    if isinstance(each, ToHost):
-                        needs_others |= self.reads_with_others
-                    else:
-                        needs_others |= comm.shares_memory if isinstance(each, Once) else comm.world_size > 1
+                    shares = comm.shares_memory if isinstance(each, Once) else comm.world_size > 1
+                    needs_others |= shares or isinstance(each, ToHost)
                 if needs_others:
                     break
                 answer = [each.alone() for each in self.requests] if self._is_list else self.requests[0].alone()
@@ -259,7 +262,10 @@ def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
         left = running.go_on()
         while running.requests:
             try:
-                answers = running.requests[0].comm.start(running.requests).answers()
+                if running.reads:
+                    answers = read_together(running.requests)
+                else:
+                    answers = running.requests[0].comm.start(running.requests).answers()
             except BaseException as error:
                 running.throw(error)
                 raise
@@ -278,9 +284,8 @@ def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:
     """
     late = [x for x in numbers if isinstance(x, Tensor)]
     if late and not late[0].is_cpu:
-        answer: list[Any] = yield ToHost(numbers=numbers, last=last)
-        return answer
-    return as_numbers(numbers) if late else numbers
+        numbers = yield ToHost(numbers=numbers, last=last)
+    return [x.item() if isinstance(x, Tensor) and not x.dim() else x for x in numbers] if late else numbers
 
 
 def over(comm: "Comm", reduction: Reduction[T]) -> Reduction[T]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from micro.comm import Comm, Started
-from micro.health import read
-from micro.requests import AllReduce, Once, Reduction, Running, ToHost, carried_out
+from micro.requests import AllReduce, Once, Reduction, Running, carried_out, read_together
 from micro.spans import Seconds
 
 T = TypeVar("T")
@@ -21,8 +20,6 @@ Reduce = Callable[[Comm], Reduction[T]]
 
 class UnderWay(Running[T]):
     """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned."""
-
-    reads_with_others = True
 
     def __init__(self, rounds: "Rounds", reduction: Reduction[T], ranks: Comm, own: Comm) -> None:
         super().__init__(reduction, own)
@@ -96,7 +93,7 @@ class Rounds:
     def advance(self) -> None:
         """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
         began = self._receive(self._started) if self._started is not None else None
-        while reading := [x for x in self._under_way if x.needs_rounds and isinstance(x.requests[0], ToHost)]:
+        while reading := [each for each in self._under_way if each.reads and each.needs_rounds]:
             began = _read(reading)
         left: list[UnderWay[Any]] = []
         requests: list[Any] = []
@@ -145,12 +142,11 @@ class Rounds:
 def _read(reading: Sequence[UnderWay[Any]]) -> Seconds:
     """Let those go on that need numbers of their accelerator, for which the host waits once; return when."""
     began = reading[0].comm.instant()
-    numbers = [each.requests[0].numbers for each in reading]
-    known = iter(read([number for each in numbers for number in each]))
+    answers = read_together([each.requests[0] for each in reading])
     at = reading[0].comm.instant()
     share = (at - began) * (1 / len(reading))
-    for each, own in zip(reading, numbers, strict=True):
-        at = each.go_on([[next(known) for _ in own]], share, at)
+    for each, answer in zip(reading, answers, strict=True):
+        at = each.go_on([answer], share, at)
     return at
 
 

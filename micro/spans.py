@@ -55,9 +55,6 @@ class DeviceSeconds:
             self._times = {}
         return self._rest_s
 
-    def __repr__(self) -> str:
-        return f"DeviceSeconds(of {len(self._times)} events)"
-
 
 Seconds = float | DeviceSeconds
 """A time or a span. A time is told apart by its clock, and means something where another is subtracted from it."""

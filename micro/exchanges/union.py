@@ -40,7 +40,7 @@ class Union(Exchange[NoState]):
         counts = yield from gather_counts(selection)
         indices = yield from gather_indices(selection, counts, numel, transport)
         if transport.overlap is Overlap.ANY and transport.comm.world_size > 1:
-            indices = yield from _distinct(indices, numel)
+            indices = yield from distinct(indices, numel)
         mean, sent, is_finite = yield from mean_of(kernels.gather(acc, indices), transport)
         return Exchanged(
             update=(SparseValues(indices, mean),),
@@ -55,7 +55,7 @@ class Union(Exchange[NoState]):
         return (*counts_calls(choice), *indices_calls(choice), *mean_calls(choice)), choice.total
 
 
-def _distinct(indices: Tensor, numel: int) -> Reduction[Tensor]:
+def distinct(indices: Tensor, numel: int) -> Reduction[Tensor]:
     """Return what `micro.kernels.distinct` does; an accelerator's host reads the length in turn with others."""
     if indices.is_cpu:
         return (yield Once(work=lambda: kernels.distinct(indices, numel)))

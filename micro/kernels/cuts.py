@@ -50,14 +50,11 @@ def reaching(lowest: int, dtype: torch.dtype) -> float:
     return math.nextafter(middle, math.inf) if lowest % 2 else middle  # ties are rounded to even bits
 
 
-def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return indices, magnitudes and counts by bin of what reaches ``lowest``; see micro.kernels."""
-    return counted(forms(x).above(x, reaching(lowest, x.dtype)), start, lowest, shift)
-
-
-def counted(found: tuple[Tensor, Tensor], start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `collect` does, of the places and magnitudes that it finds."""
-    places, magnitudes = found
+def collect(
+    x: Tensor, start: int, lowest: int, shift: int, found: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return indices, magnitudes and counts by bin of what reaches ``lowest``, ``found`` or not; see micro.kernels."""
+    places, magnitudes = found or forms(x).above(x, reaching(lowest, x.dtype))
     magnitudes = magnitudes.to(torch.float32)
     return places + start, magnitudes, _counts(_bins(magnitudes, lowest, shift))
 

@@ -23,7 +23,7 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return places.to(torch.int32), magnitudes[places]
 
 
-def counted_above(x: Tensor, threshold: float) -> tuple[Tensor, Lists]:
+def counted_above(x: Tensor, threshold: float | Tensor) -> tuple[Tensor, Lists]:
     """Return how many `above` finds (), and what makes its lists once the host has read that."""
     magnitudes = x.abs()
     mask = magnitudes >= threshold
@@ -131,22 +131,26 @@ def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: in
 def sampled_largest(x: Tensor, k: int, scan: Scan, of_few: Choice) -> Tensor:
     """Do what `largest` does, 1 <= k < numel, by a scan of long vectors; exact.
 
-    A sample says which magnitude a few more than k elements should reach. Where too few do, the scan is repeated with
-    a lower one.
+    Where too few reach what the sample says, the scan is repeated with a lower magnitude.
     """
-    numel = x.numel()
-    if numel <= 2 * SAMPLE or 4 * k > numel:
-        return of_few(x, k)
-    sample = x[:: numel // SAMPLE].abs()
-    expected = sample.numel() * k / numel
-    rank = math.ceil(expected + 3 * math.sqrt(expected) + 1)
-    while rank < sample.numel():
-        guess = float(torch.topk(sample, rank, sorted=False).values.min())  # host sync: the scan's threshold
-        candidates, magnitudes = scan(x, guess)
+    doubled = 0
+    while (guess := magnitude_near(x, k, doubled)) is not None:
+        candidates, magnitudes = scan(x, float(guess))  # host sync: the scan's threshold
         if candidates.numel() >= k:
             return candidates.index_select(0, of_few(magnitudes, k))
-        rank *= 2
+        doubled += 1
     return of_few(x, k)
+
+
+def magnitude_near(x: Tensor, k: int, doubled: int = 0) -> Tensor | None:
+    """Return the magnitude () that a few more than k of a long vector reach, by a sample, or twice as many, or more."""
+    numel = x.numel()
+    if numel <= 2 * SAMPLE or not 0 < 4 * k <= numel:
+        return None
+    sample = x[:: numel // SAMPLE].abs()
+    expected = sample.numel() * k / numel
+    rank = math.ceil(expected + 3 * math.sqrt(expected) + 1) << doubled
+    return torch.topk(sample, rank, sorted=False).values.min() if rank < sample.numel() else None
 
 
 def largest(x: Tensor, k: int) -> Tensor:

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from micro import kernels
 from micro.comm import Comm
 from micro.requests import Reduction
+from micro.selectors import scans
 from micro.selectors.base import NoState, Selector
 from micro.sparse import Overlap, Selection, Step
 from micro.traffic import Choosing
@@ -30,8 +30,7 @@ class Leader(Selector[NoState]):
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the k largest on the leader, nothing on the others."""
-        yield from ()
         leader = step.index % comm.world_size
         k = min(step.target_count, acc.numel())
-        indices = kernels.largest(acc, k if comm.rank == leader else 0)
+        indices = yield from scans.largest(acc, k if comm.rank == leader else 0)
         return Selection(indices, counts=tuple(k if rank == leader else 0 for rank in range(comm.world_size)))

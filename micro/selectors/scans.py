@@ -3,19 +3,29 @@
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels import cuts
+from micro.kernels import cuts, reference
 from micro.kernels.table import forms
 from micro.requests import Reduction, known
 
 
-def above(x: Tensor, threshold: float) -> Reduction[tuple[Tensor, Tensor]]:
+def above(x: Tensor, threshold: float | Tensor) -> Reduction[tuple[Tensor, Tensor]]:
     """Return what `micro.kernels.above` does."""
     if x.is_cpu:
-        return kernels.above(x, threshold)
+        return kernels.above(x, float(threshold))
     count, lists = forms(x).scanning.counted_above(x, threshold)
     (length,) = yield from known(count)
     found: tuple[Tensor, Tensor] = lists(length)
     return found
+
+
+def largest(x: Tensor, k: int) -> Reduction[Tensor]:
+    """Return what `micro.kernels.largest` does."""
+    guess = None if x.is_cpu else reference.magnitude_near(x, k)
+    if guess is not None:
+        candidates, magnitudes = yield from above(x, guess)
+        if candidates.numel() >= k:
+            return candidates.index_select(0, reference.largest(magnitudes, k))
+    return kernels.largest(x, k)
 
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> Reduction[tuple[Tensor, Tensor, Tensor]]:
@@ -23,4 +33,4 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> Reduction[tuple[T
     if x.is_cpu:
         return kernels.collect(x, start, lowest, shift)
     found = yield from above(x, cuts.reaching(lowest, x.dtype))
-    return cuts.counted(found, start, lowest, shift)
+    return cuts.collect(x, start, lowest, shift, found)

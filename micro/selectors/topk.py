@@ -7,11 +7,11 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from micro import kernels
 from micro.comm import Comm
 from micro.density.base import target_count
 from micro.flat import Layout
 from micro.requests import Reduction
+from micro.selectors import scans
 from micro.selectors.base import NoState, Selector, Traits
 from micro.selectors.pieces import Pieces, largest_of_each, pieces_at, pieces_of
 from micro.sparse import Selection, Step
@@ -62,13 +62,12 @@ class TopK(Selector[NoState]):
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this rank's k largest."""
-        yield from ()
-        indices = self._largest(acc, step)
+        indices = yield from self._largest(acc, step)
         return Selection(indices, counts=(indices.numel(),) * comm.world_size)
 
-    def _largest(self, acc: Tensor, step: Step) -> Tensor:
+    def _largest(self, acc: Tensor, step: Step) -> Reduction[Tensor]:
         if self.scope == "model":
-            return kernels.largest(acc, step.target_count)
+            return (yield from scans.largest(acc, step.target_count))
         if self.scope == "layer":
             return _of_each_layer(acc, step)
         chunks = _chunks(acc.numel(), self.size, str(acc.device))

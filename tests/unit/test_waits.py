@@ -4,20 +4,25 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
-from types import SimpleNamespace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
+from torch import Tensor
 
-from micro import messages
 from micro.comm import Comm, Started
+from micro.exchanges import union
 from micro.kernels import table
 from micro.lockstep import SimulatedRanks
-from micro.requests import AllGather, AllReduce, Reduction, known
+from micro.requests import AllReduce, Reduction, carried_out, known
 from micro.rounds import Rounds
+from micro.selectors import scans
 from micro.testing import LAYOUT, Case
 from tests.fake_device import DEVICE, DeviceTensor, Waits, fake_device
+from tests.mirrored_ranks import MirroredComm
 from tests.products import grid
 from tests.recorded_streams import recorded_streams
 from tests.sparsifiers import TABLE, Row
@@ -54,12 +59,13 @@ def waits_of(row: Row) -> list[int]:
         for comm in ranks.comms:
             reducer.prepare(comm, DEVICE)
         states = [reducer.start(LAYOUT, case.dtype, DEVICE) for _ in ranks.comms]
-        totals = [0]
+        totals = [0.0]
         for step in range(STEPS):
             grads: list[Any] = [DeviceTensor(grad) for grad in case.gradients(step)]
             ranks.carry_out([reducer.step(*each) for each in zip(states, grads, ranks.comms, strict=True)])
-            totals.append(waits.seen.total())
-    return [math.ceil((totals[at + 1] - totals[at]) / len(ranks.comms)) for at in range(STEPS)]
+            together = waits.seen["read", "read"]  # one for all simulated ranks
+            totals.append(together + (waits.seen.total() - together) / len(ranks.comms))
+    return [math.ceil(totals[at + 1] - totals[at]) for at in range(STEPS)]
 
 
 @grid(row=TABLE)
@@ -68,29 +74,46 @@ def test_a_settled_step_waits_no_more_often_than_the_table_says(row: Row) -> Non
     assert max(waits_of(row)[SETTLED:]) <= most
 
 
-def test_what_buckets_read_of_one_round_is_one_wait() -> None:
-    comm = Comm(world_size=2)
-
-    def gather(filled: Any, mine: Any, **_: Any) -> Any:
-        for row in filled.view(2, -1):
-            row.copy_(mine)
-        return SimpleNamespace()
-
-    with on_device() as waits, patch.object(messages, "ALL_GATHER", gather):
-        sent: list[Any] = [DeviceTensor(torch.arange(size, dtype=torch.int32)) for size in (3, 5, 1, 2)]
-        requests = [AllGather(mine=mine, read=place != 1, comm=comm) for place, mine in enumerate(sent)]
-        (collective,) = messages.start(requests, None)
-        answers = [answer for _, answer in collective.answers()]
-        assert waits.seen.total() == 1
-        assert [answer.device.type for answer in answers] == ["cpu", "cuda", "cpu", "cpu"]
-        for answer, mine in zip(answers, sent, strict=True):
-            assert answer.tolist() == [mine.tolist()] * 2
+@pytest.mark.parametrize("num_buckets", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("names", "at_once", "with_each"),
+    [
+        ("dense leader randomk powersgd fft bf16+union signsgd+gather topk+gather dct sparseloco", 1, 0),
+        ("topk+union chunks+union deft+repaired", 2, 1),
+        ("micro+agreed micro+published exdyna+published per_tensor+micro+published", 3, 1),
+    ],
+)
+def test_waits_of_a_step_of_several_buckets(names: str, at_once: int, with_each: int, num_buckets: int) -> None:
+    """Where buckets come one by one, one that reads ahead of its last message is read with the round."""
+    for row in (row for row in TABLE if row.name in names.split()):
+        assert waits_of_buckets(row, num_buckets, at_once=True) == at_once
+        assert waits_of_buckets(row, num_buckets, at_once=False) == at_once + with_each * (num_buckets - 1)
 
 
-def test_what_buckets_need_at_the_end_of_a_round_is_one_wait() -> None:
+def waits_of_buckets(row: Row, num_buckets: int, *, at_once: bool) -> int:
+    """Return the waits of the settled step with the fewest, of a rank of which the others do what it does."""
+    reducer, comm, totals = row.make(0.05, 0), MirroredComm(row.world_size(4)), [0]
+    with on_device() as waits:
+        states = [reducer.start(LAYOUT, torch.float32, DEVICE) for _ in range(num_buckets)]
+        for step in range(STEPS):
+            rounds, begun = Rounds(), []
+            for state in states:
+                grad: Any = DeviceTensor(torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(step)))
+                begun.append(rounds.begin(partial(reducer.reduction, state, grad), comm))
+                if not at_once:
+                    rounds.advance()
+            for each in begun:
+                each().deliver()
+            totals.append(waits.seen.total())
+    return min(after - before for before, after in pairwise(totals[SETTLED:]))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_what_buckets_need_at_the_end_of_a_round_is_one_wait(last: bool) -> None:
     def reduction(size: int) -> Reduction[list[float]]:
-        total: Any = yield AllReduce(mine=DeviceTensor(torch.full((size,), float(size))), comm=comm)
-        return [*(yield from known(total.sum(), size, None)), *(yield from known(7))]
+        total: Any = yield AllReduce(mine=DeviceTensor(torch.full((size,), float(size))), comm=comm, last=last)
+        (whole,) = yield from known(total, last=last)
+        return [*whole.tolist(), *(yield from known(total.sum(), size, None, last=last)), *(yield from known(7))]
 
     class Silent(Comm):
         def start(self, requests: Sequence[Any]) -> Started:
@@ -99,5 +122,20 @@ def test_what_buckets_need_at_the_end_of_a_round_is_one_wait() -> None:
     comm, rounds = Silent(world_size=2), Rounds()
     with on_device() as waits:
         begun = [rounds.begin(lambda _, size=size: reduction(size), comm) for size in (1, 2, 3)]
-        assert [each() for each in begun] == [[1, 1, None, 7], [4, 2, None, 7], [9, 3, None, 7]]
-        assert waits.seen.total() == 1
+        assert not any(each.is_done for each in begun)
+        assert [each() for each in begun] == [[1, 1, 1, None, 7], [2, 2, 4, 2, None, 7], [3, 3, 3, 9, 3, None, 7]]
+        assert waits.seen.total() == 2
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 0.0, 1.5, 1e39])
+def test_scans_and_unions_are_those_of_the_host(threshold: float) -> None:
+    def on(x: Tensor) -> Iterator[Tensor]:
+        yield from carried_out(scans.above(x, threshold), Comm())
+        yield from (carried_out(scans.largest(x, k), Comm()) for k in (0, 1, 900, 20_000))
+        yield from carried_out(scans.collect(x, 3, 1 << 29, 18), Comm())
+        yield carried_out(union.distinct((x * 99).int().abs(), 1000), Comm())
+
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(0)).round(decimals=2)
+    with on_device():
+        found: list[Any] = list(on(DeviceTensor(x)))  # type: ignore[arg-type]
+    assert all(torch.equal(one.values, other) for one, other in zip(found, on(x), strict=True))

@@ -39,7 +39,7 @@ def _check_kernels(x: Tensor) -> None:
     grad = x.flip(0)
     grad[x.numel() // 2] = math.nan
     for module, name, *given in (
-        (absorbing, "absorb_", x, x.flip(0)),
+        (absorbing, "absorb_", x.flip(0), x),
         (absorbing, "absorb_", x, grad),
         (scanning, "above", x, 2.0),
         (scanning, "magnitude_counts", x, ONE_BITS, BIN_SHIFT, 16),
@@ -75,13 +75,18 @@ def _check_codes(x: Tensor) -> None:
 def _outcome(function: Any, given: Sequence[Any]) -> list[Any]:
     """Return what a function returns, its parts one after the other, then its vectors as it leaves them."""
     changes = function.__name__.endswith("_")
-    vectors = [value.clone() if changes and isinstance(value, Tensor) else value for value in given]
+    vectors = [_copy(value) if changes and isinstance(value, Tensor) else value for value in given]
     result = function(*vectors)
     parts: Iterable[Any] = result if isinstance(result, tuple) else [result]
     if function.__name__.startswith("absorb"):
         first_bad, *sums = parts
         parts = [index_of(first_bad, given[0].numel()), *sums]
     return [*parts, *(value for value in vectors if isinstance(value, Tensor))]
+
+
+def _copy(x: Tensor) -> Tensor:
+    """Return a copy whose address is as far from a multiple of 16."""
+    return torch.nn.functional.pad(x, (x.storage_offset(), 0))[x.storage_offset() :]
 
 
 def _agree(one: Any, other: Any) -> bool:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024  # elements of a program: eight of each of its 128 threads
-LONGEST = 2**31 - 2**17  # elements: places within the blocks beyond the end are whole numbers of 32 bits too
+LENGTHS = range(2, 2**31 - 2**17)  # within 32 bits also beyond the end; Triton would compile for a length of 1 alone
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NUMBERS = ("first", "shift", "num_bins", "rows", "row_scales", "row_codes", "divisor")
 
@@ -23,7 +23,7 @@ def kernel(body: Callable[..., Any]) -> Any:
     """Return ``body`` as a Triton kernel, or as what Triton's interpreter runs where TRITON_INTERPRET is set.
 
     Numbers that change from step to step are not specialised: Triton would compile again where one becomes 1, or a
-    multiple of 16, and ranks do not come to that in the same step.
+    multiple of 16, and ranks do not come to that in the same step. Lengths are told apart by 16 alone, for wide loads.
     """
     numbers = [name for name in signature(body).parameters if name in NUMBERS]
     return triton.jit(body, do_not_specialize=numbers)
@@ -37,12 +37,12 @@ def places(numel: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Tell whether the kernels can take these tensors: plain, contiguous, of a dtype that they know, not too long.
+    """Tell whether the kernels can take these tensors: plain, contiguous, of a dtype and a length that they know.
 
     Subclasses of Tensor are refused, fake tensors among them: they have no memory to point to.
     """
     return all(
-        type(x) in (Tensor, torch.nn.Parameter) and x.is_contiguous() and x.dtype in DTYPES and x.numel() <= LONGEST
+        type(x) in (Tensor, torch.nn.Parameter) and x.is_contiguous() and x.dtype in DTYPES and x.numel() in LENGTHS
         for x in tensors
     )
 

@@ -20,7 +20,7 @@ def _chosen(x: tl.tensor, threshold: tl.tensor, offsets: tl.tensor, mask: tl.ten
 
 @kernel
 def count_kernel(x: tl.tensor, threshold: tl.tensor, counts: tl.tensor, numel: tl.tensor, BLOCK: tl.constexpr) -> None:
-    """Count what passes ``threshold`` (1,) in each block: ``counts`` (programs,) int32."""
+    """Count what passes ``threshold`` () in each block: ``counts`` (programs,) int32."""
     offsets, mask = places(numel, BLOCK)
     _, chosen = _chosen(x, tl.load(threshold), offsets, mask)
     tl.store(counts + tl.program_id(0), tl.sum(chosen.to(tl.int32)))
@@ -92,10 +92,9 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return lists(int(count))  # host sync: how much memory the lists need
 
 
-def counted_above(x: Tensor, threshold: float) -> tuple[Tensor, reference.Lists]:
+def counted_above(x: Tensor, threshold: float | Tensor) -> tuple[Tensor, reference.Lists]:
     """Return how many `above` finds (), and what makes its lists once the host has read that."""
-    rounded = float(torch.tensor(threshold, dtype=x.dtype))  # on the host
-    cut = torch.full((1,), rounded, dtype=x.dtype, device=x.device)
+    cut = torch.as_tensor(threshold, dtype=x.dtype).to(x.device, non_blocking=True)  # a number is rounded on the host
     programs = num_programs(x.numel())
     counts = torch.empty(programs, dtype=torch.int32, device=x.device)
     launch(count_kernel, programs, x, x, cut, counts, x.numel(), BLOCK=BLOCK)
