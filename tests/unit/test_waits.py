@@ -30,16 +30,17 @@ from tests.sparsifiers import TABLE, Row
 STEPS, SETTLED = 6, 4
 MOST = {  # waits of a settled step of one bucket, and the rows with so many: the first line that names a row holds
     "*+at?one": 1,
-    "per_tensor+micro+agreed": 22,  # each of its layers may search
+    "per_tensor+micro+agreed": 21,  # each of its layers may search
     "oktopk*": 14,
-    "topk+oktopk redsync+published": 11,
-    "sidco+p+repaired": 8,
-    "gaussiank+*+slices sage*": 7,
-    "gaussiank+repaired* sidco+* dgc+repaired* redsync* reused* dsa+published threshold+gather* two_level+split*": 6,
-    "gaussiank* dgc* deft+published per_tensor+micro+published two_level+micro": 5,
-    "threshold gtopk+published dsa accordion* split+micro split+two_level*": 4,
-    "micro* exdyna* *+micro+agreed split+topk* two_level*": 3,
-    "topk* chunks* deft* gtopk dct* sparseloco* per_tensor+topk* in_pieces* split*": 2,
+    "topk+oktopk": 11,
+    "redsync+published": 10,
+    "sidco+p+repaired sage+published": 7,
+    "gaussiank+*+slices *k+repaired+union dgc*+union sage* reused* dsa+published two_level+split*": 6,
+    "gaussiank+repaired sidco+*+repaired sidco+p* dgc+repaired redsync* deft+published threshold+gather*": 5,
+    "two_level+micro": 5,
+    "gaussiank* sidco* dgc* threshold gtopk+published dsa split+micro split+two_level*": 4,
+    "micro* exdyna* *+micro+* accordion* two_level*": 3,
+    "topk+union* topk+layers+union topk+layers+by_name chunks* deft* gtopk split*": 2,
     "*": 1,
 }
 
