@@ -58,8 +58,9 @@ class Union(Exchange[NoState]):
 def distinct(indices: Tensor, numel: int) -> Reduction[Tensor]:
     """Return what `micro.kernels.distinct` does; an accelerator's host reads the length in turn with others."""
     if indices.is_cpu:
-        return (yield Once(work=lambda: kernels.distinct(indices, numel)))
-    ordered = yield Once(work=lambda: indices.sort().values)
+        found: Tensor = yield Once(work=lambda: kernels.distinct(indices, numel))
+        return found
+    ordered: Tensor = yield Once(work=lambda: indices.sort().values)
     is_first = are_first(ordered)
     (count,) = yield from known(is_first.sum())
     return ordered.index_select(0, places_of(is_first, count))

@@ -86,7 +86,7 @@ def _outcome(function: Any, given: Sequence[Any]) -> list[Any]:
 
 def _copy(x: Tensor) -> Tensor:
     """Return a copy whose address is as far from a multiple of 16."""
-    return torch.nn.functional.pad(x, (x.storage_offset(), 0))[x.storage_offset() :]
+    return torch.nn.functional.pad(x, (int(x.storage_offset()), 0))[x.storage_offset() :]
 
 
 def _agree(one: Any, other: Any) -> bool:
