@@ -19,7 +19,13 @@ Reduce = Callable[[Comm], Reduction[T]]
 
 
 class UnderWay(Running[T]):
-    """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned."""
+    """A reduction that was begun; to call it sends rounds until it is done, and returns what it returned.
+
+    Attributes:
+        needs_rounds: whether it waits for more than its last sum, or what it reads last of its accelerator.
+    """
+
+    needs_rounds: bool
 
     def __init__(self, rounds: "Rounds", reduction: Reduction[T], ranks: Comm, own: Comm) -> None:
         super().__init__(reduction, own)
@@ -32,11 +38,6 @@ class UnderWay(Running[T]):
         """Whether it can end at once; the same on all ranks, but for one whose last sum is under way."""
         return self.has_ended or (self.last is not None and self.requests[0].mine.is_cpu and self.last.is_completed())
 
-    @property
-    def needs_rounds(self) -> bool:
-        """Whether it waits for more than its last sum, or what it reads last of its accelerator."""
-        return bool(self.requests) and not self.requests[0].last
-
     def go_on(self, answers: list[Any] | None = None, waited: Seconds = 0.0, at: Seconds | None = None) -> Seconds:
         """Run to the next message, which is started if it is the last, or to the end."""
         left = super().go_on(answers, waited, at)
@@ -44,6 +45,7 @@ class UnderWay(Running[T]):
             left = super().go_on(self.ranks.start(self.requests).answers())
         if self.requests and isinstance(self.requests[0], AllReduce) and self.requests[0].last:
             self.last = self.ranks.start(self.requests)
+        self.needs_rounds = bool(self.requests) and not self.requests[0].last
         return left
 
     def receive_last(self) -> None:
@@ -93,7 +95,7 @@ class Rounds:
     def advance(self) -> None:
         """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
         began = self._receive(self._started) if self._started is not None else None
-        while reading := [each for each in self._under_way if each.reads and each.needs_rounds]:
+        while reading := [each for each in self._under_way if each.needs_rounds and each.reads]:
             began = _read(reading)
         left: list[UnderWay[Any]] = []
         requests: list[Any] = []
