@@ -16,4 +16,3 @@ for name in FRAMEWORKS:
         importlib.import_module(name)
 simulation = micro.Simulation(micro.SparseReducer(micro.Micro(), density=0.1), micro.Layout.flat(100), 2)
 simulation.step(torch.ones(2, 100))
-simulation.close()

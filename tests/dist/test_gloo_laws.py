@@ -98,7 +98,6 @@ def test_processes_equal_the_simulation_and_each_other(name: str) -> None:
             torch.testing.assert_close(residual, expected.residuals[rank], rtol=1e-11, atol=1e-13)
             assert what_all_share(stats) == what_all_share(expected.stats[rank])
             assert what_one_sent(stats) == what_one_sent(expected.stats[rank])
-    simulation.close()
     (_, first, words), *others = processes
     for _, half, other_words in others:
         assert other_words == words

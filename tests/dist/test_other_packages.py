@@ -60,7 +60,6 @@ still = "micro_smallest" in sys.modules
 reducer = micro.SparseReducer(micro.build(micro.Selector, {"name": "smallest", "skip": 1}), density=0.25)
 simulation = micro.Simulation(reducer, micro.Layout.flat(8), world_size=2)
 step = simulation.step(torch.arange(16.0).view(2, 8), residuals=True)
-simulation.close()
 print(before, still, step.stats[0].counts, step.update.tolist(), "smallest" in micro.known(micro.Selector))
 """
 

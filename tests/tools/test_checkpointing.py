@@ -99,5 +99,3 @@ def test_a_resize_keeps_what_the_model_has_yet_to_receive(new: int) -> None:
     wide = micro.Simulation(reducer, layout, new)
     wide.load_buckets([state["buckets"] for state in saved])
     torch.testing.assert_close(torch.stack(wide.residuals()).double().mean(0), owed, rtol=1e-6, atol=1e-7)
-    for simulation in (old, wide):
-        simulation.close()
