@@ -1,7 +1,7 @@
-"""Train a GPT with Accelerate, save, and go on from the checkpoint.
+"""Train a GPT with Accelerate, save, and resume from the checkpoint.
 
 torchrun --nproc-per-node 2 train_accelerate.py 1   # one epoch
-torchrun --nproc-per-node 2 train_accelerate.py 3   # goes on to the third
+torchrun --nproc-per-node 2 train_accelerate.py 3   # resumes, up to the third
 """
 
 import sys
@@ -26,12 +26,12 @@ class Progress:
         return {"epochs": self.epochs}
 
     def load_state_dict(self, saved: dict[str, int]) -> None:
-        """Take over what was saved."""
+        """Load what was saved."""
         self.epochs = saved["epochs"]
 
 
 def main(epochs: int, folder: Path) -> nn.Module:
-    """Train up to ``epochs`` in all; checkpoints lie in ``folder``."""
+    """Train up to ``epochs`` in all; checkpoints are in ``folder``."""
     accelerator, network, progress = Accelerator(cpu=True), GPT(), Progress()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
     model, optimizer, loader = accelerator.prepare(network, optimizer, DataLoader(Text(), batch_size=8))
@@ -49,9 +49,7 @@ def main(epochs: int, folder: Path) -> nn.Module:
             optimizer.step()
         accelerator.print(f"epoch {progress.epochs}: loss {loss:.4f}")
         progress.epochs += 1
-        accelerator.save_state(
-            folder / "unfinished"
-        )  # under its own name when all ranks have written: it is whole then
+        accelerator.save_state(folder / "unfinished")  # renamed when all ranks have written: it is complete then
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             (folder / "unfinished").rename(folder / f"epoch{progress.epochs:03d}")

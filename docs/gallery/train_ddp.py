@@ -1,7 +1,7 @@
-"""Train a GPT with plain DistributedDataParallel, save, and go on from the checkpoint.
+"""Train a GPT with plain DistributedDataParallel, save, and resume from the checkpoint.
 
 torchrun --nproc-per-node 2 train_ddp.py 1   # one epoch
-torchrun --nproc-per-node 2 train_ddp.py 3   # goes on to the third
+torchrun --nproc-per-node 2 train_ddp.py 3   # resumes, up to the third
 """
 
 import sys
@@ -17,7 +17,7 @@ import micro
 
 
 def main(epochs: int, folder: Path) -> DistributedDataParallel:
-    """Train up to ``epochs`` in all; checkpoints lie in ``folder``."""
+    """Train up to ``epochs`` in all; checkpoints are in ``folder``."""
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(GPT())
@@ -25,7 +25,7 @@ def main(epochs: int, folder: Path) -> DistributedDataParallel:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(Text(), batch_sampler=batches_of(rank, world_size))
 
-    def file(epoch: int, rank: int) -> Path:  # each rank has its own: its residuals are not those of other ranks
+    def file(epoch: int, rank: int) -> Path:  # one per rank, because each rank has its own residuals
         return folder / f"epoch{epoch}_rank{rank}.pt"
 
     whole = [epoch for epoch in range(1, epochs + 1) if all(file(epoch, each).exists() for each in range(world_size))]
@@ -45,7 +45,7 @@ def main(epochs: int, folder: Path) -> DistributedDataParallel:
         folder.mkdir(parents=True, exist_ok=True)
         state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save({**state, "micro": attachment.state_dict()}, folder / f"rank{rank}.part")
-        (folder / f"rank{rank}.part").rename(file(epoch + 1, rank))  # a file of that name is whole
+        (folder / f"rank{rank}.part").rename(file(epoch + 1, rank))  # a file of that name is complete
         if rank == 0:
             print(f"epoch {epoch}: loss {loss:.4f}, density {attachment.stats[0].global_density:.3f}")
     return model

@@ -1,7 +1,7 @@
-"""Train a GPT with Lightning Fabric, save, and go on from the checkpoint.
+"""Train a GPT with Lightning Fabric, save, and resume from the checkpoint.
 
 torchrun --nproc-per-node 2 train_fabric.py 1   # one epoch
-torchrun --nproc-per-node 2 train_fabric.py 3   # goes on to the third
+torchrun --nproc-per-node 2 train_fabric.py 3   # resumes, up to the third
 """
 
 import sys
@@ -17,7 +17,7 @@ import micro
 
 
 def main(epochs: int, folder: Path) -> nn.Module:
-    """Train up to ``epochs`` in all; the checkpoint lies in ``folder``."""
+    """Train up to ``epochs`` in all; the checkpoint is in ``folder``."""
     fabric, network = Fabric(accelerator="cpu", devices=2, strategy="ddp"), GPT()
     fabric.launch()
     model, optimizer = fabric.setup(network, torch.optim.AdamW(network.parameters(), lr=1e-3))

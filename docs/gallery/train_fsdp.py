@@ -1,7 +1,7 @@
-"""Train a GPT with FSDP2, sharded within nodes, with a sparse exchange between them; laid out as torchtitan's loop is.
+"""Train a GPT with FSDP2, sharded within nodes, with a sparse exchange between them, in a loop like torchtitan's.
 
 torchrun --nproc-per-node 4 train_fsdp.py 20 2   # twenty steps, on two nodes of two ranks
-torchrun --nproc-per-node 4 train_fsdp.py 40 2   # goes on to the fortieth
+torchrun --nproc-per-node 4 train_fsdp.py 40 2   # resumes, up to the fortieth
 """
 
 import os
@@ -38,13 +38,13 @@ class Training:
         return dict(zip(("model", "optimizer"), get_state_dict(self._model, self._optimizer), strict=True))
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take over what was saved."""
+        """Load what was saved."""
         model, optimizer = saved["model"], saved["optimizer"]
         set_state_dict(self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimizer)
 
 
 def main(steps: int, folder: Path, ranks_per_node: int) -> nn.Module:
-    """Train up to ``steps`` in all; checkpoints lie in ``folder``, each one for all ranks."""
+    """Train up to ``steps`` in all; checkpoints are in ``folder``, one for all ranks."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -55,7 +55,7 @@ def main(steps: int, folder: Path, ranks_per_node: int) -> nn.Module:
 
     model = GPT().to(device)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh["local"])  # within a node: over the whole mesh, FSDP would average densely
+        fully_shard(block, mesh=mesh["local"])  # within a node; over the whole mesh FSDP would average densely
     fully_shard(model, mesh=mesh["local"])
     reducer = micro.SparseReducer(micro.Micro(), density=0.05)
     attachment = micro.attach_fsdp(model, reducer, replicas=mesh["node"], clip=1.0)  # in place of clip_grad_norm_

@@ -1,7 +1,7 @@
-"""Train a GPT with Lightning, save, and go on from the checkpoint.
+"""Train a GPT with Lightning, save, and resume from the checkpoint.
 
 torchrun --nproc-per-node 2 train_lightning.py 1   # one epoch
-torchrun --nproc-per-node 2 train_lightning.py 3   # goes on to the third
+torchrun --nproc-per-node 2 train_lightning.py 3   # resumes, up to the third
 """
 
 import sys
@@ -45,7 +45,7 @@ class Lit(LightningModule):
 
 
 def main(epochs: int, folder: Path) -> nn.Module:
-    """Train up to ``epochs`` in all; the checkpoint lies in ``folder``."""
+    """Train up to ``epochs`` in all; the checkpoint is in ``folder``."""
     sparse = MicroCallback(micro.SparseReducer(micro.Micro(), density=0.05))
     trainer = Trainer(
         accelerator="cpu",
@@ -53,7 +53,7 @@ def main(epochs: int, folder: Path) -> nn.Module:
         strategy="ddp",
         max_epochs=epochs,
         callbacks=[sparse, ModelCheckpoint(folder, save_last=True)],
-        use_distributed_sampler=False,  # batches_of deals the batches out
+        use_distributed_sampler=False,  # batches_of divides the batches
         logger=False,
         enable_progress_bar=False,
     )

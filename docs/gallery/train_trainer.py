@@ -1,7 +1,7 @@
-"""Train a GPT with the Trainer of transformers, save, and go on from the checkpoint.
+"""Train a GPT with the Trainer of transformers, save, and resume from the checkpoint.
 
 torchrun --nproc-per-node 2 train_trainer.py 1   # one epoch
-torchrun --nproc-per-node 2 train_trainer.py 3   # goes on to the third
+torchrun --nproc-per-node 2 train_trainer.py 3   # resumes, up to the third
 """
 
 import sys
@@ -17,15 +17,15 @@ from micro.integrations.transformers import MicroCallback
 
 
 def main(epochs: int, folder: Path) -> nn.Module:
-    """Train up to ``epochs`` in all; checkpoints lie in ``folder``."""
+    """Train up to ``epochs`` in all; checkpoints are in ``folder``."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
         num_train_epochs=epochs,
         per_device_train_batch_size=8,
-        train_sampling_strategy="sequential",  # the text is in a drawn order already
+        train_sampling_strategy="sequential",  # the text is shuffled already
         max_grad_norm=0,  # no clipping, as in the other scripts
-        ddp_find_unused_parameters=False,  # DDP's own default; the Trainer looks for some in models of others
+        ddp_find_unused_parameters=False,  # DDP's default; for other models the Trainer searches for unused parameters
         save_strategy="epoch",
         report_to=[],
         disable_tqdm=True,

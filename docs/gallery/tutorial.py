@@ -1,7 +1,7 @@
 """The toy model of PyTorch's tutorials on DistributedDataParallel, with checkpoints by torch.distributed.checkpoint.
 
 torchrun --nproc-per-node 2 tutorial.py 10   # ten steps
-torchrun --nproc-per-node 2 tutorial.py 20   # goes on to the twentieth
+torchrun --nproc-per-node 2 tutorial.py 20   # resumes, up to the twentieth
 """
 
 import sys
@@ -31,7 +31,7 @@ class ToyModel(nn.Module):
 
 
 def main(steps: int, folder: Path) -> DistributedDataParallel:
-    """Train up to ``steps`` in all; checkpoints lie in ``folder``, each one for all ranks."""
+    """Train up to ``steps`` in all; checkpoints are in ``folder``, one for all ranks."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(ToyModel())
     attachment = micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.05))
