@@ -32,7 +32,6 @@ ADDED: Mapping[str, Any] = {
     "dataset.drawn": 0,
     "digests": {},
     "optimizer.clip_norm": "rank",
-    "label_smoothing": 0.0,
     "lr_end": 0.0,
     **{f"rounds.{key}": value for key, value in vars(RoundsConfig()).items()},
 }

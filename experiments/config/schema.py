@@ -354,7 +354,6 @@ class TrainConfig:
     nonfinite: str
     timed: bool
     lr_end: float = limited(PART, 0.0)
-    label_smoothing: float = limited(PART, 0.0)
     rounds: RoundsConfig = field(default_factory=RoundsConfig)
     measure_residual_every: int = limited(COUNT_OR_NONE, 0)
     measure_test_every: int = limited(COUNT_OR_NONE, 0)

@@ -53,8 +53,6 @@ def check_task(config: TrainConfig, info: data.DatasetInfo) -> None:
         )
     if config.channels_last and task is not _Images:
         raise UserError(f"channels_last is for images, model {name} learns from {task.reads}: leave it out")
-    if config.label_smoothing and task is not _Images:
-        raise UserError(f"label_smoothing is for images, model {name} learns from {task.reads}: leave it out")
     if config.peak_tflops is not None and name not in COUNTED:
         raise UserError(f"peak_tflops is for {', '.join(COUNTED)}, got it for {name}: leave it out")
     for key, unused in _UNUSED.items():
@@ -179,8 +177,7 @@ class _Images(Task):
 
     def objective(self, model: nn.Module, batch: Batch, carry: Carry) -> tuple[Tensor, Carry]:
         inputs, targets = batch
-        outputs = model(self._in_memory_format(inputs))
-        return F.cross_entropy(outputs, targets, label_smoothing=self.config.label_smoothing), None
+        return F.cross_entropy(model(self._in_memory_format(inputs)), targets), None
 
     def test_sums(self, place: Place) -> Tensor:
         sums = self._zeros(3)

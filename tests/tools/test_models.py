@@ -34,7 +34,6 @@ COUNTS = [
     ("googlenet", image(num_classes=1000), {}, 6_998_552),
     ("googlenet", image(num_classes=1000), {"auxiliary": True}, 13_378_280),
     ("googlenet_cifar", image(), {}, 6_166_250),
-    ("convnet", image(32), {}, 1_972_792),
     ("senet18", image(), {}, 11_260_354),
     ("seresnet18", image(num_classes=100), {}, 11_436_256),
     ("seresnet18", image(num_classes=100), {"last_width": 512}, 11_314_012),

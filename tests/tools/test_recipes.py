@@ -17,7 +17,6 @@ from experiments.config.schema import TrainConfig
 STUDIES = {  # of no paper: they have one form
     *("cifar10_long", "cifar10_resnet20", "cifar10_small", "digits", "gpt_manuals", "gpt_wikitext103"),
     "shakespeare_char",
-    "cifar10_94",
     "neumf_movielens100k",
 }
 RECIPES = sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - STUDIES)
