@@ -71,6 +71,7 @@ def waits_of(row: Row) -> list[int]:
     return [math.ceil(totals[at + 1] - totals[at]) for at in range(STEPS)]
 
 
+@pytest.mark.slow
 @grid(row=TABLE)
 def test_a_settled_step_waits_no_more_often_than_the_table_says(row: Row) -> None:
     most = next(number for names, number in MOST.items() if any(fnmatch(row.name, name) for name in names.split()))
