@@ -59,7 +59,7 @@ study: $(READY) ## the runs of studies of conf/sweep: STUDY="long gpt_rates/sign
 pages: $(READY) ## write the pages of published runs from results/published/runs; RUNS="DIR DIR" adds finished runs first; PAGE=long
 	@$(RUN) -m experiments.pages $(PAGE) $(addprefix --runs ,$(RUNS))
 
-test-fast: $(READY) ## on every save, about a minute: the laws on few cases, boundaries, configuration, parts; starts no process
+test-fast: $(READY) ## on every save, about half a minute: the laws on few cases, boundaries, configuration, parts; starts no process
 	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)
 
 test: $(READY) ## the tests of the library and of the commands' parts, with every two values of a grid together

@@ -60,6 +60,7 @@ def test_a_closed_model_trains_as_plain_ddp_and_is_attached_again_from_the_saved
     refused(lambda: micro.detach(model), "model", "no attachment")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closes", [True, False])
 def test_attachments_leave_no_thread_and_no_file(*, closes: bool) -> None:
     if not closes and torch.__version__ < NAMES_ARE_COUNTED:

@@ -180,6 +180,7 @@ PUBLISHED: dict[str, tuple[Any, Callable[..., Oracle], float, set[Any]]] = {  # 
 }
 
 
+@pytest.mark.slow
 @grid(method=PUBLISHED, world_size=[1, 3])
 def test_a_published_fit_is_the_public_code_step_for_step(method: str, world_size: int) -> None:
     fit, oracle, scale, expected = PUBLISHED[method]

@@ -84,6 +84,7 @@ def test_target_follows_the_warm_up(row: Row) -> None:
             assert_in_band(row.promises.band, stats, world_size)
 
 
+@pytest.mark.slow
 @grid(row=TABLE)
 def test_only_random_methods_depend_on_the_seed_and_draw_anew_at_each_step(row: Row) -> None:
     updated = [step.updates != 0 for step in taken(row, 3, torch.float64)]

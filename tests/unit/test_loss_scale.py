@@ -36,6 +36,7 @@ def step_of(model: nn.Module, scaler: torch.amp.GradScaler, step: int, *, factor
     return torch.cat([local(p.detach()).flatten() for p in model.parameters()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "driver"),
     [

@@ -33,6 +33,7 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OTHER_PARTS, ids=" ".join)
 def test_a_run_is_named_after_the_parts_that_it_has(words: tuple[str, ...]) -> None:
     config = compose_run([*words, "cluster=simulated", "cluster.world_size=4"])

@@ -146,6 +146,7 @@ def test_average_gives_a_state_to_every_new_rank_and_keeps_the_mean() -> None:
     assert attachment.state_dict()["step"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 def test_every_method_has_a_description_that_fits_itself_after_a_file(row: Any) -> None:
     described = describe(row.make(0.1, 0))

@@ -103,6 +103,7 @@ CASES = [
 DTYPES = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 
 
+@pytest.mark.slow
 @grid(case=CASES, size=SIZES)
 def test_each_level_sends_what_is_stated(case: tuple[str, micro.Layout, int], size: tuple[int, int]) -> None:
     (name, layout, width), world_size, is_fixed = case, size[0] * size[1], case[0] in FIXED
