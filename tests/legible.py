@@ -15,6 +15,11 @@ def check_legible(figure: Figure) -> None:
     for axes in panels:
         assert axes.has_data(), f"an empty panel: {axes.get_title() or axes.get_xlabel()}"
     assert figure.get_supxlabel() or any(axes.get_xlabel() for axes in panels)
+    width = figure.bbox.width
+    for text in (text for axes in panels for text in axes.get_yticklabels() if text.get_text() and text.get_visible()):
+        assert text.get_window_extent().x0 >= 0, f"cut off at the left: {text.get_text()}"
+    for legend in figure.legends:
+        assert 0 <= legend.get_window_extent().x0 < legend.get_window_extent().x1 <= width, "a legend that is cut off"
     names_of_rows = any(
         any(map(str.isalpha, text.get_text()[:1])) for axes in panels for text in axes.get_yticklabels()
     )

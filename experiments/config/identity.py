@@ -58,7 +58,8 @@ def identity(settings: Mapping[str, Any]) -> Flat:
     }
     if found.get("cluster.name", SIMULATED) != SIMULATED:
         found["cluster.name"] = "local"  # real workers compute the same wherever they are
-    return {**found, **{key.removeprefix(_DIGESTS): found.pop(key) for key in list(found) if key.startswith(_DIGESTS)}}
+    of_files = {key.removeprefix(_DIGESTS): found.pop(key) for key in list(found) if key.startswith(_DIGESTS)}
+    return found | of_files
 
 
 def run_name(config: TrainConfig) -> str:

@@ -28,6 +28,7 @@ from experiments.reports.table import run_rows
 from experiments.reports.times import stage_times
 
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
+LONGEST_NAME = 30  # letters of a row in a figure of one column
 DENSITY = {"density": "density", "density_error": "density error"}
 RESIDUAL = {"residual_norm": "norm of the residual"}
 SPLIT = ("forward", "backward", *STAGES[1:])  # stages where the two parts of computation are known
@@ -252,7 +253,8 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
     order = in_order(numbers["sparsifier"])
     rows = numbers.sort_values(METHOD, key=lambda names: names.map(order.index) if names.name == METHOD[0] else names)
     names = [look.plain(f"{in_legend(*row[METHOD])} (n={row['num_seeds']})") for _, row in rows.iterrows()]
-    figure = parts.new_figure(look.COLUMN_INCHES, 1.1 + 0.22 * len(rows))
+    is_long = max(map(len, names)) > LONGEST_NAME
+    figure = parts.new_figure(look.PAGE_INCHES if is_long else look.COLUMN_INCHES, 1.1 + 0.22 * len(rows))
     axes = figure.subplots()
     fills = {stage: STAGE_FILLS[stage] for stage in (SPLIT if rows["forward_ms"].all() else STAGES)}
     rows = rows.assign(backward_ms=rows["compute_ms"] - rows["forward_ms"])

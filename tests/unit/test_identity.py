@@ -70,6 +70,7 @@ def test_files_that_settings_name_are_told_by_content_and_not_by_place(tmp_path:
     assert len({named("c", "1", "x"), named("d", "2", "x"), named("e", "1", "y")}) == 3
     (tmp_path / "a/trace.json").write_text("changed")
     config = compose_run([f"schedule.trace={tmp_path / 'a/trace.json'}"])
+    assert not [key for key in identity(flat(dataclasses.asdict(config))) if key.startswith("digests")]
     config.digests["schedule.trace"] = "of another"
     refused(lambda: complete_digests(config), "schedule.trace=", "has other content", error=UserError)
 

@@ -18,7 +18,8 @@ def files(study: Study, frames: Frames, command: str) -> Iterator[tuple[str, Con
     drawn = steps[(steps["method"] == DENSE) | (steps["schedule"] == EXACT)]
     several = drawn["workers"].nunique() > 1  # one number alone makes no line
     for (network, algorithm), shown in drawn.groupby(["network", "algorithm"], sort=False) if several else ():
-        title = f"Simulated speed-up, {network}, {algorithm}, {density}"
+        title = f"Simulated speed-up, {network}, {algorithm}"
+        title += "" if (shown["method"] == DENSE).all() else f", {density}"
         yield f"speedup-{network}-{algorithm}", (figures.draw_speedups(shown, title), shown)
     for key, shown in drawn.groupby(SETTING[:3], sort=False) if "breakdown" in study.questions else ():
         yield f"breakdown-{'-'.join(map(str, key))}", (figures.draw_breakdown(shown, density), shown)
