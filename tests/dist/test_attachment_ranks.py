@@ -51,7 +51,7 @@ class NetThatFails(Net):
 
 
 def fail_in(where: str, settings: dict[str, Any], models: dist.ProcessGroup | None) -> str:
-    """Return how a backward of this rank ends, with nothing left that would wait for the other rank.
+    """Return how a backward of this rank ends; `forget_models` is to follow on all ranks.
 
     What is kept of a step that was broken off is neither gone on from nor saved; the model may be used again.
     """
