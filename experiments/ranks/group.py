@@ -152,23 +152,29 @@ class RankGroup:
         return [values[number] for number in range(self.world_size)]
 
     def _start(self, number: int) -> _Rank:
-        log, prefix = self._folder / f"rank{number}.log", self._prefixes[number] if self._prefixes else ()
+        log = self._folder / f"rank{number}.log"
         ours, theirs = Pipe()
-        with theirs, log.open("ab") as output:
-            words = [sys.executable, "-u", "-m", worker.__name__, str(theirs.fileno()), str(os.getpid())]
-            process = subprocess.Popen(
+        with theirs:
+            return _Rank(number, self.start_process(number, theirs, log), ours, log)
+
+    def start_process(self, number: int, connection: Connection, log: Path) -> "subprocess.Popen[bytes]":
+        """Start the process of a rank, which answers calls on ``connection`` and writes to ``log``."""
+        prefix = self._prefixes[number] if self._prefixes else ()
+        words = [sys.executable, "-u", "-m", worker.__name__, str(connection.fileno()), str(os.getpid())]
+        with log.open("ab") as output:
+            return subprocess.Popen(
                 [*prefix, *words],
-                env=self._environment(number),
+                env=self.environment(number),
                 cwd=self._code if self._code != ROOT else None,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[connection.fileno()],
                 start_new_session=True,  # Ctrl-C reaches the parent alone
             )
-        return _Rank(number, process, ours, log)
 
-    def _environment(self, number: int) -> dict[str, str]:
+    def environment(self, number: int) -> dict[str, str]:
+        """Return the environment variables of a rank."""
         variables = {
             "OMP_NUM_THREADS": str(max(1, num_cores() // self.world_size)),
             **os.environ,

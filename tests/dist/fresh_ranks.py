@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.spawn import start_processes
 
-from tests.dist.processes import save_coverage
+from tests.dist.processes import PRELOADED, save_coverage
 from tests.ports import free_port
 
 
@@ -28,7 +28,7 @@ def run_fresh(world_size: int, work: Callable[..., Any], *args: Any) -> list[Any
     Raises:
         torch.multiprocessing.ProcessException: a rank raised an exception or was killed; then all have ended.
     """
-    multiprocessing.set_forkserver_preload(["tests.dist.preloaded"])
+    multiprocessing.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory(prefix="micro-tests-") as folder:
         start_processes(
             _be_rank,

@@ -2,32 +2,63 @@
 
 ``ranks(2).run(work)`` calls a function on ranks that are in one torch.distributed group. ``ranks(2).run_apart(work)``
 calls one that makes its own group, as the main function of a script does, or Accelerate, Lightning, a Trainer. Both
-find torch, its compiler (which DDP and optimizers import: most of a rank's start) and micro imported. Tests that use
-them are in the xdist group "ranks", so that one worker has the processes.
+find torch, its compiler (which DDP and optimizers import) and micro imported, because they are forked from a process
+that has imported them. Tests that use them are in the xdist group "ranks", so that one worker has the processes.
 """
 
 import functools
+import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from experiments.ranks import worker
 from experiments.ranks.group import RankFailure, RankGroup
 from tests.ports import free_port
 from tests.waiting import LIMIT_S
 
 COLLECTIVE_S = LIMIT_S
+PRELOADED = ["tests.dist.preloaded"]
 
 
 class RankError(AssertionError):
     """A rank raised an exception, died or did not answer; the message says which, with the traceback of the first."""
+
+
+@dataclass(frozen=True)
+class _Forked:
+    """A forked process as `RankGroup` knows one."""
+
+    process: BaseProcess
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        self.process.join(timeout_s)
+        return self.process.exitcode
+
+
+class ForkedRanks(RankGroup):
+    """Ranks that need not import torch: that is most of what it costs to start them."""
+
+    def start_process(self, number: int, connection: Connection, log: Path) -> Any:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        process = context.Process(target=_serve, args=(connection, log, self.environment(number)), daemon=True)
+        process.start()
+        return _Forked(process)
 
 
 class Ranks:
@@ -79,7 +110,7 @@ class Ranks:
     def _call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> list[Any]:
         if self._group is None:
             env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            group = RankGroup(self.world_size, backend=self.backend, env=env, collective_s=COLLECTIVE_S)
+            group = ForkedRanks(self.world_size, backend=self.backend, env=env, collective_s=COLLECTIVE_S)
             self._group = group.__enter__()
         try:
             return self._group.call(function, *args, timeout_s=timeout_s)
@@ -111,6 +142,18 @@ def save_coverage() -> None:
 
 
 _shared: list[Ranks] = []
+
+
+def _serve(connection: Connection, log: Path, variables: Mapping[str, str]) -> None:
+    """Be a rank, with the environment and the output of a process that was started for it."""
+    os.environ.clear()
+    os.environ.update(variables)
+    os.setsid()
+    with log.open("ab") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    torch.set_num_threads(1)  # a fork has none of torch's threads: one thread must make them anew
+    worker.serve(connection)
 
 
 def _call(work: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -12,6 +12,7 @@ from experiments.config.conf_files import choices_of
 from experiments.config.descriptions import GROUPS
 from experiments.config.identity import run_name
 from experiments.sweeps.study import jobs_of, parts_of, studies
+from tests.products import TIER
 
 ELSEWHERE = ("sparsifier", "experiment")  # below
 
@@ -24,18 +25,19 @@ def test_every_choice_of_every_group_composes() -> None:
         assert compose_run([*chosen, *(more for word in chosen for more in needs.get(word.partition("=")[2], []))])
 
 
-def recipe_of(job: list[str]) -> str:
-    return next((word for word in job if word.startswith("experiment=")), "")
+def words_of(job: tuple[str, ...]) -> set[tuple[str, str]]:
+    recipe = next((word for word in job if word.startswith("experiment=")), "")
+    return {(recipe if TIER == "all" else "", word) for word in job}
 
 
-COMPOSED: set[tuple[str, str]] = set()  # recipes, each with a word that some study has beside it
+COMPOSED: set[tuple[str, str]] = set()  # words of studies, in the last tier each with every recipe beside it
 
 
 @pytest.mark.parametrize("study", [part for study in studies() for part in parts_of(study)])
 def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     words = ["schedule.trace=trace.json", "schedule.link=link.json"] if "planned" in study else []
-    jobs = {tuple(job): {(recipe_of(job), word) for word in job} for job in jobs_of(study, words)}
-    new = [job for job, pairs in jobs.items() if not COMPOSED.issuperset(pairs) and not COMPOSED.update(pairs)]
+    jobs = {job: words_of(job) for job in map(tuple, jobs_of(study, words))}
+    new = [job for job, found in jobs.items() if not COMPOSED.issuperset(found) and not COMPOSED.update(found)]
     configs = compose_runs(new)
     for config in configs:
         check_parts(config)

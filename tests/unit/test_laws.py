@@ -36,10 +36,9 @@ def taken(row: Row, world_size: int, dtype: torch.dtype) -> list[Taken]:
     return case_of(row, world_size, dtype).run()
 
 
-@grid(row=TABLE, law=LAWS)
-def test_every_law_holds(row: Row, law: Callable[[Case], None]) -> None:
-    for world_size, dtype in CASES:
-        law(case_of(row, world_size, dtype))
+@grid(row=TABLE, law=LAWS, ranks=CASES)
+def test_every_law_holds(row: Row, law: Callable[[Case], None], ranks: tuple[int, torch.dtype]) -> None:
+    law(case_of(row, *ranks))
 
 
 @pytest.mark.slow
