@@ -13,8 +13,8 @@ PARALLEL := --numprocesses auto --dist worksteal
 # Tests that need more than Python and torch: SLURM, hosts, frameworks, notebooks, a browser; and those of whole commands: trainings that
 # are disturbed, sweeps, benchmarks, the papers' studies on tiny settings.
 SYSTEM := tests/slurm tests/net tests/clients $(patsubst %,tests/dist/test_%.py,soak gallery framework_options other_packages sweeps launch \
-  lost_workers_runs checkpointing_ranks full_disk_ranks absent_peers warm_up devices bench_network bench_step benchmarks profile_ranks) \
-  $(patsubst %,tests/tools/test_%.py,notebooks browser reproduce kills other_contents bench_gpu start_up full_disk doctor)
+  lost_workers_runs checkpointing_ranks full_disk_ranks absent_peers warm_up devices bench_network bench_step benchmarks profile_ranks rank_group lost_ranks) \
+  $(patsubst %,tests/tools/test_%.py,notebooks browser reproduce kills other_contents bench_gpu start_up full_disk doctor hydra console damage)
 TESTS := tests/dist tests/gpu tests/tools tests/unit $(addprefix --ignore=,$(SYSTEM)) # what takes longest first: the end fills with what is short
 # Tests with processes wait for them a third of their time: two workers more than cores. See tests/scheduling.py.
 SHARED = --numprocesses $(shell $(PYTHON) -c 'import os; print((len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()) + 2)') --dist loadgroup --no-loadscope-reorder
