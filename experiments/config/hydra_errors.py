@@ -54,7 +54,8 @@ def raised_by_hydra(error: Exception) -> bool:
 
 def explained(error: Exception) -> str:
     """Return in one line what is wrong with the words or files that Hydra has read."""
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    both = (error, error.__cause__)  # under a debugger OmegaConf's own errors have a cause too, which names no key
+    cause = next((each for each in both if isinstance(each, OmegaConfBaseException)), error)
     key, bracket, _ = str(getattr(cause, "full_key", None) or "").partition("[")
     if isinstance(error, OverrideParseException):
         return unreadable(str(error.override))

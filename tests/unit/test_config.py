@@ -89,6 +89,12 @@ def test_what_does_not_go_together_is_one_line(words: str) -> None:
     refused(lambda: compose_one(*words.split()), *MISTAKES[words])
 
 
+def test_a_mistake_is_told_alike_where_the_causes_of_errors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OC_CAUSE", "1")  # as under a debugger
+    refused(lambda: compose_one("seed=1.5"), "seed must be", "1.5")
+    refused(lambda: compose_one("sparsifier.selector.rul=published"), "sparsifier.selector", "rul")
+
+
 def test_reducers_nest_in_a_configuration() -> None:
     words = "sparsifier.reducer={name:split,min_dims:2,reducer:{name:two_level,ranks_per_node:2}}"
     reducer = build_reducer(compose_one("cluster=simulated", "cluster.world_size=4", words))
