@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce study pages test-fast test test-system test-all soak system-packages check docs dist bench lock clean clean-runs
+.PHONY: help setup demo reproduce study pages test-fast test test-system test-all test-torch soak system-packages check docs dist bench lock clean clean-runs
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -70,6 +70,15 @@ test-system: $(READY) ## the tests of whole commands, on SLURM, on hosts, with f
 
 test-all: $(READY) ## all of them, with every combination of a grid
 	@MICRO_TESTS=all $(MAKE) --no-print-directory test test-system
+
+test-torch: requirements/uv.txt ## `make test` with another torch, in an environment of its own: VERSION=2.11
+	@test -n "$(VERSION)" || { echo "name a version of torch: make test-torch VERSION=2.11"; exit 2; }
+	@$(PYTHON) -m venv --clear $(VENV)-torch
+	@$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
+	@printf 'torch==%s.*\ntorchvision\n' "$(VERSION)" > $(VENV)-torch/torch.txt
+	@$(VENV)-torch/bin/uv pip install --quiet --python $(VENV)-torch/bin/python --override $(VENV)-torch/torch.txt \
+	  --editable '.[experiments,workloads,services,frameworks,dev]'
+	@$(VENV)-torch/bin/python -m pytest $(TESTS) $(SHARED) $(ARGS)
 
 soak: $(READY) ## disturb trainings for TIME=2h from SEED=7 (CASES=1: that case alone) and check that they end with equal weights
 	@$(RUN) -m tests.soak --time $(or $(TIME),10m) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(ARGS)

@@ -74,6 +74,20 @@ def larger_on_rank_1(model: nn.Module, step: int) -> Iterator[Tensor]:
         yield loss * 10.0 ** dist.get_rank()
 
 
+class Wide(nn.Module):
+    """Three layers of 17.6 MB: two fill a bucket of the size that DDP takes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(2100, 2100, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.nn.functional.pad(x.float(), (0, 2092), value=1.0)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
 UNUSED = {"find_unused_parameters": True}
 BOOKS: dict[str, tuple[Any, ...]] = {  # ranks, and what keep_books takes
     "one bucket": (2, Net, one_loss, MICRO, {}),
@@ -104,6 +118,18 @@ def test_nothing_of_a_gradient_is_lost(name: str) -> None:
     assert len({str(buckets) for _, _, buckets in answers}) == 1, "ranks have different buckets"
     buckets = answers[0][2]
     assert name not in ("small buckets", "views", "static graph") or buckets[0] != buckets[-1], "none was rebuilt"
+
+
+@pytest.mark.slow
+@on_ranks(2)
+def test_nothing_is_lost_in_buckets_of_the_usual_size_by_ranks_with_other_numbers_of_threads() -> None:
+    torch.set_num_threads(1 + dist.get_rank())
+    try:
+        given, booked, buckets = keep_books(Wide, one_loss, MICRO, {})
+    finally:
+        torch.set_num_threads(1)
+    torch.testing.assert_close(booked, given, rtol=1e-5, atol=1e-4)
+    assert len(buckets[-1]) == 2
 
 
 @pytest.mark.parametrize("method", ROWS)

@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import micro
 from experiments.config.errors import UserError
 from experiments.config.keys import to_yaml
 from experiments.runs.records import read_records
@@ -84,18 +82,3 @@ def test_another_world_size_is_refused_or_averaged_on_request(tmp_path: Path) ->
     assert after.began_at == 3
     assert read_records(after.folder.steps_path)[0]["step"] == 3
     assert after.trainer.position.index == 7  # 3 of 4 steps were done, so 6 of 8 are
-
-
-@pytest.mark.parametrize("new", [1, 2, 7])
-def test_a_resize_keeps_what_the_model_has_yet_to_receive(new: int) -> None:
-    reducer = micro.SparseReducer(selector=micro.Micro(), density=0.1)
-    layout = micro.Layout(("a", "b"), ((5, 4), (30,)))
-    old = micro.Simulation(reducer, layout, 4)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(3):
-        old.step(torch.randn(4, layout.numel, generator=generator))
-    owed = torch.stack(old.residuals()).double().mean(0)
-    saved = micro.average([{"buckets": [bucket]} for bucket in old.state_dict()["ranks"]], new)
-    wide = micro.Simulation(reducer, layout, new)
-    wide.load_buckets([state["buckets"] for state in saved])
-    torch.testing.assert_close(torch.stack(wide.residuals()).double().mean(0), owed, rtol=1e-6, atol=1e-7)

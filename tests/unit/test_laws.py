@@ -1,6 +1,7 @@
 """The laws that every method obeys: those of micro.testing, and those of the table alone, for every row of it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ from micro.lockstep import SimulatedRanks
 from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction, Sending
 from micro.selectors.estimated import Estimated, Fit
 from micro.sparse import Overlap
-from micro.testing import LAWS, LAYOUT, Case, Taken, assert_in_band
+from micro.testing import LAWS, LAYOUT, Case, Taken, assert_in_band, assert_step, take
 from tests.products import grid
 from tests.sparsifiers import TABLE, Row
 
@@ -81,6 +82,23 @@ def test_target_follows_the_warm_up(row: Row) -> None:
             assert stats.target_count == sum(target_count(schedule.at(index), size) for size in sizes)
         if row.promises.band is not None and row.promises.band.at_once:
             assert_in_band(row.promises.band, stats, world_size)
+
+
+@pytest.mark.slow
+@grid(row=[row for row in TABLE if "two_level" not in row.name], new=[1, 2, 7])
+def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(row: Row, new: int) -> None:
+    case = case_of(row, 4)
+    resized, old = replace(case, world_size=new), case.simulation()
+    for number in range(3):
+        kept = take(old, case.gradients(number)).after
+    simulation = resized.simulation()
+    simulation.load_buckets(
+        [rank["buckets"] for rank in micro.average([{"buckets": [own]} for own in old.state_dict()["ranks"]], new)]
+    )
+    torch.testing.assert_close(torch.stack(simulation.residuals()).mean(0), kept.mean(0))
+    step = take(simulation, resized.gradients(3))
+    assert_step(row.promises, step)
+    assert step.stats[0].step == 3
 
 
 @pytest.mark.slow
