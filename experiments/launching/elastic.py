@@ -4,6 +4,7 @@ The agent starts the processes, redirects their output, passes signals on, start
 gives it the run's settings, keeps its log off the terminal, and finds the rank that caused the others to fail.
 """
 
+import inspect
 import logging
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
@@ -77,7 +79,7 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
         max_restarts=cluster.max_restarts,
         logs_specs=logs,
         local_addr="localhost" if cluster.nnodes == 1 else None,  # a laptop's own name often does not resolve
-        shutdown_timeout=max(_GRACE_S, cluster.slurm.signal_s),
+        **_time_to_save(cluster.slurm.signal_s),
         signals_to_handle=",".join(heeded) or "none",
     )
     try:
@@ -104,6 +106,12 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
             return int(numbers[0])
         raise RankFailure(_cause(folder, error, logs.stderr, started)) from None
     return 0
+
+
+def _time_to_save(signal_s: int) -> dict[str, Any]:
+    """Return the setting of how many seconds ranks have to save; the agent of torch 2.11 has none, and gives 30."""
+    key = "shutdown_timeout"
+    return {key: max(_GRACE_S, signal_s)} if key in inspect.signature(LaunchConfig).parameters else {}
 
 
 def check_cluster(cluster: ClusterConfig) -> None:

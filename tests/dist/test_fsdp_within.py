@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import micro
 from micro.fsdp import WithinAttachment, attach_within
+from micro.fsdp.within import UNUSED
 from tests.dist.ddp_steps import words_of
 from tests.dist.fsdp_steps import Net, backward, batch, build, same, train, update_
 from tests.dist.on_ranks import on_ranks
@@ -22,7 +23,8 @@ pytestmark = [
     pytest.mark.dist,
     pytest.mark.xdist_group("four ranks"),
     pytest.mark.skipif(
-        not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="torch has no custom reduce-scatter"
+        not all(hasattr(FSDPModule, f"set_{name}") for name in ("custom_reduce_scatter", UNUSED)),
+        reason="torch has no custom reduce-scatter",
     ),
 ]
 EVERYTHING = micro.SparseReducer(micro.Everything(), 1.0)

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,7 @@ def test_every_pinned_package_has_checksums_and_no_address(name: str) -> None:
     assert not re.search("https?://|index-url|file:", locked(name))
 
 
+@pytest.mark.skipif(f"\ntorch=={version('torch')} " not in locked("test"), reason="torch is not the one of the lock")
 def test_the_lock_names_the_extras_that_its_packages_ask_for() -> None:
     """Where the lock has `name` alone, pip 23.2 takes the newest `name[extra]` and refuses it: it has no checksum."""
     extras = dict(re.findall(r"(?m)^([\w.-]+)(\[[^]]*\])?==", locked("test")))

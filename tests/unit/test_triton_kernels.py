@@ -1,6 +1,7 @@
 """Triton's kernels, run by its interpreter on the CPU, equal the reference, and are chosen where they can be."""
 
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from unittest.mock import patch
 
 import pytest
@@ -25,6 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered")  # numpy,
 
 LENGTHS = [0, 1, 17, 1024, 2077]  # around the 1,024 elements of a program
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+of_new_triton = pytest.mark.skipif(
+    tuple(map(int, version("triton").split(".")[:2])) < (3, 7), reason="Triton's interpreter takes no numpy 2.4"
+)
 OPERATIONS = [operation for operation, forms in table.TABLE.items() if forms.triton]
 
 
@@ -53,6 +57,7 @@ def cpu_as_gpu() -> Iterator[None]:
         yield
 
 
+@of_new_triton
 @pytest.mark.usefixtures("cpu_as_gpu")
 @pytest.mark.parametrize("codec", [Half(), BFloat16(), Int8(), Sign()])
 def test_codes_are_those_of_torch(codec: Codec) -> None:
@@ -87,6 +92,7 @@ def test_a_device_is_checked_before_the_first_step_and_named_once_where_no_kerne
     kernels.prepare.cache_clear()
 
 
+@of_new_triton
 def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "NUMEL", 5_001)
     checking.check(torch.device("cpu"))
