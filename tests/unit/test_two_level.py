@@ -99,11 +99,13 @@ def test_states_of_other_nodes_and_their_means_are_refused() -> None:
 DTYPES = {2: torch.float16, 4: torch.float32, 8: torch.float64}
 
 
+@pytest.mark.slow
 @grid(name=FIXED, layout=[LAYOUT, SPARING, EVEN], width=[2, 4, 8], size=SIZES)
 def test_each_level_sends_what_is_stated(name: str, layout: micro.Layout, width: int, size: tuple[int, int]) -> None:
     check_traffic(name, layout, DTYPES[width], size)
 
 
+@pytest.mark.slow
 @grid(name=["topk+union", "topk+gather+packed", "micro+half"], layout=[LAYOUT, EVEN], size=SIZES)
 def test_each_level_sends_about_what_is_expected(name: str, layout: micro.Layout, size: tuple[int, int]) -> None:
     check_traffic(name, layout, torch.float32, size, within=0.06)
