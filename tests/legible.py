@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 
 def check_legible(figure: Figure) -> None:
@@ -16,7 +18,7 @@ def check_legible(figure: Figure) -> None:
         assert axes.has_data(), f"an empty panel: {axes.get_title() or axes.get_xlabel()}"
     assert figure.get_supxlabel() or any(axes.get_xlabel() for axes in panels)
     width = figure.bbox.width
-    for text in (text for axes in panels for text in axes.get_yticklabels() if text.get_text() and text.get_visible()):
+    for text in (text for axes in panels for text in _drawn_at_y(axes)):
         assert text.get_window_extent().x0 >= 0, f"cut off at the left: {text.get_text()}"
     for legend in figure.legends:
         assert 0 <= legend.get_window_extent().x0 < legend.get_window_extent().x1 <= width, "a legend that is cut off"
@@ -27,6 +29,14 @@ def check_legible(figure: Figure) -> None:
     for legend in figure.legends:
         looks = [_look(handle) for handle in legend.legend_handles]
         assert len(set(looks)) == len(looks), [text.get_text() for text in legend.get_texts()]
+
+
+def _drawn_at_y(axes: Axes) -> Iterator[Text]:
+    """Yield the numbers beside the y axis; matplotlib also keeps some that lie outside of it and are not drawn."""
+    low, high = sorted(axes.get_ylim())
+    for text in axes.get_yticklabels():
+        if text.get_text() and text.get_visible() and low <= text.get_position()[1] <= high:
+            yield text
 
 
 def _look(handle: Any) -> tuple[str, ...]:
