@@ -80,8 +80,8 @@ test-torch: requirements/uv.txt ## `make test` with another torch, in an environ
 	  --editable '.[experiments,workloads,services,frameworks,dev]'
 	@$(VENV)-torch/bin/python -m pytest $(TESTS) $(SHARED) $(ARGS)
 
-soak: $(READY) ## disturb trainings for TIME=2h from SEED=7 (CASES=1: that case alone) and check that they end with equal weights
-	@$(RUN) -m tests.soak --time $(or $(TIME),10m) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES)) $(ARGS)
+soak: $(READY) ## disturb trainings for TIME=2h from SEED=7 (CASES=1: that case alone) and check that they end with equal weights; or take STEPS=20000 of every method
+	@$(RUN) -m $(if $(STEPS),tests.long_laws --steps $(STEPS),tests.soak --time $(or $(TIME),10m) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES))) $(ARGS)
 
 system-packages: ## install what some tests need beside Python, as root on Debian or Ubuntu; they are skipped where it is missing
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \

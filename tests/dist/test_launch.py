@@ -15,8 +15,11 @@ from experiments.config.schema import ClusterConfig
 from experiments.config.stopping import STOP_SIGNALS
 from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import Failure, Kind, RankFailure, root_cause
+from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
+from tests.dist.rank_functions import train
+from tests.finished_runs import only_run
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
 WORKERS = Path(__file__).parent / "workers"
@@ -82,6 +85,18 @@ def test_the_rank_that_began_is_blamed(
     failure = failure_of(tmp_path, job, module, **settings)
     assert (failure.rank, failure.kind) == (rank, kind)
     assert words in failure.message
+
+
+def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None:
+    failed = train("dataset=synthetic", "model=mlp", "batch_size=64", "epochs=2", "lr=1e30", f"output={tmp_path}")
+    assert failed.returncode == 1
+    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("error")]
+    assert "NonFiniteGradient" in line
+    assert "is not finite at step" in line
+    folder = only_run(tmp_path)
+    assert (folder / "failure.json").exists()
+    assert read_records(folder / "steps.jsonl")
+    assert not (folder / "DONE").exists()
 
 
 def test_a_step_that_never_ends_ends_the_run_where_no_rank_waits_in_a_collective(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.fresh_ranks import run_fresh
+from tests.dist.processes import ranks
 from tests.dist.rank_functions import Ended, train
 from tests.finished_runs import only_run
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
+pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 
 
 def handlers() -> dict[int, object]:
@@ -35,12 +35,13 @@ def train_as_submitit_does(words: list[str], output: Path) -> tuple[Ended, int]:
     striker.join()
     assert handlers() == before
     os.kill(os.getpid(), signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     return ended, len(received)
 
 
 def test_the_signal_of_submitit_reaches_its_handler(tmp_path: Path) -> None:
     words = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=512", "batch_size=8", "epochs=3"]
-    ((ended, calls),) = run_fresh(1, train_as_submitit_does, [*words, f"output={tmp_path}"], tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    for ended, calls in ranks(2).run_apart(train_as_submitit_does, [*words, f"output={tmp_path}"], tmp_path):
+        assert ended.returncode == 0, ended.stderr
+        assert calls == 2
     assert (only_run(tmp_path) / "DONE").exists()
-    assert calls == 2

@@ -1,4 +1,4 @@
-"""A few cases of ``make soak``: trainings that are disturbed, and given again until they end with equal weights."""
+"""A few cases of ``make soak``: disturbed trainings that end with equal weights, and methods over many steps."""
 
 import subprocess
 import sys
@@ -20,3 +20,11 @@ def test_disturbed_trainings_end_with_equal_weights(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 cases, 0 failed" in done.stdout
     assert not [*tmp_path.iterdir()]  # nothing of a failed case was kept
+
+
+def test_methods_hold_their_laws_over_many_steps_and_nothing_drifts() -> None:
+    rows = ["micro+agreed", "topk+union", "oktopk", "int8+union"]
+    words = ["-m", "tests.long_laws", "--steps", "2000", "--rows", ",".join(rows)]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=1100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(line.partition(",")[0] for line in done.stdout.splitlines()[:-1]) == sorted(rows)

@@ -66,18 +66,6 @@ def test_simulated_ranks_equal_real_ones(tmp_path: Path, method: str, settings: 
         assert one["counts_bytes"] == other["counts_bytes"]
 
 
-def test_a_nan_ends_the_run_with_parameter_rank_and_step(tmp_path: Path) -> None:
-    failed = train("dataset=synthetic", *SMALL, "lr=1e30", f"output={tmp_path}")
-    assert failed.returncode == 1
-    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("error")]
-    assert "NonFiniteGradient" in line
-    assert "is not finite at step" in line
-    folder = only_run(tmp_path)
-    assert (folder / "failure.json").exists()
-    assert read_records(folder / "steps.jsonl")
-    assert not (folder / "DONE").exists()
-
-
 def test_it_joins_the_ranks_of_torchrun(tmp_path: Path) -> None:
     words = ("dataset=synthetic", *SMALL, f"output={tmp_path}")
     assert [ended.returncode for ended in ranks(2).run_apart(train, *words)] == [0, 0]
