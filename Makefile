@@ -109,9 +109,8 @@ dist: $(READY) ## build and check the distributions, install the wheel in a new 
 	  ../tests/dist/scripts/sparse_ddp.py | tee train.log; grep -q '^step 100' train.log # gloo may abort a process that is leaving
 	@rm -rf $(VENV)-dist
 
-bench: $(READY) ## measure the cost of a step against its floor, and of the loop against plain DDP
+bench: $(READY) ## measure the cost of a step of every method against its floor
 	@$(RUN) -m experiments.bench step
-	@$(RUN) -m experiments.bench loop
 
 LOCK = $(VENV)-lock/bin/uv pip compile --quiet --universal --no-strip-extras --python-version 3.11.5 --generate-hashes --no-annotate \
   --prerelease if-necessary-or-explicit --custom-compile-command "make lock"

@@ -2,7 +2,6 @@
 
 step   every method's reduction against its floor, the memory traffic that no sparse step can avoid, or, with --against
        REVISION, against another revision of this code
-loop   a training step of the harness against a bare PyTorch loop with DDP, dense against dense
 rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
 network  training over links of a known rate, on hosts that are network namespaces: methods, schedules and local steps,
        measured and predicted, with the kernel's count of bytes (needs root)
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import loop, rules
+from experiments.benchmarks import rules
 from experiments.benchmarks.gpu import command as gpu
 from experiments.benchmarks.network import command as network
 from experiments.benchmarks.step import command as step
@@ -48,7 +47,7 @@ def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser("experiments.bench", description=__doc__)
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, loop, rules, network, gpu):
+    for benchmark in (step, rules, network, gpu):
         command = commands.add_parser(
             benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0], description=benchmark.__doc__
         )

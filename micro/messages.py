@@ -165,7 +165,7 @@ def _bytes_of(x: Tensor) -> Tensor:
     return x.view(-1).view(torch.uint8)
 
 
-def mean_async(x: Tensor, group: Group) -> torch.futures.Future[Tensor]:
+def mean_async(x: Tensor, group: Group, num_summands: int) -> torch.futures.Future[Tensor]:
     """Start to replace ``x`` by its mean over the ranks, as DDP does where it has no hook; return the future of x."""
-    work = dist.all_reduce(x.div_(dist.get_world_size(group)), group=group, async_op=True)
+    work = dist.all_reduce(x.div_(num_summands), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

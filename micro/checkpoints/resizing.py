@@ -48,6 +48,10 @@ def _check(states: Sequence[dict[str, Any]]) -> None:
             "states hold each rank's own shard of a node (two_level, attach_fsdp), and shards have no mean: "
             "go on with the same number of ranks"
         )
+    if any(each["is_apart"] or each["under_way"] for state in states for each in state.get("fragments", ())):
+        raise ValueError(
+            "states were saved in the middle of a round, where each rank has its own weights: save them after finish()"
+        )
     if any("version" not in state for state in states):
         return  # of buckets alone, as simulated ranks keep them
     ranks = sorted(state["rank"] for state in states)

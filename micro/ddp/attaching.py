@@ -52,7 +52,7 @@ def attach(
         only, dense: the parameters to reduce sparsely, or those to reduce densely; all others are the other way. Each a
             pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as
             ``model.module.named_parameters()`` gives them, without wrappers' words), or a function of name and
-            parameter that returns a bool.
+            parameter that returns a bool, asked now about the parameters that are trained now.
             Dense parameters of a bucket travel as a vector of their own; see Split.
         start_step: reduce everything densely up to this step, without indices.
         clip: the greatest norm of the gradient; a larger one is scaled down before anything else. That needs the whole

@@ -72,7 +72,7 @@ class Attachment(BaseAttachment):
         self._is_rehearsing = False
         made = thread_lane(device) if lane == "thread" else CallerLane(device)
         self._lane = BucketLane(self.steps, made, device, finds_unused=bool(model.find_unused_parameters))
-        self._backward = Backward(model, len(reduced), self._lane, now=lambda: comm.now(device), at_end=self._end_step)
+        self._backward = Backward(model, self._lane, now=lambda: comm.now(device), at_end=self._end_step)
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 

@@ -18,7 +18,6 @@ class Backward:
     """Follows a model's backward from bucket to bucket, each of which it gives to the lane, and ends it where DDP does.
 
     Args:
-        num_parameters: that DDP reduces.
         now: returns a time.
         at_end: called when DDP's own work is done, with the seconds for which backward waited after all gradients were
             computed. What it raises comes out of backward().
@@ -27,14 +26,13 @@ class Backward:
     def __init__(
         self,
         model: DistributedDataParallel,
-        num_parameters: int,
         lane: BucketLane,
         *,
         now: Callable[[], Seconds],
         at_end: Callable[[Seconds], None],
     ) -> None:
         self._model = ref(model)  # which holds the attachment, where no garbage collector looks
-        self._num_parameters = num_parameters
+        self._num_reduced = int(model._get_ddp_logging_data()["num_parameter_tensors"])  # trained when DDP was built
         self._lane, self._now, self._at_end = lane, now, at_end
         self._received: set[str] = set()  # the parameters of the buckets so far
         self._compute_end: Seconds = 0.0
@@ -61,7 +59,7 @@ class Backward:
             self._lane.begin(has_inputs=has_inputs, counts_inputs=counts_inputs)
         self._received.update(names)
         self._lane.put(parts)
-        if not bucket.is_last() and not (is_static and len(self._received) == self._num_parameters):
+        if not bucket.is_last() and not (is_static and len(self._received) == self._num_reduced):
             return
         self._received.clear()
         if self._lane.is_beside or is_static or not has_inputs:

@@ -26,6 +26,10 @@ def check_model(model: DistributedDataParallel) -> None:
             "mixed_precision of DDP brings a communication hook of its own, and DDP takes one: "
             "wrap the model without it, and use torch.autocast"
         )
+    if getattr(model, "skip_all_reduce_unused_params", False):
+        raise ValueError(
+            "model was wrapped with skip_all_reduce_unused_params, with which DDP leaves out buckets: wrap it without"
+        )
     for name, inner in model.module.named_modules():
         if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.sparse:
             where = f"'{name}'" if name else f"the model, an {type(inner).__name__},"
@@ -34,6 +38,8 @@ def check_model(model: DistributedDataParallel) -> None:
 
 def check_parameters(parameters: Mapping[str, Tensor], *, whole_model: bool) -> None:
     """Raise ValueError where the trained ``parameters`` cannot be reduced: by their devices, sizes or dtypes."""
+    if not parameters:
+        raise ValueError("model has no parameter that is trained now: unfreeze one before")
     devices = sorted({str(parameter.device) for parameter in parameters.values()})
     if len(devices) > 1:
         raise ValueError(

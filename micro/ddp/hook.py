@@ -1,7 +1,7 @@
 """The one communication hook that a DDP model takes, for as long as it lives."""
 
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,19 @@ class Hook:
     empty: the process group, the thread and the work in flight of an attachment can neither be copied nor pickled.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, model: DistributedDataParallel | None = None) -> None:
         self.attached: Attachment | None = None
-        self.group = group
+        self.group = None if model is None else model.process_group
+        self._model = None if model is None else ref(model)
+
+    def num_summands(self, device: torch.device) -> int:
+        """Return of how many ranks DDP takes the mean: of those that have inputs in a join context that says so."""
+        model = None if self._model is None else self._model()
+        if getattr(model, "_divide_by_initial_world_size", True):
+            return dist.get_world_size(self.group)
+        has_inputs = torch.tensor([float(torch._C._current_graph_task_id() >= 0)], device=device)
+        dist.all_reduce(has_inputs, group=self.group)
+        return int(has_inputs)
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
         return Hook, ()
@@ -40,7 +50,7 @@ def hook_of(model: DistributedDataParallel) -> Hook:
         ValueError: the model has a hook that is not from here.
     """
     if model not in _hooks:
-        hook = Hook(model.process_group)
+        hook = Hook(model)
         try:
             model.register_comm_hook(hook, _micro_hook)
         except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
@@ -55,4 +65,6 @@ def attached_to(model: DistributedDataParallel) -> "Attachment | None":
 
 
 def _micro_hook(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    return hook.attached.reduce(bucket) if hook.attached is not None else mean_async(bucket.buffer(), hook.group)
+    if hook.attached is not None:
+        return hook.attached.reduce(bucket)
+    return mean_async(bucket.buffer(), hook.group, hook.num_summands(bucket.buffer().device))

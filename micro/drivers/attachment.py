@@ -227,6 +227,9 @@ class BaseAttachment(Driver):
         self._check_header(saved)
         self._states.load(saved["buckets"])
         self._loss_scale.value = saved.get("loss_scale", 1.0)
+        if not self._loss_scale.is_used:  # gradients are not scaled from now on
+            self._states.rescale_(1 / self._loss_scale.value)
+            self._loss_scale.value = 1.0
 
     def _end_step(self, exposed: Seconds) -> None:
         """Raise what went wrong in a backward, or report it."""

@@ -160,5 +160,5 @@ def _own(tensor: Any) -> Tensor | None:
 
 
 def _norm_of(parameters: Sequence[Any]) -> float:
-    norms = [torch.linalg.vector_norm(p.grad.float()) for p in parameters]
+    norms = [torch.linalg.vector_norm(p.grad if p.grad.is_complex() else p.grad.float()) for p in parameters]
     return float(torch.stack(norms).norm()) if norms else 0.0  # host sync: in few steps

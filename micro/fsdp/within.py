@@ -194,11 +194,14 @@ class _Module:
         found = carried_out(reduce_to_shards(self._reducer, state, input_tensor, self._comm), self._comm)
         factor = self._comm.world_size if op == dist.ReduceOp.SUM else 1
         lost = write_(found.shard * factor, output_tensor)
-        self._applied = found.shard
+        applied = found.shard
         if lost is not None:
             self._keep(state, lost / factor)
-            self._applied = found.shard - lost / factor
-        self.stats, self._first_bad = found.stats, found.first_bad
+            applied = found.shard - lost / factor
+        is_first = self.stats is None  # where a module was used in several forwards, FSDP calls this several times
+        self._applied = applied if is_first or self._applied is None else self._applied + applied
+        self._first_bad = found.first_bad if is_first or self._first_bad is None else self._first_bad
+        self.stats = found.stats
         _Module.count += 1
         self.order = _Module.count
 

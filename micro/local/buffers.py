@@ -44,9 +44,13 @@ class Buffers:
             buffer.copy_(value)
 
     def _own(self) -> list[Tensor]:
-        parameters = {id(parameter) for parameter in self._model.parameters()}
-        state = self._model.state_dict(keep_vars=True).values()
-        return [tensor for tensor in state if isinstance(tensor, Tensor) and id(tensor) not in parameters]
+        found = {
+            id(buffer): buffer
+            for module in self._model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+            if name not in module._non_persistent_buffers_set
+        }
+        return list(found.values())
 
 
 @torch.no_grad()

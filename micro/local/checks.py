@@ -98,7 +98,7 @@ def trained_parameters(model: object, optimizers: Sequence[Optimizer]) -> dict[s
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    trained = {name: p for name, p in plain_parameters(model).items() if p.requires_grad}
+    trained = {name: p for name, p in plain_parameters(model).items() if p.requires_grad and p.numel()}
     if not trained:
         raise ValueError("model has no parameter to train: nothing would be exchanged")
     held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from micro.comm import Comm
@@ -139,12 +140,13 @@ class LocalSteps(Driver):
         self.stats: RoundStats | None = None
         self.buffers = Buffers(model, buffers)
         self.num_steps = self.steps_in_round = 0
-        self._frozen = {name: p for name, p in plain_parameters(model).items() if name not in self._parameters}
+        self._model, self._exchanged = model, {id(parameter) for parameter in self._parameters.values()}
         self._lane: Lane | None = None  # beside which inner steps go on; simulated ranks meet in one call
         if delay and isinstance(self.comm, GroupComm):
             self._lane = CallerLane(self.device) if self.device.type == "cuda" else ThreadLane(self.device)
         self._versions: int | None = None
-        self._hooks = [self.optimizers[0].register_step_pre_hook(self._before_step)]
+        self._hooks = [each.register_step_pre_hook(self._before_step) for each in self.optimizers]
+        self._hooks += [each.register_step_post_hook(self._note_part_of_step) for each in self.optimizers[:-1]]
         self._hooks.append(self.optimizers[-1].register_step_post_hook(lambda *_: self.after_step()))
         checks.IN_USE.update(self.optimizers)
 
@@ -192,12 +194,19 @@ class LocalSteps(Driver):
         """
         self._hooks.pop().remove()
 
+    def _not_exchanged(self) -> str | None:
+        """Return the name of a parameter that an optimizer is about to change and nobody exchanges."""
+        held = (p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"])
+        strays = {id(p) for p in held if p.grad is not None and p.numel() and id(p) not in self._exchanged}
+        names = plain_parameters(self._model) if strays else {}
+        return next((name for name, parameter in names.items() if id(parameter) in strays), None)
+
+    @_disable_dynamo
     def _before_step(self, *_: object) -> None:
         with self._failing_together():
-            unfrozen = next((name for name, p in self._frozen.items() if p.grad is not None), None)
-            if unfrozen is not None:
+            if (name := self._not_exchanged()) is not None:
                 raise RuntimeError(
-                    f"'{unfrozen}' was frozen when the local steps were made and is trained now, so that nobody would "
+                    f"'{name}' is trained now and was not when the local steps were made, so that nobody would "
                     "exchange it: close them, and make new ones with it"
                 )
         if self._versions is not None and self._versions != self._version():
@@ -206,23 +215,33 @@ class LocalSteps(Driver):
                 "of a round and call restart(), or use load_state_dict"
             )
 
+    @_disable_dynamo
+    def _note_part_of_step(self, *_: object) -> None:
+        """Note that an optimizer before the last has moved: the last may step more seldom, or a scaler leave it out."""
+        for fragment in self._fragments:
+            fragment.is_apart = True
+        self._note_versions()
+
+    @_disable_dynamo  # a compiled step would have the exchange compiled too
     def after_step(self) -> None:
         """Count a step of the optimizer, end the exchanges that are due and begin others; its hook calls this."""
         self.num_steps += 1
         step = self.steps_in_round + 1
         self.steps_in_round = step % self.every
-        for fragment in self._fragments:
-            fragment.advance()
-        for fragment in self._fragments:
-            if fragment.under_way is not None and fragment.under_way.age == self.delay:
-                self._end(fragment, self.mix)
-        for fragment in self._fragments:
-            if fragment.phase == step:
-                place = self._place(fragment.number)
-                self._begin(fragment, partial(next_exchange, place, self.comm, self.device), self._lane)
-                if not self.delay:
+        try:
+            for fragment in self._fragments:
+                fragment.advance()
+            for fragment in self._fragments:
+                if fragment.under_way is not None and fragment.under_way.age == self.delay:
                     self._end(fragment, self.mix)
-        self._note_versions()
+            for fragment in self._fragments:
+                if fragment.phase == step:
+                    place = self._place(fragment.number)
+                    self._begin(fragment, partial(next_exchange, place, self.comm, self.device), self._lane)
+                    if not self.delay:
+                        self._end(fragment, self.mix)
+        finally:  # on_round may raise
+            self._note_versions()
 
     def finish(self) -> None:
         """End what is under way, and exchange what has moved since; weights are equal on all ranks then.
@@ -276,11 +295,13 @@ class LocalSteps(Driver):
             entry.parameters = self._parameters
         for fragment in self._fragments:
             fragment.restart()
+        self.buffers.kept = self.buffers.copies()
         self.steps_in_round, self._versions = 0, None
 
     def _wait(self) -> None:
         for exchange in self._under_way:
-            exchange.result()
+            with suppress(NonFiniteGradient):
+                exchange.result()
 
     def _begin(self, fragment: Fragment, agree: Callable[[], object], lane: Lane | None) -> None:
         """Measure how far this rank has moved, and begin to reduce that: here and now, or on a lane."""
@@ -371,6 +392,7 @@ class LocalSteps(Driver):
                 raise ValueError(f"state was saved with {name}={saved[name]}, this has {name}={own}: use the same")
         if [saved_layout(bucket) for bucket in saved["buckets"]] != [vector.layout for vector in self._vectors]:
             raise ValueError("state is of other parameters or fragments than these: use the model that saved it")
+        self._wait()  # what is under way would go on with the state that is loaded
         vectors = iter(saved["buckets"])
         for fragment, place in zip(self._fragments, saved["fragments"], strict=True):
             fragment.load(place, [next(vectors) for _ in fragment.vectors])

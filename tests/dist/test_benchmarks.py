@@ -13,19 +13,12 @@ from micro.operations import OPS
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
-MLP = ["model=mlp", "dataset=synthetic", "batch_size=4"]
 
 
 def bench(folder: Path, *words: str) -> pd.DataFrame:
     """Run a benchmark, which makes its folder, and return its table."""
     main([words[0], "--out", str(folder / "new" / "out"), *words[1:]])
     return pd.read_csv(folder / "new" / "out" / f"{words[0]}.csv")
-
-
-def test_loop(tmp_path: Path) -> None:
-    table = bench(tmp_path, "loop", "--steps", "2", *MLP)
-    assert len(table) == 1
-    assert (table[["harness_s", "bare_s", "ratio"]] > 0).all(axis=None)
 
 
 @pytest.mark.xdist_group("ranks")

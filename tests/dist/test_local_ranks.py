@@ -1,5 +1,6 @@
 """Local steps on real ranks: the rounds of simulated ones, bit for bit; rounds between replicas that DDP trains."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -68,6 +69,68 @@ def test_training_goes_on_beside_an_exchange() -> None:
                 dist.send(torch.ones(1), 1)
             optimizer.step()
         assert local.num_rounds == 1
+
+
+@on_ranks(2)
+def test_a_state_is_loaded_while_an_exchange_is_under_way() -> None:
+    """Also where that exchange is not finite; so may the weights be, and the steps restarted."""
+    rank, model = dist.get_rank(), network()
+    optimizer, begun = SGD(model.parameters()), model.state_dict()
+
+    def step(number: int, *, factor: float = 1.0) -> None:
+        backward(model, number, rank)
+        model.a.bias.grad.mul_(factor)  # type: ignore[union-attr]
+        optimizer.step()
+
+    with micro.LocalSteps(model, optimizer, micro.SparseReducer(micro.TopK(), 0.25), every=4, delay=2) as local:
+        for number in range(3):
+            step(number)
+        saved = copy.deepcopy(local.state_dict())
+        for factor in (1.0, float("nan")):
+            step(3, factor=factor)
+            local.load_state_dict(saved)
+        for number in range(3, 12):
+            step(number)
+        local.finish()
+        the_same(flat(model))
+        begun = copy.deepcopy(model.state_dict())
+        for number in range(4):
+            step(number, factor=float("nan"))
+        model.load_state_dict(begun)
+        local.restart()
+        for number in range(5):
+            step(number)
+        local.finish()
+        the_same(flat(model))
+
+
+@on_ranks(2)
+def test_buffers_are_the_model_s_own_whatever_its_state_holds() -> None:
+    """A hook may copy what state_dict returns; extra state may be a tensor of another length on each rank."""
+    rank, model = dist.get_rank(), network(has_norm=True)
+    model.register_state_dict_post_hook(lambda _, state, *__: [state.update({k: v.clone()}) for k, v in state.items()])
+    model.a.get_extra_state = lambda: torch.zeros(3 + rank)  # type: ignore[union-attr]
+    optimizer = SGD(model.parameters())
+    with micro.LocalSteps(model, optimizer, micro.DenseReducer(), every=1, buffers="mean") as local:
+        backward(model, rank, rank)
+        optimizer.step()
+        the_same(model.norm.running_mean)  # type: ignore[arg-type]
+        assert local.stats.buffer_bytes < 200
+
+
+@on_ranks(2)
+def test_states_of_the_middle_of_a_round_have_no_average() -> None:
+    model = network()
+    optimizer = SGD(model.parameters())
+    with micro.LocalSteps(model, optimizer, micro.DenseReducer(), every=2) as local:
+        states: list[Any] = []
+        for number in range(2):
+            backward(model, number, dist.get_rank())
+            optimizer.step()
+            states.append([{}, {}])
+            dist.all_gather_object(states[number], local.state_dict())
+    refused(lambda: micro.average(states[0], 1), "finish()")
+    assert len(micro.average(states[1], 1)) == 1
 
 
 @on_ranks(4)

@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
     "compare": (compare.main, []),
     "figures": (figures.main, []),
     "reproduce": (reproduce.main, ["micro"]),
-    **{f"bench {name}": (bench.main, [name]) for name in ("step", "loop", "rules", "network")},
+    **{f"bench {name}": (bench.main, [name]) for name in ("step", "rules", "network")},
 }
 PROFILES = {f"profile {name}": (profile.main, [name]) for name in ("link", "select", "backward")}
 

@@ -168,6 +168,16 @@ def test_a_compiled_model_gives_the_same_bits(compiles: str) -> None:
     torch._dynamo.reset()
 
 
+def test_a_static_graph_ends_its_backwards_where_a_layer_was_frozen_after_ddp_was_built() -> None:
+    for frozen in (0, 2):
+        model = wrapped(chain(), static_graph=True)
+        model.module[frozen].requires_grad_(False)
+        attachment = micro.attach(model, TOPK)
+        for step in range(4):
+            gradient(model, step)
+            assert attachment.stats[0].step == step
+
+
 class Complex(nn.Module):
     """Complex parameters beside real ones."""
 
@@ -285,6 +295,12 @@ def mixed() -> DistributedDataParallel:
     return model
 
 
+def leaving_out() -> DistributedDataParallel:
+    model = wrapped()
+    model.skip_all_reduce_unused_params = True  # an argument of DDP since torch 2.15
+    return model
+
+
 def hooked() -> DistributedDataParallel:
     model = wrapped()
     model.register_comm_hook(None, allreduce_hook)
@@ -322,6 +338,8 @@ SPLIT = micro.Split(reducer=TOPK, min_dims=2)
         (lambda: wrapped(nn.Sequential(nn.Embedding(4, 2, sparse=True))), {}, "'0'", "sparse"),
         (with_optimize_ddp, {}, "model", "python_reducer"),
         (mixed, {}, "mixed_precision", "torch.autocast"),
+        (leaving_out, {}, "skip_all_reduce_unused_params", NOTHING),
+        (lambda: wrapped().requires_grad_(False), {}, "no parameter that is trained now", NOTHING),
         (hooked, {}, "model", "communication hook"),
         (attached, {}, "model", "micro.detach"),
         (TwoHeads, {}, "DistributedDataParallel", "micro.LocalSteps"),

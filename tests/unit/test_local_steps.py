@@ -16,7 +16,20 @@ import micro
 from micro.comm import Comm
 from micro.local import RoundStats
 from micro.reducers.wrapping import innermost
-from tests.local_training import ADAM, LR, NESTEROV, SGD, SPARSE, Run, backward, flat, network, simulated, trained
+from tests.local_training import (
+    ADAM,
+    LR,
+    NESTEROV,
+    SGD,
+    SPARSE,
+    Run,
+    assert_same,
+    backward,
+    flat,
+    network,
+    simulated,
+    trained,
+)
 from tests.products import grid
 from tests.refusals import NOTHING, refused
 from tests.sparsifiers import TABLE, Row
@@ -243,7 +256,71 @@ def test_a_parameter_that_is_unfrozen_later_ends_the_steps() -> None:
     with Run(Comm(), model=model) as run:
         run.train(0)
         model.b.requires_grad_(True)  # type: ignore[operator, union-attr]
-        refused(lambda: run.train(1), "'b.weight' was frozen when the local steps were made", error=RuntimeError)
+        refused(lambda: run.train(1), "'b.weight' is trained now", error=RuntimeError)
+
+
+def test_a_parameter_that_is_added_later_ends_the_steps_and_one_that_no_optimizer_has_does_not() -> None:
+    model, other = network(), nn.Linear(2, 2).double()
+    model.b.requires_grad_(False).weight.grad = torch.ones(2, 6).double()  # type: ignore[operator, union-attr]
+    optimizer = SGD([p for p in model.parameters() if p.requires_grad])
+    with micro.LocalSteps(model, optimizer, SPARSE, every=4, comm=Comm()):
+        optimizer.step()
+        model.add_module("c", other)
+        optimizer.add_param_group({"params": other.parameters()})
+        other.weight.grad = torch.ones(2, 2).double()
+        refused(optimizer.step, "'c.weight' is trained now", error=RuntimeError)
+
+
+def test_a_model_may_have_parameters_without_elements() -> None:
+    model = network()
+    model.register_parameter("empty", nn.Parameter(torch.zeros(0)))
+    with Run(Comm(), model=model, fragments=2) as run:
+        run.train(0, 1)
+        assert run.local.num_rounds == 1
+
+
+def test_an_optimizer_before_the_last_may_step_alone() -> None:
+    """As that of a critic, or where a scaler leaves out the step of the last."""
+
+    def work(comm: Comm) -> tuple[Tensor, int]:
+        model = network()
+        first, last = SGD(model.a.parameters()), SGD(model.b.parameters())  # type: ignore[union-attr]
+        with micro.LocalSteps(model, [first, last], micro.DenseReducer(), every=2, comm=comm) as local:
+            for optimizers in ([first, last], [first], [first, last], [first]):
+                backward(model, comm.rank, comm.rank)
+                for optimizer in optimizers:
+                    optimizer.step()
+            assert not local.is_equal
+            local.finish()
+            return flat(model), local.num_rounds
+
+    (one, rounds), (other, _) = simulated(2, work)
+    assert torch.equal(one, other)
+    assert rounds == 2
+
+
+def test_rounds_go_on_after_an_error_of_on_round() -> None:
+    def raise_once(stats: Any) -> None:
+        if stats.round == 0:
+            raise KeyError("logger")
+
+    with Run(Comm(), on_round=raise_once) as run:
+        with pytest.raises(KeyError, match="logger"):
+            run.train(0, 1)
+        run.train(2, 3)
+        assert run.local.num_rounds == 2
+
+
+def test_restarted_steps_go_back_to_the_buffers_that_were_loaded() -> None:
+    with Run(Comm(), micro.DenseReducer(nonfinite="skip"), has_norm=True) as run:
+        loaded = {name: value + 5 for name, value in run.model.state_dict().items()}
+        run.model.load_state_dict(loaded)
+        run.local.restart()
+        backward(run.model, 0, 0)
+        run.model.a.bias.grad.fill_(torch.nan)  # type: ignore[union-attr]
+        run.optimizer.step()
+        run.train(1)
+        assert_same(dict(run.model.state_dict()), loaded)
 
 
 def test_weights_that_change_within_a_round_are_found() -> None:

@@ -94,6 +94,17 @@ def test_a_restored_run_goes_on_bit_for_bit_at_whatever_scale(later: float) -> N
             assert torch.equal(step_of(first, scaler, step), step_of(second, other, step))
 
 
+def test_a_run_goes_on_without_the_scaler_that_it_was_saved_with() -> None:
+    first, second, none = wrapped(chain()), wrapped(chain()), scaler_at(None)
+    with micro.attach(first, sparse(), scaler=scaler_at(2.0**10)) as one, micro.attach(second, sparse()) as two:
+        step_of(first, scaler_at(2.0**10), 0)
+        second.load_state_dict(first.state_dict())
+        two.load_state_dict(one.state_dict())
+        assert all(torch.equal(2.0**10 * piece, kept(one)[name]) for name, piece in kept(two).items())
+        step_of(second, none, 1)
+        two.load_state_dict(two.state_dict())
+
+
 def test_clip_is_in_units_of_unscaled_gradients() -> None:
     plain, scaled, none, scaler = wrapped(chain()), wrapped(chain()), scaler_at(None), scaler_at(2.0**12)
     with micro.attach(plain, sparse(), clip=0.01), micro.attach(scaled, sparse(), clip=0.01, scaler=scaler):
