@@ -125,7 +125,7 @@ class ErrorFeedback(Feedback):
 
     def forgotten(self, memory: Memory) -> Tensor | None:
         """Return the norm () of the share of the residual that the decay takes."""
-        return None if self.decay == 1 else (1 - self.decay) * norm(memory["residual"])
+        return None if self.decay == 1 else (1 - self.decay) * norm(memory["residual"], dtype=torch.float64)
 
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
         """Return zeros, in single precision at least."""

@@ -26,20 +26,23 @@ def _norm(vector: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
     return found
 
 
-def norms_of(vector: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the L2 norm of each neighbouring piece (L,) of ``vector``, in its dtype: one read, nothing copied.
+def norms_of(vector: Tensor, sizes: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the L2 norm of each neighbouring piece (L,) of ``vector``, in ``dtype`` or its own: one read, no copy.
 
     On the CPU pieces of one length that follow each other are the rows of a matrix: a call for all of them. The norm
     of a row has the bits that the piece has alone.
     """
     if vector.device.type != "cpu":
-        return torch.stack(torch._foreach_norm(vector.split(list(sizes))))
+        return torch.stack(torch._foreach_norm(vector.split(list(sizes)), dtype=dtype))
     if max(sizes, default=0) > CHUNK:
-        return torch.stack([norm(piece) for piece in vector.split(list(sizes))])
+        return torch.stack([norm(piece, dtype=dtype) for piece in vector.split(list(sizes))])
     rows = _rows(tuple(sizes))
     parts = vector.split([count * size for count, size in rows])
     return torch.cat(
-        [torch.linalg.vector_norm(part.view(shape), dim=1) for part, shape in zip(parts, rows, strict=True)]
+        [
+            torch.linalg.vector_norm(part.view(shape), dim=1, dtype=dtype)
+            for part, shape in zip(parts, rows, strict=True)
+        ]
     )
 
 

@@ -1,6 +1,7 @@
 """Random numbers that depend only on the parts of their seed: (seed, step[, rank])."""
 
 import hashlib
+from operator import index
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def seed_for(seed: int, name: str) -> int:
 
 
 def _bytes_of(number: int) -> bytes:
-    return number.to_bytes(8, "little", signed=True)
+    return (index(number) % 2**64).to_bytes(8, "little")  # of a negative number its two's complement
 
 
 def _hashed(message: bytes) -> int:

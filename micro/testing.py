@@ -18,6 +18,7 @@ from micro.flat import Layout
 from micro.nonfinite import NonFiniteGradient
 from micro.planning.volumes import calls_of
 from micro.reducers.base import Reducer
+from micro.reducers.wrapping import innermost
 from micro.simulate import Simulation
 from micro.spans import Spans
 from micro.stats import StepStats
@@ -120,11 +121,11 @@ class Taken:
 
 def take(simulation: Simulation, grads: Tensor) -> Taken:
     """Return one step of ``grads`` (world_size, numel)."""
-    feedback, momentum = getattr(simulation.reducer, "feedback", None), None
+    feedback, momentum = getattr(innermost(simulation.reducer), "feedback", None), None
     waiting = getattr(feedback, "decay", 1.0) * torch.stack(simulation.residuals())
     if factor := getattr(feedback, "momentum", 0.0):
         momentum = factor * torch.stack(simulation.memory("momentum"))
-        waiting = waiting + momentum
+        waiting, momentum = waiting + momentum, momentum if momentum.numel() else None
     updates = grads.clone()
     stats = simulation.step_(updates)
     after = torch.stack(simulation.residuals())

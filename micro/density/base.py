@@ -53,6 +53,10 @@ class Density(StatefulPart[S], ABC):
             ValueError: a setting names parameters that the model does not have.
         """
 
+    def settled(self, layout: Layout) -> Target:
+        """Return how much is sent in steady state: of a density that changes with time the final, or the lower one."""
+        return Target(self.density, target_count(self.density, layout.numel))
+
     @abstractmethod
     def target(self, state: S, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
         """Yield what is requested of all ranks, and return how much to send at ``step``.

@@ -63,6 +63,10 @@ class ByName(Density[NoState]):
     def target(self, state: NoState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
         """Return the density of each parameter, and of the whole."""
         yield from ()
+        return self.settled(layout)
+
+    def settled(self, layout: Layout) -> Target:
+        """Return the same in every step; see Density."""
         densities = tuple(map(self.of, layout.names))
         pairs = zip(densities, layout.numels, strict=True)
         count = sum(target_count(density, numel) for density, numel in pairs if numel)

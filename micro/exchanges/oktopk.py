@@ -36,12 +36,13 @@ NEAR_SHARE = 0.25  # sums in the bin of the k-th, to those chosen: 0.1 to 0.5 on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oktopk(Exchange[OktopkState]):
-    """Add up in regions, one for each rank, and share the k largest sums: 6k (n-1)/n words at most, usually 4k (n-1)/n.
+    """Add up in regions, one for each rank, and share the k largest sums.
 
-    Every rank sends each entry it chose to the rank in whose region it lies. That rank adds them up. Regions follow the
-    quantiles of what the ranks choose, so each holds about as many entries as any other. The update is exactly
-    min(k, U) sums at every step, where U indices were chosen by any rank: the largest, ties to the lowest index. What a
-    rank sent leaves its residual only where it is part of the update, so that mass is conserved.
+    A rank sends at most 6k (n-1)/n words, usually 4k (n-1)/n, as a mean over the ranks. Every rank sends each entry it
+    chose to the rank in whose region it lies. That rank adds them up. Regions follow the quantiles of what the ranks
+    choose, so each holds about as many entries as any other. The update is exactly min(k, U) sums at every step, where
+    U indices were chosen by any rank: the largest, ties to the lowest index. What a rank sent leaves its residual only
+    where it is part of the update, so that mass is conserved.
 
     A settled step takes three collectives: the sizes of what goes to each region, that, and one all-gather of rows of
     equal length, which hold each region's largest sums, with room for the most that a region gave in the last step and

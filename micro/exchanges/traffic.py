@@ -47,13 +47,16 @@ class Choice:
         """Return what a selector with this target ``k`` is expected to choose; what the bucket says counts first."""
         numel, n = bucket.numel, bucket.world_size
         updated = None if bucket.build_up is None else min(bucket.build_up * k, numel)
+        chosen, longest = bucket.local_count, bucket.longest_count
         if overlap is Overlap.ANY:
-            chosen = bucket.local_count or choosing.count or k
+            chosen = (choosing.count or k) if chosen is None else chosen
             distinct = _union(numel, chosen, n)
         else:
             distinct = min(k, numel) if updated is None else updated
-            chosen = bucket.local_count or (distinct / n if overlap is Overlap.DISJOINT else distinct)
-        has_slices = choosing.searches != "all"
+            if chosen is None:
+                chosen = distinct / n if overlap is Overlap.DISJOINT else distinct
+        if longest is None:
+            longest = chosen if choosing.searches == "all" else _longest(chosen, n)
         return cls(
             numel=numel,
             world_size=n,
@@ -62,7 +65,7 @@ class Choice:
             wire=wire,
             k=k,
             chosen=min(chosen, numel),
-            longest=min(bucket.longest_count or (_longest(chosen, n) if has_slices else chosen), numel),
+            longest=min(longest, numel),
             distinct=distinct,
             updated=updated,
             knows_counts=choosing.knows_counts,

@@ -124,6 +124,7 @@ class Reducer(Part, ABC):
     home: ClassVar[str] = "micro.reducers"
     group: ClassVar[str] = "micro.reducers"
     is_one_sum: ClassVar[bool] = False  # whether a bucket is one sum and nothing else, as without a hook
+    depends_on_threads: ClassVar[bool] = False  # whether its update has other bits with another number of threads
 
     @property
     def shares_rounds(self) -> bool:

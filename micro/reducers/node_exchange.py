@@ -21,7 +21,7 @@ from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction, known
 from micro.traffic import COUNT_BYTES, Bucket, Call, Calls
 
 INDEX_BYTES = 4
-NUM_FACTS = 4  # of a shard in the header of a node, beside a count for each node
+NUM_FACTS = 6  # of a shard in the header of a node, beside a count for each node
 
 Shards = tuple[Share | None, ...]
 """The shard of each rank of a node; one of a vector with few elements may be empty."""
@@ -48,7 +48,7 @@ class NodeHeader:
     Attributes:
         is_finite: whether the gradients of all ranks, and all updates, are finite.
         num_updated: how many elements of each shard are not zero.
-        target_count, global_count: sums over the shards.
+        target_count, global_count, dense_numel, num_choices: sums over the shards.
         counts: how many indices each rank of the whole group chose.
     """
 
@@ -56,6 +56,8 @@ class NodeHeader:
     num_updated: list[int]
     target_count: int
     global_count: int
+    dense_numel: int
+    num_choices: int
     counts: tuple[int, ...]
 
 
@@ -82,11 +84,13 @@ def share_header(
     row = [1] + [0] * (NUM_FACTS - 1 + nodes)
     if outcome is not None:
         stats = outcome.stats
-        row = [int(not outcome.findings), num_updated, stats.target_count, stats.global_count, *stats.counts]
+        facts = stats.target_count, stats.global_count, stats.dense_numel, stats.num_choices
+        row = [int(not outcome.findings), num_updated, *facts, *stats.counts]
     (gathered,) = yield from known((yield AllGather(mine=on_device(row, torch.int32, device))))  # lengths of lists
-    finite, updated, targets, globally, *counts = zip(*gathered.tolist(), strict=True)
+    finite, updated, targets, globally, denses, choices, *counts = zip(*gathered.tolist(), strict=True)
     every_count = tuple(count for of_node in counts for count in of_node)
-    return NodeHeader(all(finite), list(updated), sum(targets), sum(globally), every_count)
+    sums = sum(targets), sum(globally), sum(denses), sum(choices)
+    return NodeHeader(all(finite), list(updated), *sums, every_count)
 
 
 def gather_update_(

@@ -91,6 +91,7 @@ class PowerSGD(Reducer):
     nonfinite: Policy = "stop"
     seed: int = 0
     name: ClassVar[str] = "powersgd"
+    depends_on_threads: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_policy(self.nonfinite)
@@ -162,7 +163,7 @@ class PowerSGD(Reducer):
         def on_deliver() -> None:
             """Take the own products out of the residual; keep the factors, and what rounding took of the mean."""
             for batch, p, mine, mean in products:
-                state.factors.update(zip(batch.names, mean.unbind(), strict=True))
+                state.factors.update(zip(batch.names, _near_one(mean).unbind(), strict=True))
                 for i, (kept, update) in enumerate(zip(batch.views(state.residual), batch.views(grad), strict=True)):
                     kept.addmm_(p[i], mine[i].T, alpha=-1)
                     if grad.dtype != kept.dtype:
@@ -181,6 +182,15 @@ def _copied(batches: Sequence[Batch], acc: Tensor, state: BucketState) -> list[T
     sizes = [batch.numel for batch in batches]
     pieces = zip(batches, state.spare[: sum(sizes)].split(sizes), strict=True)
     return [torch.stack(batch.views(acc), out=piece.view(-1, batch.rows, batch.columns)) for batch, piece in pieces]
+
+
+def _near_one(factors: Tensor) -> Tensor:
+    """Return the factors (m, columns, rank), each times a power of two, by which its largest number is near 1.
+
+    What follows from a factor does not depend on its scale, but products with it would overflow or vanish.
+    """
+    exponents = torch.frexp(factors.abs().amax((1, 2), keepdim=True)).exponent.clamp_(-126, 126)
+    return torch.ldexp(factors, -exponents)
 
 
 def _mean(parts: list[Tensor], comm: Comm) -> Reduction[list[Tensor]]:

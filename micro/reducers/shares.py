@@ -99,7 +99,7 @@ class ShareState(BucketState):
 
     def vector(self, key: str) -> Tensor:
         """Return what is kept under ``key`` (numel,), zero outside of the share; empty where nothing ever is kept."""
-        kept = self.memory[key] if self.inner is None else self.inner.vector(key)
+        kept = self.memory.get(key, self.memory["residual"]) if self.inner is None else self.inner.vector(key)
         if kept.numel() == self.layout.numel or not (kept.numel() or key in self.keys):
             return kept
         whole = kept.new_zeros(self.layout.numel)

@@ -13,9 +13,9 @@ from micro.codecs.base import Codec
 from micro.codecs.indices import IndexCodec, Int32
 from micro.codecs.raw import Raw
 from micro.comm import Comm
-from micro.density.base import Density, Target, target_count
+from micro.density.base import Density
 from micro.density.constant import Constant
-from micro.exchanges.base import Exchange, Transport, Wire
+from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.gather import Gather
 from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.traffic import Choice
@@ -243,10 +243,13 @@ class SparseReducer(WithDensity):
 
     def volume(self, bucket: Bucket) -> Volume:
         """Return what selector and exchange send, at the density in the end; see Reducer."""
-        density, layout = self.density_policy.density, bucket.named
-        parts = self.at(density)
+        layout = bucket.named
+        settled = self.density_policy.settled(layout)
+        density, parts = settled.density, self.at(settled.density)
         choosing = parts.selector.volume(layout, density, bucket.world_size)
-        k = parts.selector.effective_target(Target(density, target_count(density, bucket.numel)), layout).count
+        if settled.layer_densities is not None and parts is self:  # not where all values travel
+            choosing = replace(choosing, count=settled.count)
+        k = parts.selector.effective_target(settled, layout).count
         choice = Choice.of(bucket, choosing, parts.selector.overlap, k, self.wire)
         calls, num_updated = parts.exchange.volume(choice)
         return bucket.volume((*choosing.calls, *calls), num_updated)
@@ -271,6 +274,18 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(
             f"feedback {parts.feedback.name} applies an estimate that chosen entries change, but the values of "
             f"selector {selector.name} do not go through it: use a selector that chooses, or feedback=residual"
+        )
+    needs = (exchange.each if isinstance(exchange, InPieces) else exchange).needs
+    if parts.feedback.sends_change and Needs.NO_ESTIMATE in needs:
+        raise ValueError(
+            f"feedback {parts.feedback.name} adds up the mean of what is sent, which exchange {exchange.label} does "
+            "not give: leave its rule out"
+        )
+    has_others = Needs.NO_MOMENTUM in needs or (Needs.NO_MOMENTUM_WITH_CODES in needs and not parts.codec.lossless)
+    if parts.feedback.name == "momentum" and has_others:
+        raise ValueError(
+            f"feedback momentum clears it where a rank sends something, and what exchange {exchange.label} sends has "
+            "entries that the rank did not choose: use exchange union or gather"
         )
     if parts.codec.diverges_with_feedback and parts.feedback.name != "none":
         raise ValueError(

@@ -165,7 +165,7 @@ def _together(dense: StepStats, sparse: StepStats, comm: Comm) -> StepStats:
     return replace(
         sparse,
         numel=numel,
-        target_density=count / numel,
+        target_density=count / (dense.numel + sparse.num_choices),
         target_count=count,
         counts=tuple(dense.numel + chosen for chosen in sparse.counts),
         local_count=dense.numel + sparse.local_count,

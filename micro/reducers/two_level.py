@@ -118,10 +118,12 @@ class TwoLevel(ShareReducer):
             step=state.step - 1,
             numel=layout.numel,
             rule=self.rule_name,
-            target_density=header.target_count / layout.numel,
+            target_density=header.target_count / header.num_choices,
             target_count=header.target_count,
             counts=header.counts,
             global_count=header.global_count,
+            dense_numel=header.dense_numel,
+            num_bins=header.num_choices if header.num_choices != layout.numel else None,
             **of_shard,
         )
         if outcome is None or inner is None:

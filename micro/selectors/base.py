@@ -31,7 +31,7 @@ class Traits(Flag):
     SENDS_INDICES = auto()  # most selections make all ranks' indices known everywhere, without an exchange
     UNBIASED = auto()  # the update is scaled, so that its mean over draws is the dense mean
     WANTS_SUMS = auto()  # Step.sums are made while the gradient is added; not within `per_tensor`
-    TAKES_SCALES = auto()  # magnitudes are compared in Step.scales, so that no scaled copy is needed
+    TAKES_SCALES = auto()  # it scales by Step.scales itself, what it searches alone
 
 
 class Selector(StatefulPart[S], ABC):

@@ -113,8 +113,7 @@ class PerTensor(WrappingSelector[PerTensorState]):
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return what the selector sends for all parameters, in one message; see Selector."""
-        parameters = [Layout((name,), (shape,)) for name, shape in zip(layout.names, layout.shapes, strict=True)]
-        each = [self.selector.volume(alone, density, world_size) for alone in parameters]
+        each = [self.selector.volume(alone, density, world_size) for alone in _layouts(layout) if alone is not None]
         size = sum(size for said in each for _, size in said.calls)
         calls: Calls = (("gather_rows", size),) if size else ()
         return Choosing(calls=calls, knows_counts=each[0].knows_counts)

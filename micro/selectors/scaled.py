@@ -28,9 +28,8 @@ class Scaled(ScalingSelector):
     all ranks, so that all select by the same scale; where a rank selects by itself, or leads, they are its own.
 
     Costs per step: for L parameters an all-reduce of 8 L bytes where ranks share a threshold. The
-    accumulator is read once more for the squares. MiCRO's agreed rule compares each parameter with a
-    threshold of its own there; its other rules copy the slice that they search, other selectors have the whole vector
-    copied (on an accelerator the factors too, one for each element).
+    accumulator is read once more for the squares. MiCRO copies the slice that it searches, other selectors have the
+    whole vector copied (on an accelerator the factors too, one for each element).
 
     Args:
         selector: which indices of the scaled vector: a part, its name, or a mapping.

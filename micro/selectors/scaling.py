@@ -97,7 +97,8 @@ class ScalingSelector(WrappingSelector[ScalingState]):
 
     def load(self, saved: dict[str, Any]) -> ScalingState:
         """Return the state that ``save`` described."""
-        return ScalingState(self.selector.load(saved["inner"]), dict(saved["by_name"]), saved["factor"])
+        by_name = {name: piece.clone() for name, piece in saved["by_name"].items()}  # rescale_ changes them in place
+        return ScalingState(self.selector.load(saved["inner"]), by_name, saved["factor"])
 
     def regroup(self, state: ScalingState, old: Sequence[tuple[Layout, ScalingState]], layout: Layout) -> ScalingState:
         """Return the state of the new bucket: what its parameters have, wherever these were before."""
@@ -138,7 +139,7 @@ class ScalingSelector(WrappingSelector[ScalingState]):
     def mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
         """Return the mean squares (L,) float64 of each parameter, over all ranks where these share a threshold."""
         numels = on_device([max(numel, 1) for numel in step.layout.numels], torch.float64, acc.device)
-        squares = norms_of(acc, step.layout.numels).to(torch.float64).square_() / numels
+        squares = norms_of(acc, step.layout.numels, dtype=torch.float64).square_() / numels
         if self.overlap is not Overlap.DISJOINT:
             return squares
         total: Tensor = yield AllReduce(mine=squares, kind="counts")

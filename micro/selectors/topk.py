@@ -1,6 +1,6 @@
 """Top-k: every rank chooses its own k largest magnitudes, of the whole vector, of each layer, or of each chunk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar, Literal, get_args
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 from torch import Tensor
 
 from micro.comm import Comm
-from micro.density.base import target_count
+from micro.density.base import Target, target_count
 from micro.flat import Layout
 from micro.requests import Reduction
 from micro.selectors import scans
@@ -59,6 +59,12 @@ class TopK(Selector[NoState]):
     def traits(self) -> Traits:  # type: ignore[override]  # depends on the scope
         """Whether each parameter gets a density of its own."""
         return Traits.BY_PARAMETER if self.scope == "layer" else Traits.NONE
+
+    def effective_target(self, target: Target, layout: Layout) -> Target:
+        """Return the target with a density for each parameter, which k / numel, rounded down, would fall short of."""
+        if self.scope != "layer" or target.layer_densities is not None:
+            return target
+        return replace(target, layer_densities=(target.density,) * len(layout.names))
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return this rank's k largest."""

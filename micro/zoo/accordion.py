@@ -71,7 +71,8 @@ class Accordion(Density[AccordionState]):
         if step % self.interval == 0 or state.norms is None:
             yield from self._check(state, grad, step, layout, comm)
         densities = tuple(self.high if critical else self.density for critical in state.critical)
-        count = sum(map(target_count, densities, layout.numels))
+        pairs = zip(densities, layout.numels, strict=True)
+        count = sum(target_count(density, numel) for density, numel in pairs if numel)
         return Target(count / layout.numel, count, densities)
 
     def regroup(

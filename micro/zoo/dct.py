@@ -77,6 +77,10 @@ class DCTReducer(Transforming):
         if self.exchange.name != "gather":
             raise ValueError(f"exchange of dct must be gather, got '{self.exchange.name}'")
         self.exchange.check_wire(self.wire)
+        if self.codec.diverges_with_feedback and self.keeps:
+            raise ValueError(
+                f"codec {self.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"
+            )
 
     @property
     def wire(self) -> Wire:

@@ -180,7 +180,8 @@ class ExDyna(Selector[ExDynaState]):
 
     def load(self, saved: dict[str, Any]) -> ExDynaState:
         """Return the state that ``save`` described."""
-        return ExDynaState(**saved | {"threshold": self.balance.threshold.state(**saved["threshold"])})
+        lists = {name: list(saved[name]) for name in ("blocks", "loads", "counts")}  # steps change them in place
+        return ExDynaState(**saved | lists | {"threshold": self.balance.threshold.state(**saved["threshold"])})
 
     def select(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the indices of this rank's partition that pass the step's threshold."""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -53,7 +53,8 @@ class Transforming(WithDensity):
 
     The transform is orthonormal, so that ``relative_error`` is exact but for rounding: what was not sent, and what the
     codec lost. Counts and densities of the statistics are of coefficients. Replicas are equal bit for bit where all
-    ranks run the same library on the same kind of processor: every rank transforms back on its own.
+    ranks run the same library on the same kind of processor with as many threads: every rank transforms back on its
+    own.
 
     Args:
         density: share of the coefficients kept, in (0, 1], or a schedule of it.
@@ -66,6 +67,7 @@ class Transforming(WithDensity):
         ValueError: a density outside (0, 1] or by layer, or another feedback.
     """
 
+    depends_on_threads: ClassVar[bool] = True
     density: Density[Any] | float
     feedback: Feedback = field(default_factory=NoFeedback)
     indices: IndexCodec = field(default_factory=Int32)

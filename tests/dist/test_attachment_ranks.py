@@ -124,6 +124,10 @@ def test_settings_that_differ_between_ranks_or_that_one_refuses_are_refused_on_a
         assert "rank 0 has " in words
         assert ", rank 1 " in words
         assert key in words
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + differs)
+    assert "number of torch's threads" in the_same(words_of(ValueError, lambda: micro.attach(model, micro.PowerSGD())))
+    torch.set_num_threads(before)
     refused, own = of_all(words_with({"clip": -1.0}))
     assert "clip" in own
     assert refused == f"rank 1 refused micro.attach: {own}"

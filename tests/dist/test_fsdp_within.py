@@ -37,6 +37,7 @@ REDUCERS = {
     "topk+union": micro.SparseReducer(micro.TopK(), 0.1),
     "micro": micro.SparseReducer(micro.Micro(), 0.1),
     "micro+half": micro.SparseReducer(micro.Micro(), 0.1, codec=micro.Half()),
+    "micro+slack": micro.SparseReducer(micro.Micro(slack=0.2, block=8), 0.1, exchange=micro.Gather()),
     "randomk": micro.SparseReducer(micro.RandomK(), 0.1),
 }
 
@@ -55,10 +56,11 @@ def even(reducer: micro.Reducer | None, **settings: Any) -> tuple[nn.Module, Any
     return net, reducer and attach_within(net, reducer)
 
 
-def step_of(net: nn.Module, step: int, factor: float = 1.0) -> Tensor:
+def step_of(net: nn.Module, step: int, factor: float = 1.0, forwards: int = 1) -> Tensor:
     """Return the whole gradient of a step, in double precision."""
     net.zero_grad()
-    (net(batch(step).to(next(net.parameters()).dtype)).square().sum() * factor).backward()
+    inputs = batch(step).to(next(net.parameters()).dtype)
+    (sum(net(inputs).square().sum() for _ in range(forwards)) * factor / forwards).backward()
     return whole(net)
 
 
@@ -83,7 +85,8 @@ def beside_plain(world_size: int, name: str, **settings: Any) -> tuple[float, fl
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"), [*((name, 2) for name in REDUCERS), *((name, 4) for name in ("all", "int8", "micro"))]
+    ("name", "world_size"),
+    [*((name, 2) for name in REDUCERS), *((name, 4) for name in ("all", "int8", "micro", "micro+slack"))],
 )
 @on_ranks()
 def test_nothing_of_a_gradient_is_lost(name: str, world_size: int) -> None:
@@ -126,15 +129,15 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks() -> None:
     assert not attachment.skipped
 
 
-@pytest.mark.parametrize("name", ["topk+gather", "micro", "int8"])
+@pytest.mark.parametrize(("name", "forwards"), [("topk+gather", 1), ("micro", 1), ("int8", 1), ("topk+gather", 2)])
 @on_ranks(2)
-def test_what_a_skipped_step_had_sent_waits(name: str) -> None:
-    """Also the gradient of rank 0, which is finite."""
+def test_what_a_skipped_step_had_sent_waits(name: str, forwards: int) -> None:
+    """Also the gradient of rank 0, which is finite; FSDP reduces a module once for each forward in a backward."""
     is_first = dist.get_rank() == 0
     (net, attachment), (alone, _) = even(replace(REDUCERS[name], nonfinite="skip")), even(None)
     step_of(net, 0)
     before = waiting(attachment)
-    step_of(net, 1, 1.0 if is_first else float("nan"))
+    step_of(net, 1, 1.0 if is_first else float("nan"), forwards)
     assert attachment.skipped
     own = 2 * float(step_of(alone, 1, 1.0 if is_first else 0.0).sum())
     assert waiting(attachment) == pytest.approx(before + own, rel=1e-4, abs=1e-3)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import micro
 from micro.zoo.exdyna import ExDyna, block_spans
-from tests.parts import simulated
+from tests.parts import normal, simulated
 
 NUMEL, WORLD = 8192, 4
 
@@ -92,3 +92,24 @@ def test_partitions_cover_everything_once_and_never_get_too_small(rule: Any, num
         assert all(before[1] == after[0] for before, after in pairwise(spans))
         assert sum(first) == grid.num_blocks
         assert min(first) >= min(grid.num_blocks // (4 * world_size), 1)
+
+
+@pytest.mark.parametrize("selector", [ExDyna(num_blocks=64), micro.Scaled(selector=micro.Micro())])
+def test_a_saved_state_can_be_loaded_again(selector: Any) -> None:
+    """Steps, and a loss scale that changes, leave it as it was."""
+    reducer = micro.SparseReducer(selector, 0.05)
+
+    def gradients(step: int) -> Tensor:
+        return normal(4, 4000, seed=step) * torch.linspace(1, 20, 4000)
+
+    first = simulated(reducer, 4000, 4)
+    for step in range(12):
+        first.step(gradients(step))
+    saved, updates = first.state_dict(), []
+    for _ in range(2):
+        again = simulated(reducer, 4000, 4)
+        again.load_state_dict(saved)
+        for state in again._states:
+            reducer.rescale_(state, 2.0)
+        updates.append([again.step(gradients(step)).update for step in range(12, 20)])
+    assert all(map(torch.equal, *updates))

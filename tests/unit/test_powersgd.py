@@ -46,3 +46,11 @@ def test_what_would_hardly_get_smaller_travels_whole() -> None:
     calls = ("all_reduce", 8 * (16 + 1 + 2 * 40)), ("all_reduce", 8 * 2 * 40)
     assert result.stats[0].calls == calls == calls_of(reducer, 1616, 2, element_bytes=8, layout=layout)
     assert calls_of(reducer, 50, 4, layout=micro.Layout.flat(50)) == (("all_reduce", 4 * 51),)
+
+
+@pytest.mark.parametrize("scale", [2.0**-84, 2.0**84])
+def test_gradients_whose_squares_single_precision_does_not_hold_are_reduced_as_others(scale: float) -> None:
+    usual, scaled = (simulated(PowerSGD(rank=2), LAYOUT, 2, dtype=torch.float32) for _ in range(2))
+    for step in range(4):
+        grads = normal(2, LAYOUT.numel, seed=step).float()
+        assert torch.equal(scaled.step(grads * scale).update, usual.step(grads).update * scale)

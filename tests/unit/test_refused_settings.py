@@ -98,6 +98,10 @@ BUILT: list[tuple[str, dict[str, Any], str, Any]] = [  # at the ends of a range,
     ("reducer", {"name": "fft", "density": 0.1, "feedback": "momentum"}, "feedback of fft", "momentum"),
     ("reducer", {"name": "fft", "density": 0.1, "indices": "bitmapp"}, "did you mean 'bitmap'", "bitmapp"),
     ("reducer", {"name": "dct", "density": 0.1, "exchange": "union"}, "exchange of dct", "union"),
+    (
+        *("reducer", {"name": "dct", "density": 0.1, "codec": {"name": "qsgd", "rule": "published"}}),
+        *("codec qsgd", "feedback=none"),
+    ),
     ("reducer", {"name": "dct", "density": 0.1, "feedback": "momentum"}, "feedback of dct", "momentum"),
 ]
 
@@ -110,6 +114,17 @@ TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [  # selector, other part
     ("topk", {"exchange": {"name": "gtopk", "rule": "published"}, "indices": "packed"}, "gtopk", "packed"),
     ("topk", {"codec": {"name": "qsgd", "rule": "published"}}, "codec qsgd", "feedback=none"),
     ("topk", {"indices": "bitmap", "density": 0.01}, "indices bitmap", "0.01"),
+    *(
+        (
+            "topk",
+            {"feedback": "ef21", "exchange": {"name": name, "rule": rule}},
+            "feedback ef21",
+            f"{name} (rule {rule}",
+        )
+        for name, rule in (("gather", "senders"), ("gather", "published"), ("dsa", "published"), ("gtopk", "published"))
+    ),
+    ("topk", {"feedback": "momentum", "exchange": "gtopk"}, "feedback momentum", "exchange gtopk"),
+    ("topk", {"feedback": "momentum", "exchange": "dsa", "codec": "half"}, "feedback momentum", "exchange dsa"),
     ("everything", {"density": 0.5}, "everything", "density=1"),
     ("threshold", {"density": None}, "density", "None"),
 ]
@@ -202,7 +217,8 @@ def test_a_setting_of_a_part_is_refused(kind: str, spec: dict[str, Any], key: st
 
 @pytest.mark.parametrize(("selector", "parts", "key", "given"), TOGETHER)
 def test_parts_that_do_not_go_together_are_refused(selector: str, parts: dict[str, Any], key: str, given: str) -> None:
-    built = {kind: micro.build(KINDS[kind], spec) if kind != "density" else spec for kind, spec in parts.items()}
+    kinds = KINDS | {"feedback": micro.Feedback}
+    built = {kind: micro.build(kinds[kind], spec) if kind != "density" else spec for kind, spec in parts.items()}
     chosen = micro.build(micro.Selector, selector)
     refused(lambda: micro.SparseReducer(chosen, **{"density": 0.1, **built}), key, given)
 

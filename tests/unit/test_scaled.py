@@ -170,3 +170,17 @@ def test_a_parameter_that_joins_begins_with_a_scale_of_its_own(scaling: Any) -> 
     parts.alone(scaling(selector=MICRO).select(state, acc, STEP, Comm()))
     own = acc[:100].square().mean()
     torch.testing.assert_close(state.by_name["large"], own.view(1) if size == 1 else own.sqrt().expand(100))
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_squares_beyond_single_precision_are_scales_too(scale: float) -> None:
+    """Of the scale of a parameter, and of what a residual forgets."""
+    grads = normal(2, 2000, seed=0).float() * torch.tensor([1.0, scale]).repeat_interleave(1000)
+    layout = micro.Layout(("a", "b"), ((1000,), (1000,)))
+    update = parts.simulated(Scaled(selector=micro.TopK()), layout, 2, dtype=torch.float32).step(grads).update
+    assert min(update[:1000].count_nonzero(), update[1000:].count_nonzero()) > 50
+    decaying = {"feedback": micro.ErrorFeedback(decay=0.9), "dtype": torch.float32}
+    simulation = parts.simulated(micro.TopK(), 1000, 2, **decaying)
+    for _ in range(2):
+        stats = simulation.step(grads[:, 1000:]).stats[0]
+    assert stats.forgotten == pytest.approx(0.1 * float(grads[0, 1000:].double().norm()), rel=0.5)

@@ -183,6 +183,13 @@ def test_rules_make_the_published_groups() -> None:
     assert len(sizes) > 5
 
 
+def test_mgwfbp_does_not_merge_at_a_loss() -> None:
+    """Where one message costs more than two."""
+    curve = Curve(sizes=(0, MIB, 2 * MIB), seconds=(1e-4, 0.010, 0.021))
+    problem = Problem(trace_of([1e-3, 2e-3, 3e-3, 4e-3], [MIB] * 4), curve.at)
+    assert MgWfbp().cut(problem) == Omgs().cut(problem) == (1, 2, 3, 4)
+
+
 def test_asc_never_makes_a_gradient_wait_for_another() -> None:
     merges = 0
     for seed in range(100):

@@ -44,3 +44,9 @@ def test_draws_are_uniform(numel: int, k: int) -> None:
     for step in range(draws):
         hits += torch.bincount(draw(numel, k, generator(7, step)), minlength=numel)
     assert ((hits / draws - share).abs() <= 4 * (share * (1 - share) / draws) ** 0.5).all()
+
+
+def test_layers_get_their_share_of_the_density_however_few_they_are() -> None:
+    layout = micro.Layout((*(f"w{i}" for i in range(20)), "b"), (*[(256,)] * 20, (10,)))
+    step = simulated(micro.TopK(scope="layer"), layout, 2, density=1 / 128).step(normal(2, layout.numel, seed=0))
+    assert step.stats[0].local_count == 20 * 2 + 1

@@ -1,5 +1,8 @@
 """n ranks in one process: steps, state and errors of a simulation."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -85,3 +88,9 @@ def test_derived_statistics() -> None:
     assert (stats.density_error, stats.imbalance) == (1.0, 0.0)
     leader = micro.Simulation(micro.SparseReducer(micro.Leader(), 0.1), LAYOUT, 4)
     assert leader.step(torch.ones(4, 50)).stats[0].imbalance == 3.0
+
+
+@pytest.mark.parametrize("seed", [2**64 - 1, np.int64(3)])
+def test_a_seed_may_have_64_bits_or_be_numpy_s(seed: Any) -> None:
+    reducer = micro.SparseReducer(micro.RandomK(), 0.1, seed=seed)
+    assert micro.Simulation(reducer, micro.Layout.flat(100), 2).step(torch.randn(2, 100)).stats[0].global_count == 10

@@ -59,6 +59,13 @@ def test_a_faulty_part_is_found(fault: str) -> None:
         check_laws(made, Promises(band=EXACT, traffic_within=None), world_sizes=(3,))
 
 
+@pytest.mark.parametrize("feedback", [micro.ErrorFeedback(decay=0.9), micro.MomentumCorrection()])
+def test_the_feedback_of_a_wrapped_method_is_known(feedback: micro.Feedback) -> None:
+    topk = micro.SparseReducer(micro.TopK(), 0.05, feedback=feedback)
+    two_level = micro.TwoLevel(reducer=topk, ranks_per_node=2)
+    check_laws(two_level, Promises(ranks_per_node=2, traffic_within=None), world_sizes=(2, 4))
+
+
 def test_a_method_that_loses_mass_is_found() -> None:
     reducer = micro.SparseReducer(micro.TopK(), 0.05, feedback=micro.NoFeedback())
     with pytest.raises(AssertionError, match=r"ordinary steps, 1 ranks: element .* lost"):

@@ -140,3 +140,16 @@ def test_dense_parameters_beside_two_levels_are_of_all_ranks() -> None:
     assert volume.calls == (("all_reduce", 4 * 7),)
     assert volume.between_bytes == pytest.approx(statistics.fmean(each.between_bytes for each in stats))
     assert volume.local_bytes == pytest.approx(statistics.fmean(each.local_bytes for each in stats))
+
+
+def test_bins_and_dense_elements_of_what_is_inside_are_counted() -> None:
+    layout, grads = micro.Layout(("w", "b"), ((100, 40), (500,))), normal(4, 4500, seed=1)
+    fft, topk = FFTReducer(density=0.1), micro.SparseReducer(micro.TopK(), 0.01)
+    stats = simulated(micro.TwoLevel(reducer=fft, ranks_per_node=2), layout, 4).step(grads).stats[0]
+    assert stats.num_bins is not None
+    assert stats.target_density == pytest.approx(0.1, rel=0.01)
+    split = micro.Split(reducer=topk, min_dims=2)
+    stats = simulated(micro.TwoLevel(reducer=split, ranks_per_node=2), layout, 4).step(grads).stats[0]
+    assert stats.dense_numel == 500
+    stats = simulated(micro.Split(reducer=fft, min_dims=2), layout, 4).step(grads).stats[0]
+    assert stats.target_density == stats.target_count / stats.num_choices

@@ -1,10 +1,13 @@
 """What a method is said to send: estimates and widths. That it is what ranks send is a law."""
 
 import pytest
+import torch
 
 import micro
 from micro.operations import bytes_sent
 from micro.planning.volumes import calls_of, volume_of
+from micro.zoo.accordion import Accordion
+from tests.parts import simulated
 from tests.refusals import refused
 
 DENSITY = 0.04
@@ -41,3 +44,26 @@ class Silent(micro.TopK):
 
 def test_a_part_that_does_not_say_what_it_sends_is_named() -> None:
     refused(lambda: calls_of(micro.SparseReducer(Silent(), DENSITY), 1000, 2), "volume", "selector topk")
+
+
+def test_densities_by_name_and_a_bucket_of_which_nothing_is_chosen_count() -> None:
+    layout = micro.Layout(("embed", "w"), ((1000,), (1000,)))
+    density = micro.ByName(patterns={"embed*": 0.1}, density=0.001)
+    reducer = micro.SparseReducer(micro.TopK(scope="layer"), density, exchange=micro.Gather())
+    assert (
+        calls_of(reducer, 2000, 4, layout=layout)
+        == simulated(reducer, layout, 4, dtype=torch.float32).step(torch.randn(4, 2000)).stats[0].calls
+    )
+    nothing = {"local_count": 0.0, "longest_count": 0.0, "build_up": 0.0}
+    assert calls_of(micro.SparseReducer(micro.Threshold(value=1e9), 0.01), 4000, 4, **nothing)[1] == ("gather_lists", 0)
+
+
+def test_parameters_without_elements_send_nothing() -> None:
+    """As two levels make of each that is shorter than a node."""
+    layout = micro.Layout(("w", "b"), ((4,), (1,)))
+    tensors = micro.SparseReducer(micro.PerTensor(selector=micro.Micro()), 0.1)
+    assert volume_of(micro.TwoLevel(reducer=tensors, ranks_per_node=4), 5, 8, layout=layout).local_calls
+    layers = micro.SparseReducer(micro.TopK(scope="layer"), Accordion(density=0.01, high=1.0, interval=5))
+    two_level = micro.TwoLevel(reducer=layers, ranks_per_node=4)
+    stats = simulated(two_level, layout, 8).step(torch.randn(8, 5, dtype=torch.float64)).stats[0]
+    assert (stats.target_count, stats.target_density) == (5, 1.0)

@@ -76,7 +76,8 @@ class MgWfbp(Greedy):
 
     def joins(self, pair: Pair, problem: Problem) -> bool:
         """Return whether the wait is shorter than the start-up."""
-        return pair.next_s - max(pair.lane_s, pair.ready_s) < pair.saved(problem.exchange)
+        saved = pair.saved(problem.exchange)
+        return saved >= 0 and pair.next_s - max(pair.lane_s, pair.ready_s) < saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
