@@ -169,3 +169,10 @@ def mean_async(x: Tensor, group: Group, num_summands: int) -> torch.futures.Futu
     """Start to replace ``x`` by its mean over the ranks, as DDP does where it has no hook; return the future of x."""
     work = dist.all_reduce(x.div_(num_summands), group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
+
+
+def count_of(holds: bool, group: Group, device: torch.device) -> int:
+    """Return on how many ranks something holds."""
+    flag = torch.tensor([int(holds)], device=device)
+    dist.all_reduce(flag, group=group)
+    return int(flag)  # host sync: in a join context that asks for it, where nothing is attached

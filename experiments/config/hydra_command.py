@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from experiments.config.command_line import FAILED, FULL_ERROR, print_error
 from experiments.config.compose import parse
 from experiments.config.errors import RunFailed, UserError, one_line
-from experiments.config.hydra_errors import explained, raised_by_hydra
+from experiments.config.hydra_errors import explained, raised_by_hydra, raised_by_hydra_calling
 
 
 class Refused(BaseException):
@@ -59,6 +59,8 @@ def run_by_hydra(run: Callable[[], Any], words: Sequence[str]) -> int:
             raise RunFailed(f"submitit: {one_line(error)}") from error
         if raised_by_hydra(error):
             raise UserError(explained(error)) from error
+        if isinstance(error, OSError) and raised_by_hydra_calling(error):
+            raise UserError(f"hydra.run.dir or hydra.sweep.dir cannot be used: {one_line(error)}") from error
         raise
     return 0
 
@@ -79,14 +81,14 @@ def job_of_hydra() -> Iterator[None]:
 
 
 def _ordered(words: Sequence[str]) -> list[str]:
-    """Return the options of a command line before its other words, as Hydra reads them. Raises: UserError."""
+    """Return a command line with its options last, where a bare ``--info`` takes no word. Raises: UserError."""
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
     given = parser.parse_intermixed_args(list(words)).overrides
     options = list(words)
     for word in given:
         options.remove(word)
-    return [*options, *(str(override.input_line) for override in parse(given))]
+    return [*(str(override.input_line) for override in parse(given)), *options]
 
 
 def _refuse(message: str) -> NoReturn:

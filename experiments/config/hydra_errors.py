@@ -52,6 +52,13 @@ def raised_by_hydra(error: Exception) -> bool:
     return str(frame.f_globals.get("__name__")).split(".")[0] in ("hydra", "omegaconf", "antlr4")
 
 
+def raised_by_hydra_calling(error: Exception) -> bool:
+    """Return whether Python raised an error in a call of Hydra's own, as where it makes a folder."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [name for name in modules if name.split(".")[0] in ("hydra", "experiments")]
+    return own[-1].startswith("hydra.")
+
+
 def explained(error: Exception) -> str:
     """Return in one line what is wrong with the words or files that Hydra has read."""
     both = (error, error.__cause__)  # under a debugger OmegaConf's own errors have a cause too, which names no key
@@ -82,6 +89,8 @@ def unreadable(word: str) -> str:
     if "=" not in word and not word.startswith("~"):
         return f"'{short(word)}' is not KEY=VALUE, for instance epochs=5 or sparsifier=topk"
     key, _, value = short(word).partition("=")
+    if "'" in value or '"' in value:  # Hydra's grammar and the shell each take a pair of quotes
+        return f"cannot read {short(word)!r}: a value with quotes in it needs quotes of the other kind around it"
     return f"cannot read {short(word)!r}: put a value with spaces or special characters in quotes, \"{key}='{value}'\""
 
 

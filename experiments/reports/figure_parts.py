@@ -25,6 +25,7 @@ from experiments.reports.output import write_csv, write_file, write_or_rescue
 from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, LineSettings, plain, style
 
 ERROR_BAR: LineSettings = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}
+LONGEST_LINE = 44  # letters of a row's name on a line
 Key = tuple[object, ...]
 Show = Callable[[XAxis | YAxis], object]
 
@@ -59,9 +60,11 @@ def figure_of_panels(
 
 def figure_of_rows(names: Sequence[str], panels: int = 1, *, row_inches: float = 0.17) -> tuple[Figure, Sequence[Axes]]:
     """Return a figure of a page's width with a named row for each, the first on top, and its panels."""
-    figure = new_figure(PAGE_INCHES, 1.0 + row_inches * len(names))
+    names = [textwrap.fill(plain(name), LONGEST_LINE) for name in names]
+    num_lines = max((name.count("\n") + 1 for name in names), default=1)
+    figure = new_figure(PAGE_INCHES, 1.0 + max(row_inches, 0.13 * num_lines) * len(names))
     grid = figure.subplots(1, panels, sharey=True, squeeze=False, width_ratios=[3, *[2] * (panels - 1)])[0]
-    grid[0].set_yticks(range(len(names)), [plain(name) for name in names])
+    grid[0].set_yticks(range(len(names)), names)
     grid[0].set_ylim(len(names) - 0.5, -0.5)
     return figure, list(grid)
 
@@ -196,9 +199,11 @@ def head(figure: Figure, title: str, handles: Sequence[Artist]) -> None:
     """Put title and legend above the panels, where they cover no data, in as many columns as the width holds."""
     width = figure.get_figwidth()
     for handle in handles:
-        handle.set_label(plain(str(handle.get_label())))
-    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
+        handle.set_label(textwrap.fill(plain(str(handle.get_label())), int((width - 0.6) / 0.055)))
+    longest = max((len(line) for handle in handles for line in str(handle.get_label()).splitlines()), default=0)
     fitting = int(width / (0.051 * longest + 0.4))  # inches of a letter, and of a line sample with its gaps
+    further = sum(str(handle.get_label()).count("\n") for handle in handles)  # lines
+    figure.set_figheight(figure.get_figheight() + 0.13 * further)
     legend = figure.legend(
         handles=handles,
         title=textwrap.fill(plain(title), int(15 * width)),

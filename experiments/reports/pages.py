@@ -161,7 +161,7 @@ def print_summary(frames: Frames, console: Console) -> None:
             shown.padding = (0, 1, 0, 0)
             for place, name in enumerate(cells.columns):
                 short = re.sub(", ms| a step|(?<=[GM])bit/s| (?=[GM]bit)|,", "", name)
-                shown.add_column(short, justify="right" if place else "left", no_wrap=True)
+                shown.add_column(short, justify="right" if place else "left", no_wrap=bool(place))
             for line in cells.itertuples(index=False, name=None):
                 shown.add_row(*line)
             console.print(shown)

@@ -27,7 +27,7 @@ COLUMNS = {
 }
 # Runs that agree in these, and differ in the seed alone, are repetitions of one experiment.
 EXPERIMENT = ["model", "dataset", "world_size", "density", "sparsifier"]
-USUAL = {("accumulate", 1)}  # beside runs with more: each batch is a step
+USUAL = {"accumulate": 1}  # beside runs with more: each batch is a step
 
 Config = dict[str, object]
 Selection = Mapping[str, list[str]]
@@ -116,7 +116,7 @@ def _select(configs: dict[str, Config], selection: Selection) -> dict[str, Confi
             raise UserError(f"no run has the key {key!r}{suggestion(key, known)}")
         kept = {name: config for name, config in configs.items() if _fits(config, key, values)}
         if not kept:
-            present = sorted({str(_value(config, key)) for config in configs.values()})
+            present = sorted({_text(config, key) for config in configs.values()})
             raise UserError(f"{key}={','.join(values)} fits no run; present: {', '.join(present)}")
         configs = kept
     return configs
@@ -125,7 +125,7 @@ def _select(configs: dict[str, Config], selection: Selection) -> dict[str, Confi
 def _fits(config: Config, key: str, values: list[str]) -> bool:
     if key == "density" and _value(config, "sparsifier") == "dense":
         return True  # the baseline belongs to every density
-    return not {*map(_comparable, values)}.isdisjoint([_comparable(str(_value(config, key)))])
+    return not {*map(_comparable, values)}.isdisjoint([_comparable(_text(config, key))])
 
 
 def _comparable(text: str) -> object:
@@ -139,8 +139,19 @@ def _value(config: Config, key: str) -> object:
     return method_name(_sparsifier(config)) if key == "sparsifier" else config.get(COLUMNS.get(key, key))
 
 
+def _text(config: Config, key: str) -> str:
+    value = _value(config, key)
+    return "null" if value is None else str(value)
+
+
 def _sparsifier(config: Config) -> Config:
     return {key.removeprefix("sparsifier."): value for key, value in config.items() if key.startswith("sparsifier.")}
+
+
+def _follows(key: str, choice: str, settings: list[Config]) -> bool:
+    """Return whether a setting of a choice, such as ``optimizer.``, is the same wherever the choice is."""
+    pairs = {(str(own.get(f"{choice}name")), str(own.get(key, ...))) for own in settings}
+    return key.startswith(choice) and len(pairs) == len({name for name, _ in pairs})
 
 
 def _variants(configs: list[Config]) -> list[str]:
@@ -151,12 +162,15 @@ def _variants(configs: list[Config]) -> list[str]:
     has_rounds = any(key.startswith(ROUNDS) for key in differing)
     differing = [key for key in differing if not key.startswith(ROUNDS)]
     chosen = tuple(key.removesuffix("name") for key in differing if key.endswith(".name"))
-    # Once the name of a choice differs, its other settings follow from it.
-    named = [*(f"{choice}name" for choice in chosen), *(key for key in differing if not key.startswith(chosen or "\0"))]
+    # Once the name of a choice differs, its other settings follow from it, but for those that differ with one name.
+    named = [
+        *(f"{choice}name" for choice in chosen),
+        *(key for key in differing if not any(_follows(key, choice, settings) for choice in chosen)),
+    ]
     words = []
     for config, own in zip(configs, settings, strict=True):
         of_parts = {f"sparsifier.{key}" for key in own_settings(_sparsifier(config))} - set(differing)
-        shown = [key for key in [*named, *sorted(of_parts)] if key in own and (key, own[key]) not in USUAL]
+        shown = [key for key in [*named, *sorted(of_parts)] if key in own and USUAL.get(key, ...) != own[key]]
         named_values = ((key.removesuffix(".name").rpartition(".")[2], own[key]) for key in shown)
         texts = [f"{word}={'null' if value is None else human(str(value))}" for word, value in named_values]
         words.append(", ".join(filter(None, [*texts, short(own) if has_rounds else ""])))

@@ -1,6 +1,7 @@
 """Every figure that some finished runs allow, with the numbers that it draws: over steps, of times, of forms."""
 
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -218,8 +219,9 @@ def draw_steps(numbers: pd.DataFrame, columns: Mapping[str, str], title: str, en
             every = max(1, len(mean) // 6)
             axes.plot(mean.index, mean, markevery=(place * every // len(look.MARKERS) % every, every), **lines.of[key])
         if column == "density":
-            target = numbers.groupby("step")["target_density"].first()
-            axes.plot(target.index, target, zorder=1.5, **look.TARGET_LINE)
+            for _, own in numbers.groupby(METHOD):  # forms may have targets of their own, as with a warm-up
+                target = own.groupby("step")["target_density"].first()
+                axes.plot(target.index, target, zorder=1.5, **look.TARGET_LINE)
             handles.append(Line2D([], [], label="target", **look.TARGET_LINE))
         axes.set_ylabel(name)
         parts.log_with_zero(axes, numbers[column])
@@ -254,7 +256,9 @@ def draw_times(numbers: pd.DataFrame, title: str) -> Figure:
     rows = numbers.sort_values(METHOD, key=lambda names: names.map(order.index) if names.name == METHOD[0] else names)
     names = [look.plain(f"{in_legend(*row[METHOD])} (n={row['num_seeds']})") for _, row in rows.iterrows()]
     is_long = max(map(len, names)) > LONGEST_NAME
-    figure = parts.new_figure(look.PAGE_INCHES if is_long else look.COLUMN_INCHES, 1.1 + 0.22 * len(rows))
+    names = [textwrap.fill(name, parts.LONGEST_LINE) for name in names]
+    row_inches = max(0.22, 0.13 * max(name.count("\n") + 1 for name in names))
+    figure = parts.new_figure(look.PAGE_INCHES if is_long else look.COLUMN_INCHES, 1.1 + row_inches * len(rows))
     axes = figure.subplots()
     fills = {stage: STAGE_FILLS[stage] for stage in (SPLIT if rows["forward_ms"].all() else STAGES)}
     rows = rows.assign(backward_ms=rows["compute_ms"] - rows["forward_ms"])

@@ -51,6 +51,12 @@ class Training:
     """
 
     def __init__(self, config: TrainConfig, *, reducer: micro.Reducer | None = None) -> None:
+        if config.rounds.every:
+            raise UserError(
+                f"rounds.every={config.rounds.every}: gradients are exchanged at every step here, leave it out"
+            )
+        if config.start_from is not None:
+            raise UserError(f"start_from={config.start_from}: this training starts from step 0, leave it out")
         self._config = config
         self._workers = SimulatedWorkers(config, load_task(config, torch.device("cpu")), reducer=reducer)
         self.layout = self._workers.layout

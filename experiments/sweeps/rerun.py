@@ -19,6 +19,8 @@ from experiments.runs.manifest import other_data
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import status_of
 
+GROUP_KEYS = ("tracking", "checkpoint", "cluster.slurm")  # of NEUTRAL those that hold keys
+
 
 def rerun(run: str, overrides: list[str], *, output: Path) -> int:
     """Repeat a run in ``NAME-rerun-K`` beside it, which resumes if interrupted; return the exit code of a sweep.
@@ -59,7 +61,10 @@ def find_run(run: str, output: Path) -> RunFolder:
 def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
     """Return the configuration of a run, checked. Raises: UserError, also where an override would change results."""
     for override in overrides:
-        if "=" not in override or not is_neutral(override.partition("=")[0]):
+        key, equals, _ = override.partition("=")
+        if key in GROUP_KEYS:
+            raise UserError(f"a rerun sets single keys, got '{override}': name one of them, {key}.KEY=VALUE")
+        if not equals or not is_neutral(key):
             allowed = ", ".join(sorted(NEUTRAL))
             raise UserError(f"a rerun takes {allowed}, got '{override}': for another run use experiments.train")
     with as_user_error(OmegaConfBaseException, YAMLError, OSError, RecursionError, before=f"{folder.config_path}: "):

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.messages import mean_async
+from micro.messages import count_of, mean_async
 
 if TYPE_CHECKING:
     from micro.ddp.attachment import Attachment
@@ -32,9 +32,7 @@ class Hook:
         model = None if self._model is None else self._model()
         if getattr(model, "_divide_by_initial_world_size", True):
             return dist.get_world_size(self.group)
-        has_inputs = torch.tensor([float(torch._C._current_graph_task_id() >= 0)], device=device)
-        dist.all_reduce(has_inputs, group=self.group)
-        return int(has_inputs)
+        return count_of(torch._C._current_graph_task_id() >= 0, self.group, device)
 
     def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
         return Hook, ()

@@ -68,6 +68,21 @@ def test_checkpoints_come_by_steps_and_a_torn_one_falls_back(tmp_path: Path) -> 
     assert [row["step"] for row in read_records(end.folder.steps_path)] == list(range(10))
 
 
+def test_a_run_does_not_start_from_one_that_differs_or_is_further(tmp_path: Path) -> None:
+    before = configured(tmp_path, *IMAGES, "sparsifier=micro")
+    stopped = Run(before, stop=7)
+    stopped.folder.config_path.write_text(to_yaml(before))
+    source = f"start_from={stopped.folder.path}"
+    for words, key in (
+        ([*IMAGES, "rounds.every=2"], r"trained with rounds\.every=0"),
+        (["model=mlp", "dataset=digits"], "trained on synthetic"),
+        ([*IMAGES, "epochs=1"], "has done 1 epochs, epochs is 1"),
+    ):
+        with pytest.raises(UserError, match=key):
+            configured(tmp_path, *words, "sparsifier=micro", source)
+    assert configured(tmp_path, *IMAGES, "sparsifier=micro", source)
+
+
 def test_another_world_size_is_refused_or_averaged_on_request(tmp_path: Path) -> None:
     words = [*IMAGES, "sparsifier=micro"]
     before = configured(tmp_path, *words, world_size=4)

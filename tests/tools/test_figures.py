@@ -3,6 +3,7 @@
 import io
 import itertools
 import statistics
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from experiments.reports.run_figures import (
 )
 from experiments.reports.table import run_rows
 from tests.legible import every_figure_is_legible
-from tests.tools.study_folders import RULES, STAGES, TASKS, TRAITS, rows_of, write_rows, write_run
+from tests.tools.study_folders import RULES, STAGES, TASKS, TRAITS, change_config, rows_of, write_rows, write_run
 
 SUMMARY = {"summary.csv", "summary.md"}
 OF = "resnet18-cifar10-n8"
@@ -177,6 +178,35 @@ def test_throughput_counts_samples_of_real_workers_a_line_for_each_density(tmp_p
         draw_all(frames.load(tmp_path / "runs"), tmp_path / "out", ["throughput"])
     names = [text.get_text() for text in written[0].legends[0].get_texts()]
     assert names == ["Top-k, 0.01 (n=1)", "Top-k, 0.1 (n=1)", "linear"]
+
+
+def test_forms_that_differ_in_a_list_or_twice_in_a_choice_are_told_apart(tmp_path: Path) -> None:
+    others: tuple[dict[str, Any], ...] = (
+        {"optimizer": {"name": "sgd", "momentum": 0.9}},
+        {"optimizer": {"name": "sgd", "momentum": 0.0}, "lr_milestones": [1, 2]},
+        {"optimizer": {"name": "adam", "betas": [0.9, 0.99]}, "note": "of many words, " * 8},
+    )
+    for number, changes in enumerate(others):
+        change_config(write_run(tmp_path / "runs", "micro", number), seed=0, **changes)
+    loaded = frames.load(tmp_path / "runs")
+    assert loaded.runs["variant"].nunique() == 3
+    assert len(frames.load(tmp_path / "runs", {"note": ["null"]}).runs) == 2
+    with every_figure_is_legible(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_all(loaded, tmp_path / "out", ["methods", "bytes", "density", "time"])
+    console = Console(width=120, file=io.StringIO())
+    print_summary(loaded, console)
+    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_each_form_has_its_own_target(tmp_path: Path) -> None:
+    for number, density in enumerate((0.01, 0.1)):
+        path = write_run(tmp_path, "micro", number, density=density)
+        change_config(path, density=0.01, epochs=3, seed=0, density_warmup={"steps": number})
+    with every_figure_is_legible() as written:
+        draw_all(frames.load(tmp_path), tmp_path / "out", ["density"])
+    targets = [line.get_ydata() for line in written[0].axes[0].lines if line.get_zorder() == 1.5]
+    assert [set(target) for target in targets] == [{0.01}, {0.1}]  # type: ignore[arg-type]
 
 
 def test_a_dense_run_stands_beside_every_density_and_counts_once(

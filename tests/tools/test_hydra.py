@@ -103,6 +103,7 @@ def test_all_runs_are_checked_before_the_first_starts_and_after_a_failed_one_the
 
 
 def test_options_stand_before_and_after_words() -> None:
+    assert "model/mlp" in train("model=mlp", "--info").out
     assert "model/gpt_small" in train("model=gpt_small", "--info", "defaults", "experiment=micro_lstm_wikitext2").out
     printed = {train(*words).out for words in (["--cfg", "job", "lr=1", "seed=2"], ["lr=1", "--cfg", "job", "seed=2"])}
     assert len(printed) == 1

@@ -43,6 +43,8 @@ WRONG: list[str | tuple[str, ...]] = [
     # Hydra's options
     ("train --foo", "--foo"),
     ("train --cfg jobb", "--cfg", "jobb"),
+    ("train hydra.run.dir=empty/x", "hydra.run.dir", "Not a directory"),
+    ('train "output=it\'s"', "it's", "quotes of the other kind"),
     ("train --multirun seed=1,2 --cfg job", "--multirun", "--cfg"),
     ("train --config-name nope", "nope"),
     ("train --config-dir /nope", "/nope"),
@@ -91,6 +93,7 @@ WRONG: list[str | tuple[str, ...]] = [
     "staleness --steps 0",
     ("staleness --methods micr", "micr", "did you mean 'micro'"),
     ("staleness sparsifier=topk", "options of the command", "sparsifier=topk"),
+    ("staleness model=mlp dataset=synthetic rounds.every=5", "rounds.every", "5"),
     "simulate --workers 99999999999999999999",
     ("simulate --trace nowhere", "nowhere"),
     ("simulate --network nope", "network", "nope"),

@@ -185,6 +185,12 @@ def test_one_level_and_two_are_written_side_by_side(tmp_path: Path) -> None:
     assert "## MLP on nvlink_25gbe, hierarchical, 0.025 s of computation" in said
 
 
+def test_workers_of_one_node_send_nothing_between_nodes(tmp_path: Path) -> None:
+    words = "--network nvlink_25gbe --two-level --workers 4,8 --methods dense,topk --schedules single --only speedup"
+    out, _ = run(tmp_path, words)
+    assert (out / "levels-nvlink_25gbe.pdf").exists()
+
+
 def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
     curve = Curve(sizes=(0.0, 1e6), seconds=(1e-3, 3e-3))
     ops = ("all_reduce", "gather_rows", "gather_lists", "scatter")

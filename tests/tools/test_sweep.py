@@ -178,6 +178,7 @@ def test_a_rerun_takes_the_saved_configuration_and_a_place_of_its_own(tmp_path: 
     assert saved_config(original, []) == config
     assert saved_config(original, ["dataset.root=/data", "checkpoint.keep=5"]).dataset.root == "/data"
     refused(lambda: saved_config(original, ["seed=4"]), "rerun", "seed=4")
+    refused(lambda: saved_config(original, ["tracking=wandb"]), "tracking=wandb", "tracking.KEY")
     first = free_folder(original.path)
     assert first.path.name == f"{name}-rerun-1"
     make(first.path, FOLDERS["stopped"][0])

@@ -29,7 +29,7 @@ METHODS: list[tuple[str, dict[str, Any], list[float]]] = [  # rows, settings, fa
     ("micro+agreed micro+repaired micro+slack per_tensor+micro+agreed", {}, CHANGING),
     ("scaled_elements+micro+agreed exdyna+repaired threshold gtopk gtopk+published dsa dsa+published", {}, CHANGING),
     ("gaussiank+repaired sidco+e+repaired redsync+repaired dgc+repaired sage+repaired oktopk", {}, CHANGING),
-    ("gtopk gtopk+published dsa+published oktopk", MOMENTUM, CHANGING),
+    ("gtopk+published dsa+published oktopk", MOMENTUM, CHANGING),
     ("gaussiank+repaired redsync+repaired sage+repaired threshold dsa oktopk", SKIP, ZERO_AND_NAN),
     ("dsa", {"density": 0.5}, [1.0] * 4),  # sums are dense
     ("sparseloco dct fft fft+residual powersgd", SKIP, NAN),

@@ -142,7 +142,8 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
     words = numbers["levels"].map({level.split()[0]: level for level in LEVELS})
     seen = numbers.assign(levels=words, between_bytes=numbers["between_bytes"].where(numbers["between_bytes"] > 0))
     named = parts.named_lines(["method", "levels"], lines, lambda method, levels: f"{in_legend(method)}, {levels}")
-    return parts.figure_of_facets(title, seen, ["model", "algorithm"], [EFFICIENCY, BETWEEN], named)
+    panels = [EFFICIENCY, BETWEEN] if seen["between_bytes"].notna().any() else [EFFICIENCY]  # of one node: none
+    return parts.figure_of_facets(title, seen, ["model", "algorithm"], panels, named)
 
 
 @style()
