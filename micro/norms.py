@@ -7,6 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+SMALLEST, LARGEST = 1e-15, 1e15  # norms whose squares, and those of their parts, single precision holds
 CHUNK = 1 << 18  # elements whose norm is off by some 1e-6; with 2^24 it is 7e-4, with 2^28 a third
 
 
@@ -26,24 +27,29 @@ def _norm(vector: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
     return found
 
 
-def norms_of(vector: Tensor, sizes: Sequence[int], *, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the L2 norm of each neighbouring piece (L,) of ``vector``, in ``dtype`` or its own: one read, no copy.
+def norms_of(vector: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the L2 norm of each neighbouring piece (L,) float64 of ``vector``: one read, nothing copied.
 
-    On the CPU pieces of one length that follow each other are the rows of a matrix: a call for all of them. The norm
-    of a row has the bits that the piece has alone.
+    On the CPU double precision adds up where single precision would lose the squares of one of them: it is slower.
     """
     if vector.device.type != "cpu":
-        return torch.stack(torch._foreach_norm(vector.split(list(sizes)), dtype=dtype))
+        return torch.stack(torch._foreach_norm(vector.split(list(sizes)), dtype=torch.float64))
+    norms = _norms_of(vector, sizes, None).double()
+    holds = ((norms > SMALLEST) & (norms < LARGEST)).all()
+    return norms if holds else _norms_of(vector, sizes, torch.float64)
+
+
+def _norms_of(vector: Tensor, sizes: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    """Return the same in ``dtype`` or the vector's own.
+
+    Pieces of one length that follow each other are the rows of a matrix: a call for all of them. The norm of a row has
+    the bits that the piece has alone.
+    """
     if max(sizes, default=0) > CHUNK:
         return torch.stack([norm(piece, dtype=dtype) for piece in vector.split(list(sizes))])
     rows = _rows(tuple(sizes))
-    parts = vector.split([count * size for count, size in rows])
-    return torch.cat(
-        [
-            torch.linalg.vector_norm(part.view(shape), dim=1, dtype=dtype)
-            for part, shape in zip(parts, rows, strict=True)
-        ]
-    )
+    pairs = zip(vector.split([count * size for count, size in rows]), rows, strict=True)
+    return torch.cat([torch.linalg.vector_norm(part.view(shape), dim=1, dtype=dtype) for part, shape in pairs])
 
 
 @lru_cache(maxsize=64)  # called at every step

@@ -139,7 +139,7 @@ class ScalingSelector(WrappingSelector[ScalingState]):
     def mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
         """Return the mean squares (L,) float64 of each parameter, over all ranks where these share a threshold."""
         numels = on_device([max(numel, 1) for numel in step.layout.numels], torch.float64, acc.device)
-        squares = norms_of(acc, step.layout.numels, dtype=torch.float64).square_() / numels
+        squares = norms_of(acc, step.layout.numels).square_() / numels
         if self.overlap is not Overlap.DISJOINT:
             return squares
         total: Tensor = yield AllReduce(mine=squares, kind="counts")
