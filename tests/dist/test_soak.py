@@ -23,8 +23,8 @@ def test_disturbed_trainings_end_with_equal_weights(tmp_path: Path) -> None:
 
 
 def test_methods_hold_their_laws_over_many_steps_and_nothing_drifts() -> None:
-    rows = ["micro+agreed", "topk+union", "oktopk", "int8+union"]
-    words = ["-m", "tests.long_laws", "--steps", "2000", "--rows", ",".join(rows)]
+    rows = ["micro+agreed", "topk+union", "int8+union"]
+    words = ["-m", "tests.long_laws", "--steps", "1000", "--rows", ",".join(rows)]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=1100)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(line.partition(",")[0] for line in done.stdout.splitlines()[:-1]) == sorted(rows)
