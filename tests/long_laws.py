@@ -20,7 +20,7 @@ import torch
 
 from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import check_choice
-from experiments.config.option_types import comma_list
+from experiments.config.option_types import comma_list, whole_number
 from micro.testing import Case, assert_step, take
 from tests.sparsifiers import TABLE, Row
 
@@ -76,13 +76,13 @@ def hold(num_steps: int, name: str) -> tuple[str, bool]:
     return f"{name}, {num_steps:,} steps in {time.monotonic() - start:.0f} s: {said}", not said.startswith("FAILED")
 
 
-def _run(num_steps: int, names: list[str]) -> int:
-    for name in names:
+def _run(steps: int, rows: list[str]) -> int:
+    for name in rows:
         check_choice("--rows", [*ROWS], name)
     ended = list[bool]()
     spawn, left_to_the_parent = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_IGN)
     with spawn.Pool(len(os.sched_getaffinity(0)), signal.signal, left_to_the_parent) as pool:
-        for line, holds in pool.imap_unordered(partial(hold, num_steps), names):
+        for line, holds in pool.imap_unordered(partial(hold, steps), rows):
             ended.append(holds)
             print(line, flush=True)
     print(f"{len(ended)} rows, {ended.count(False)} failed")
@@ -92,11 +92,10 @@ def _run(num_steps: int, names: list[str]) -> int:
 def _parser() -> Parser:
     description, _, text = (__doc__ or "").partition("\n\n")
     parser = Parser("python -m tests.long_laws", description=description, epilog=text)
-    parser.add_argument("--steps", type=int, default=20_000, help="of each method (default: 20000)")
+    parser.add_argument("--steps", type=whole_number(4), default=20_000, help="of each method (default: 20000)")
     parser.add_argument("--rows", type=comma_list(str), default=[*ROWS], help="of the table of tests (default: all)")
     return parser
 
 
 if __name__ == "__main__":
-    options = _parser().parse_args()
-    sys.exit(run_command(lambda: _run(options.steps, options.rows)))
+    sys.exit(run_command(lambda: _run(**vars(_parser().parse_args()))))

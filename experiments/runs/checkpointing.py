@@ -74,8 +74,8 @@ class Checkpointer:
 
         try:
             ranks = [digest for written in self._everywhere(write) for digest in written]
-            keep = self._config.checkpoint.keep
-            self._as_owner(lambda: checkpoints.publish(self._folder, draft, step, ranks, records, keep=keep))
+            more = {"epoch": position.epoch, "keep": self._config.checkpoint.keep}
+            self._as_owner(lambda: checkpoints.publish(self._folder, draft, step, ranks, records, **more))
         except UserError:
             if workers.is_main:
                 checkpoints.discard(draft)

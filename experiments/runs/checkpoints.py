@@ -27,6 +27,7 @@ class Checkpoint:
 
     path: Path
     step: int  # steps done when it was saved, which is the number of the next step
+    epoch: int  # epochs done
     ranks: Sequence[Digest]  # what each rank has written
     records: Mapping[str, Digest]  # what was recorded until then, by the name of the file
 
@@ -56,7 +57,14 @@ def begin(folder: RunFolder) -> Path:
 
 
 def publish(
-    folder: RunFolder, draft: Path, step: int, ranks: Sequence[Digest], records: Mapping[str, Digest], *, keep: int = 2
+    folder: RunFolder,
+    draft: Path,
+    step: int,
+    ranks: Sequence[Digest],
+    records: Mapping[str, Digest],
+    *,
+    epoch: int,
+    keep: int = 2,
 ) -> Checkpoint:
     """Make the draft a checkpoint and remove all but the newest ``keep``, when all ranks have written.
 
@@ -67,16 +75,15 @@ def publish(
             remedy = "put the run's folder on a disk that all nodes share"
             raise UserError(f"what rank {rank} wrote of a checkpoint is not at {rank_path(draft, rank)}; {remedy}")
     written = {name: digest._asdict() for name, digest in records.items()}
-    write_json(
-        draft / CHECKPOINT_FILE, {"step": step, "ranks": [digest._asdict() for digest in ranks], "records": written}
-    )
+    digests = [digest._asdict() for digest in ranks]
+    write_json(draft / CHECKPOINT_FILE, {"step": step, "epoch": epoch, "ranks": digests, "records": written})
     path = folder.checkpoints_path / _name(step)
     with writing(path):
         draft.rename(path)
         flush_folder(path.parent)
         for older in published(folder)[keep:]:
             _remove(older)
-    return Checkpoint(path=path, step=step, ranks=ranks, records=records)
+    return Checkpoint(path=path, step=step, epoch=epoch, ranks=ranks, records=records)
 
 
 def published(folder: RunFolder) -> list[Path]:
@@ -117,6 +124,7 @@ def describe(path: Path) -> Checkpoint:
         return Checkpoint(
             path=path,
             step=int(value["step"]),
+            epoch=int(value["epoch"]),
             ranks=[digest(given) for given in value["ranks"]],
             records={name: digest(given) for name, given in value["records"].items()},
         )

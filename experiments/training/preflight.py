@@ -22,7 +22,7 @@ from experiments.launching.rank_environment import is_rank, read_rank_environmen
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.manifest import other_data
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_state import check_world_size, read_rank
+from experiments.runs.saved_state import check_world_size
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
 from experiments.training.tasks import check_task, steps_per_epoch
@@ -141,7 +141,7 @@ def _check_devices(config: TrainConfig) -> None:
 
 
 def _check_start_from(config: TrainConfig) -> None:
-    """Check that the run of ``start_from`` exists and has the same model, method and optimizer."""
+    """Check that the run of ``start_from`` exists, has the same data, model and method, and is not further."""
     if config.start_from is None:
         return
     checkpoint = open_checkpoint(Path(config.start_from))
@@ -151,15 +151,13 @@ def _check_start_from(config: TrainConfig) -> None:
         if getattr(before, key) != getattr(config, key):
             raise UserError(f"start_from={config.start_from} has another {key}: choose the same, or leave it out")
     if bool(before.rounds.every) != bool(config.rounds.every):
-        what = f"rounds.every={before.rounds.every}"
-        raise UserError(
-            f"start_from={config.start_from} was trained with {what}, got {config.rounds.every}: choose alike"
-        )
+        trained = f"start_from={config.start_from} was trained with rounds.every={before.rounds.every}"
+        raise UserError(f"{trained}, got {config.rounds.every}: choose alike")
     if before.dataset.name != config.dataset.name:
         raise UserError(f"start_from={config.start_from} was trained on {before.dataset.name}: choose the same dataset")
-    done = read_rank(checkpoint, 0)["shared"]["position"]["epoch"]
-    if done >= config.epochs:
-        raise UserError(f"start_from={config.start_from} has done {done} epochs, epochs is {config.epochs}: raise it")
+    if checkpoint.epoch >= config.epochs:
+        done = f"start_from={config.start_from} has done {checkpoint.epoch} epochs"
+        raise UserError(f"{done}, epochs is {config.epochs}: raise it")
 
 
 def _check_same_data(configs: Iterable[TrainConfig]) -> None:

@@ -63,7 +63,7 @@ class Settings:
         """Return what must be the same on all ranks."""
         is_scaled = self.scaler is not None and self.scaler.is_enabled()
         same = {"scope": self.scope, "clip": self.clip, "clip_norm": self.clip_norm}
-        return same_of(reducer) | same | {"scaler": "used" if is_scaled else "none"}
+        return compared_with(reducer) | same | {"scaler": "used" if is_scaled else "none"}
 
     def _split(self, reducer: Reducer, trained: Mapping[str, Tensor]) -> Reducer:
         if self.only is not None or self.dense is not None or self.start_step:
@@ -81,7 +81,7 @@ class Settings:
         return reducer
 
 
-def same_of(reducer: Reducer) -> dict[str, Any]:
+def compared_with(reducer: Reducer) -> dict[str, Any]:
     """Return what must be the same on all ranks with this reducer."""
     needs_threads = any(layer.depends_on_threads for layer in layers(reducer))
     return {"reducer": reducer} | ({"number of torch's threads": torch.get_num_threads()} if needs_threads else {})

@@ -15,7 +15,7 @@ from micro.comm import Comm
 from micro.drivers.attachment import Driver
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.meeting import meeting
-from micro.drivers.settings import same_of
+from micro.drivers.settings import compared_with
 from micro.flat import real
 from micro.group_comm import GroupComm
 from micro.local import checks
@@ -127,7 +127,7 @@ class LocalSteps(Driver):
                 check_outer(vector.outer, vector.state, allows_both=momentum_with_feedback)
             entry.parameters = self._parameters
             entry.settings |= {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
-            entry.settings |= same_of(self.reducer) | {"outer": [each.outer_settings() for each in self._vectors]}
+            entry.settings |= compared_with(self.reducer) | {"outer": [each.outer_settings() for each in self._vectors]}
             entry.settings["fragments"] = [list(vector.layout.names) for vector in self._vectors]
         self.device = next(iter(self._parameters.values())).device
         self._scope, self._owns_comm = "local", comm is None

@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def take(run: RunFolder, step: int, *, keep: int = 2, state: Any = None) -> Checkpoint:
     draft = begin(run)
     ranks = [write_rank(draft, rank, state or {"weights": torch.full((5,), float(step))}) for rank in range(2)]
-    return publish(run, draft, step, ranks, {}, keep=keep)
+    return publish(run, draft, step, ranks, {}, epoch=0, keep=keep)
 
 
 def steps(run: RunFolder) -> list[int]:
@@ -74,7 +74,7 @@ def test_a_checkpoint_whose_rows_are_gone_is_not_used(run: RunFolder) -> None:
     writer = RecordWriter(run.steps_path)
     for step in (1, 2):
         writer.append({"step": step})
-        publish(run, begin(run), step, [], {"steps.jsonl": writer.digest})
+        publish(run, begin(run), step, [], {"steps.jsonl": writer.digest}, epoch=0)
     writer.close()
     assert steps(run) == [2, 1]
     cut(run.steps_path)
@@ -86,7 +86,7 @@ def test_a_file_that_rank_0_does_not_see_is_named(run: RunFolder) -> None:
     draft = begin(run)
     ranks = [write_rank(draft, rank, {}) for rank in range(2)]
     (draft / "rank1.pt").unlink()
-    refused(lambda: publish(run, draft, 10, ranks, {}), "rank 1", "on a disk that all nodes share")
+    refused(lambda: publish(run, draft, 10, ranks, {}, epoch=0), "rank 1", "on a disk that all nodes share")
 
 
 def cut(path: Path) -> None:
