@@ -65,7 +65,7 @@ class Evil:
 
 def read_checkpoint(path: Path) -> None:
     path = path.rename(path.with_name("rank0.pt"))
-    read_rank(Checkpoint(path=path.parent, step=0, ranks=[digest_of(path)], records={}), 0)
+    read_rank(Checkpoint(path=path.parent, step=0, epoch=0, ranks=[digest_of(path)], records={}), 0)
 
 
 @pytest.mark.parametrize("read", [read_checkpoint, lambda path: state_of(path.read_bytes())])

@@ -68,7 +68,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = folder / "runs/run/checkpoints/step-00000006"
     checkpoint.mkdir(parents=True)
     digest = {"bytes": 5, "sha256": "0" * 64}
-    held = {"step": 6, "ranks": [digest] * 3, "records": {"steps.jsonl": digest}}
+    held = {"step": 6, "epoch": 0, "ranks": [digest] * 3, "records": {"steps.jsonl": digest}}
     (checkpoint / "CHECKPOINT.json").write_text(json.dumps(held))
     (folder / "study.yaml").write_text(
         "overrides: [epochs=2]\ngrid: {seed: [0, 1], sparsifier: [topk, [sparsifier=micro, lr=1]]}\n"

@@ -43,7 +43,7 @@ def study_of(tmp_path: Path, grid: dict[str, list[object]]) -> str:
 
 
 FAILURE = {"rank": 1, "message": "killed by SIGKILL", "log": "ranks/rank1/stderr.log"}
-SAVED = {"step": 12, "ranks": [], "records": {}}
+SAVED = {"step": 12, "epoch": 1, "ranks": [], "records": {}}
 MEASURED = '{"step": 1, "accuracy": 0.5}\n'
 # The files of a folder, its state, and how its description begins
 FOLDERS: dict[str, tuple[dict[str, object], State, str]] = {
