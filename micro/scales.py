@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from micro.kernels.reference import limit
+from micro.on_device import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Scales:
         """
         lengths = self.edges.diff()
         if vector.device.type != "cpu":
-            repeats = lengths.to(vector.device, non_blocking=True)
+            repeats = to_device(lengths, vector.device)
             return vector * self.factors.to(vector.dtype).repeat_interleave(repeats, output_size=vector.numel())
         product, sizes = torch.empty_like(vector), lengths.tolist()
         for piece, factor, out in zip(vector.split(sizes), self.factors.tolist(), product.split(sizes), strict=True):

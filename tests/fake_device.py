@@ -107,9 +107,10 @@ class Waits(TorchDispatchMode):
             source, target = (args[1], args[0]) if func is _aten.copy_.default else (args[0], None)
             goes_to_device = makes_own if target is None else isinstance(target, DeviceTensor)
             way = "write" if goes_to_device else "read"
-            is_pinned = target is not None and not goes_to_device and target.data_ptr() in self._pinned
+            own = source if goes_to_device else target
+            is_pinned = isinstance(own, Tensor) and own.data_ptr() in self._pinned
             non_blocking = kwargs.get("non_blocking") or (func is _aten.copy_.default and any(args[2:]))
-            waits = not ((goes_to_device or is_pinned) and non_blocking)
+            waits = not (is_pinned and non_blocking)
             number = int(isinstance(source, DeviceTensor) != goes_to_device and waits)
         elif func is _aten.repeat_interleave.Tensor:
             number = int(on_device and kwargs.get("output_size") is None)

@@ -61,6 +61,11 @@ def sums(terms: Tensor) -> Tensor:
     return terms[:, 0].clone()
 
 
+def over(x: Tensor, number: float) -> Tensor:
+    """Return ``x / number``, correctly rounded: a GPU multiplies by the inverse of a number of the host."""
+    return x / torch.full((), number, dtype=x.dtype, device=x.device)
+
+
 def roots(squares: Tensor) -> Tensor:
     """Return the square roots of float32 ``squares``, correctly rounded, which torch's own are not on every device."""
     return squares.double().sqrt_().float()

@@ -52,7 +52,7 @@ class Int8(Codec):
     def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the steps of the blocks, then the multiples."""
         values = blocks.single(values)
-        steps = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST) / LEVELS
+        steps = blocks.over(blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST), LEVELS)
         multiples = blocks.divided(values, steps, self.block)
         if self.stochastic:
             multiples.add_(uniform(words(*key), values.numel(), values.device)).floor_()

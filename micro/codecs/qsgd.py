@@ -77,7 +77,7 @@ class QSGD(Codec):
         levels = blocks.divided(shares, scales, self.block).mul_(self.num_levels)
         levels.add_(uniform(words(*key), values.numel(), values.device)).floor_()
         levels.clamp_(-self.num_levels, self.num_levels)
-        worth = blocks.least_squares(shares, levels, self.block) if repaired else scales / self.num_levels
+        worth = blocks.least_squares(shares, levels, self.block) if repaired else blocks.over(scales, self.num_levels)
         codes = pack(levels.add_(self.num_levels), self.bits)
         return blocks.join(worth * largest, codes, highest=self.num_levels)
 

@@ -58,4 +58,4 @@ class Sign(Codec):
 
 
 def _mean_magnitude(rows: Tensor) -> Tensor:
-    return blocks.sums((rows / rows.shape[1]).abs_())  # a sum before the division might overflow
+    return blocks.sums(blocks.over(rows, rows.shape[1]).abs_())  # a sum before the division might overflow

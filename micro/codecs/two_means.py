@@ -119,8 +119,8 @@ def _encode_levels(values: Tensor) -> Tensor:
     count = values.numel()
     largest = blocks.largest_magnitudes(values, count).clamp_max_(blocks.LARGEST)
     shares = blocks.divided(values, largest, count)  # of magnitude 1 at most: their squares can be added
-    centred = shares - _sum(shares) / count
-    width = RANGE / LEVELS * blocks.roots(_sum(centred * centred) / max(count - 1, 1))
+    centred = shares - blocks.over(_sum(shares), count)
+    width = RANGE / LEVELS * blocks.roots(blocks.over(_sum(centred * centred), max(count - 1, 1)))
     steps = blocks.divided(centred, width, count)
     codes = (steps + LEVELS // 2).round_().clamp_(0, LEVELS - 1)
     means = torch.cat([_mean_of(shares, codes == level) for level in range(LEVELS)])

@@ -123,9 +123,9 @@ def first_nonfinite(vector: Tensor) -> int | None:
 def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
     """Return (num_bins,) int32 counts of magnitudes by ranges of float32 bit patterns."""
     bits = x.to(torch.float32).abs().view(torch.int32)
-    bits = bits[(bits >= max(first_bit_pattern, 1)) & (bits < INFINITY_BITS)]
     bins = (bits - first_bit_pattern) >> shift
-    return torch.bincount(bins[bins < num_bins], minlength=num_bins).to(torch.int32)
+    is_counted = (bits >= max(first_bit_pattern, 1)) & (bits < INFINITY_BITS) & (bins < num_bins)
+    return torch.bincount(bins.where(is_counted, num_bins), minlength=num_bins + 1)[:num_bins].to(torch.int32)
 
 
 def sampled_largest(x: Tensor, k: int, scan: Scan, of_few: Choice) -> Tensor:

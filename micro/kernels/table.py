@@ -28,7 +28,7 @@ TABLE = {
     "above": Forms(numba="scanning", triton="triton.scanning"),
     "above_by_piece": Forms(numba="scanning"),
     "kth_by_run": Forms(numba="scanning"),
-    "magnitude_counts": Forms(numba="scanning", triton="triton.scanning"),
+    "magnitude_counts": Forms(numba="scanning"),
     "largest": Forms(numba="choosing", triton="triton.scanning"),
     "first_distinct": Forms(numba="choosing"),
     "gather": Forms(numba="entries"),

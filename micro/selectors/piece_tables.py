@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.kernels.reference import places_of
+from micro.on_device import to_device
 
 MOST = 1 << 24  # elements of a table: what is made of it on the way takes some 40 bytes an element
 
@@ -59,7 +60,7 @@ def largest_in_tables(x: Tensor, tables: Sequence[Table], counts: Tensor) -> Ten
 
 def _largest(x: Tensor, table: Table, wanted: Tensor) -> Tensor:
     """Return the indices of one table's pieces, in the order of its rows."""
-    counts = wanted.to(torch.int32).to(x.device, non_blocking=True)[:, None]
+    counts = to_device(wanted.to(torch.int32), x.device)[:, None]
     starts, stops = table.spans.split(1, dim=1)
     places = starts + torch.arange(table.longest, dtype=torch.int32, device=x.device)
     is_outside = places >= stops

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels.reference import places_of
+from micro.on_device import to_device
 from micro.selectors.piece_tables import Table, largest_in_tables, tables_of
 
 LONGEST_IN_TABLES = 1 << 15
@@ -70,7 +71,7 @@ def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -
     wanted = torch.as_tensor(counts, dtype=torch.int64).minimum(pieces.on_host[:, 1] - pieces.on_host[:, 0])
     if x.device.type != "cpu" and pieces.longest <= LONGEST_IN_TABLES:
         return largest_in_tables(x, pieces.tables, wanted)
-    counts = wanted.to(x.device, non_blocking=True)
+    counts = to_device(wanted, x.device)
     thresholds = _guess(x, pieces, counts)
     candidates, magnitudes = kernels.above_by_piece(x, pieces.spans, thresholds)
     found = _counts(candidates, pieces.spans)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.on_device import to_device
 from micro.randomness import generator
 from micro.requests import Once, Reduction
 from micro.selectors.base import NoState, Selector, Traits
@@ -41,7 +42,7 @@ class RandomK(Selector[NoState]):
         """Return this step's random indices."""
         numel, k = acc.numel(), min(step.target_count, acc.numel())
         drawn = yield Once(work=lambda: draw(numel, k, generator(step.seed, step.index)))
-        indices = drawn.to(acc.device, non_blocking=True)
+        indices = to_device(drawn, acc.device)
         counts = (k,) * comm.world_size
         return Selection(indices, counts=counts, scale=numel / k if self.unbiased else 1.0)
 

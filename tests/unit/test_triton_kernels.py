@@ -18,7 +18,7 @@ from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.sign import Sign
 from micro.kernels import reference, table
-from micro.kernels.triton import absorbing, checking, scanning
+from micro.kernels.triton import absorbing, checking
 from tests.operations import CASES, KINDS, assert_same, vector
 from tests.products import grid
 
@@ -45,7 +45,6 @@ def test_triton_gives_what_torch_gives(
     if kind == "small" and dtype is torch.bfloat16:
         return  # Triton's interpreter reads a bfloat16 without a leading digit as zero
     monkeypatch.setattr(reference, "SAMPLE", 500)
-    monkeypatch.setattr(scanning, "SCAN_PROGRAMS", 2)  # of the histogram: each takes many blocks
     for given in CASES[operation](kind, numel, dtype):
         assert_same(operation, getattr(table.module(table.TABLE[operation].triton or ""), operation), given)
 
@@ -99,7 +98,6 @@ def test_a_device_is_checked_before_its_kernels_are_used(monkeypatch: pytest.Mon
     wrong: dict[str, Callable[..., object]] = {
         "absorbing.absorb_": lambda residual, grad: None,
         "scanning.above": lambda x, threshold: reference.above(x, 1.01 * threshold),
-        "scanning.magnitude_counts": lambda *arguments: reference.magnitude_counts(*arguments) + 1,
         "scanning.largest": lambda x, k: reference.largest(x, k + 1),
         "summing.sums": lambda x, floor: reference.sums(x, 1.01 * floor),
         "summing.absorb_and_sum_": lambda residual, grad: (absorbing.absorb_(residual, grad), [0.0] * 6),

@@ -54,9 +54,8 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     blocks, found = list[str](), list[Row]()
     try:
         for name in select_names(arguments.parts, list(PARTS), "--parts"):
-            blocks += [f"## {PARTS[name].title}", "It was not finished."]
             with console.status(PARTS[name].title):
-                blocks[-1] = _measured(name, settings, found)
+                _measure(name, settings, blocks, found)
     finally:  # where somebody ends it, with what is done
         bad = [f"WRONG: {row['part']}, {row.get('name', '')}: {row['problem']}" for row in found if row.get("problem")]
         tables.write(pd.DataFrame(found), "GPUs", [_name(device), *(bad or [SOUND]), *blocks], arguments, console)
@@ -64,17 +63,27 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         sys.exit(1)
 
 
-def _measured(name: str, settings: Settings, found: list[Row]) -> str:
-    """Return a part's table or texts; ``found`` gets its rows."""
-    part, started = PARTS[name], time.monotonic()
+def _measure(name: str, settings: Settings, blocks: list[str], found: list[Row]) -> None:
+    """Measure a part: ``blocks`` get its heading and its table or texts, ``found`` its rows, also if it is ended."""
+    part, started, rows, end = PARTS[name], time.monotonic(), list[Row](), "It was not finished."
+    blocks.append(f"## {part.title}")
     if part.needs_card and settings.device == "cpu":
-        return "no card"
-    rows = list(rows_of(part, settings))
-    found += [{"part": name, **row} for row in rows]
-    failed = [row for row in rows if not part.columns and row.get("problem")]
-    texts = [f"```\n{row['text'].strip()}\n```" for row in rows if "text" in row] + [row["problem"] for row in failed]
-    shown = tables.table(pd.DataFrame(rows), part.columns) if part.columns else "\n\n".join(texts)
-    return f"{shown}\n\nTook {time.monotonic() - started:.0f} s."
+        blocks.append("no card")
+        return
+    try:
+        for row in rows_of(part, settings):
+            rows.append(row)
+            found.append({"part": name, **row})
+        end = f"Took {time.monotonic() - started:.0f} s."
+    finally:
+        blocks += [_shown(part, rows), end]
+
+
+def _shown(part: Part, rows: list[Row]) -> str:
+    """Return a part's table, or its texts."""
+    if part.columns:
+        return tables.table(pd.DataFrame(rows), part.columns) if rows else ""
+    return "\n\n".join(f"```\n{row['text'].strip()}\n```" if "text" in row else row["problem"] for row in rows)
 
 
 def rows_of(part: Part, settings: Settings) -> Iterator[Row]:

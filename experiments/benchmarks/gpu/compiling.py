@@ -40,6 +40,7 @@ class Variant:
         traffic: bytes that it moves, in words: per element of the vector, where nothing else is said.
         dtypes: of its main vectors, in words.
         loads, stores: whether whole vectors are read and written, 16 bytes at a time.
+        in_place: whether it writes what it has read.
     """
 
     kernel: str
@@ -50,6 +51,7 @@ class Variant:
     dtypes: str = "float32"
     loads: bool = True
     stores: bool = False
+    in_place: bool = False
 
 
 def compiled(variants: Iterable[Variant]) -> Iterator[Row]:
@@ -78,7 +80,11 @@ def compile_for(variant: Variant, architecture: int) -> Row:
     wide = VECTOR.findall(binary.asm["ptx"])
     usage = _resource_usage(binary.asm["cubin"])
     spilled, loads, stores = usage["STACK"] + usage["LOCAL"], wide.count("ld"), wide.count("st")
-    is_wide = (loads or not variant.loads) and (stores or not variant.stores)
+    problems = {
+        "spills registers": spilled,
+        "moves less than 16 bytes at a time": (variant.loads and not loads) or (variant.stores and not stores),
+        "may write what another warp has still to read": variant.in_place and not _reads_first(binary.asm["ptx"]),
+    }
     return {
         "kernel": variant.kernel,
         "dtypes": variant.dtypes,
@@ -89,8 +95,13 @@ def compile_for(variant: Variant, architecture: int) -> Row:
         "loads": loads,
         "stores": stores,
         "traffic": variant.traffic,
-        "problem": "spills registers" if spilled else "" if is_wide else "moves less than 16 bytes at a time",
+        "problem": ", ".join(problem for problem, is_there in problems.items() if is_there),
     }
+
+
+def _reads_first(ptx: str) -> bool:
+    """Tell whether all warps meet at a barrier between the last read of the device's memory and the first write."""
+    return "bar.sync" in ptx[ptx.rindex("ld.global") : ptx.index("st.global")]
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:

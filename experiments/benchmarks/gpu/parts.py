@@ -91,7 +91,7 @@ def primitives(settings: training.Settings, name: str) -> list[Row]:
     """Time one collective over its sizes."""
     comm, device = _Sending(), training.device_of(settings)
     if comm.world_size == 1 and name == "scatter":
-        return [{"name": name, "problem": "one rank has nobody to send to"}]
+        return [{"name": f"{name}: one rank has nobody to send to"}]
     points = link.measure_op(name, SIZES, comm, device, 20, 20.0)  # type: ignore[arg-type]
     return [{"name": name, "sent": sent, "seconds": seconds} for sent, seconds in points]
 

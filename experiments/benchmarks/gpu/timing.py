@@ -43,7 +43,6 @@ def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Work, float]
     yield "copy", lambda: target.copy_(x), 8 * numel
     yield "absorb", lambda: absorbing.absorb_(residual, grad), 16 * numel
     yield "above", lambda: scanning.above(x, cut), 8 * numel
-    yield "count by magnitude", lambda: scanning.magnitude_counts(x, 0, 20, 2040), 4 * numel
     yield "sums", lambda: summing.sums(x, -1.0), 4 * numel
     yield "absorb and sum", lambda: summing.absorb_and_sum_(residual, grad), 16 * numel
 

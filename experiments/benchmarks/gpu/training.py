@@ -187,7 +187,10 @@ def fsdp(settings: Settings, name: str) -> list[Row]:
     if where == "between":
         micro.attach_fsdp(training.net, build_methods([method], DENSITY)[method], replicas=mesh["node"])
     elif where == "within":
-        micro.fsdp.attach_within(training.net, build_methods([method], DENSITY)[method])
+        try:
+            micro.fsdp.attach_within(training.net, build_methods([method], DENSITY)[method])
+        except ValueError as error:  # an old torch
+            return [{"name": f"{name}: {error}"}]
     (first_s,) = training.seconds(1)
     training.seconds(WARMUP)
     row: Row = {"name": name, "first_s": first_s, "step_s": statistics.median(training.seconds(STEPS)), "problem": ""}

@@ -7,7 +7,6 @@ from experiments.benchmarks.gpu.compiling import Variant
 ADDED = "residual:*fp32 grad:*fp32 first_bad:*i32 numel:i32"
 NARROW = ADDED.replace("grad:*fp32", "grad:*bf16")
 SCANNED = "x:*fp32 threshold:*fp32 numel:i32"
-BINNED = "x:*fp32 bins:*i32 first:i32 shift:i32 num_bins:i32 numel:i32"
 VALUES = "values:*fp32 numel:i32"
 DECODED = "scales:*fp32 out:*fp32 is_finite:*i32 rows:i32 row_scales:i32 row_codes:i32 divisor:fp32 numel:i32"
 
@@ -32,13 +31,21 @@ def variants() -> list[Variant]:
     put = f"{SCANNED} ends:*i32 indices:*i32 magnitudes:*fp32"
     summed = f"{ADDED} partials:*fp64"
     return [
-        Variant("absorb", absorbing.absorb_kernel, ADDED, limited, "16", stores=True),
-        Variant("absorb", absorbing.absorb_kernel, NARROW, limited, "12", "bfloat16 into float32", stores=True),
+        Variant("absorb", absorbing.absorb_kernel, ADDED, limited, "16", stores=True, in_place=True),
+        Variant(
+            "absorb",
+            absorbing.absorb_kernel,
+            NARROW,
+            limited,
+            "12",
+            "bfloat16 into float32",
+            stores=True,
+            in_place=True,
+        ),
         Variant("count above", scanning.count_kernel, f"{SCANNED} counts:*i32", blocks, "4"),
         Variant("put above", scanning.put_kernel, put, blocks, "4 where a block holds any, and 8 for each"),
-        Variant("count by magnitude", scanning.histogram_kernel, BINNED, {**blocks, "NUM_BINS": 2048}, "4"),
         Variant("sums", summing.sum_kernel, "partials:*fp64 numel:i32 x:*fp32 floor:*fp32", blocks, "4"),
-        Variant("absorb and sum", summing.absorb_and_sum_kernel, summed, limited, "16", stores=True),
+        Variant("absorb and sum", summing.absorb_and_sum_kernel, summed, limited, "16", stores=True, in_place=True),
         Variant("int8", encoding.int8_kernel, f"{VALUES} scales:*fp32 codes:*i8", int8, "5"),
         Variant("sign", encoding.signs_kernel, f"{VALUES} means:*fp32 packed:*u8", sign, "4.1"),
         Variant(

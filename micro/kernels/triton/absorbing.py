@@ -15,6 +15,7 @@ def absorbed(
     """Add at ``offsets``, clear the gradient there, note the first sum that is too large, and return the sums."""
     old = tl.load(residual + offsets, mask=mask, other=0)
     new = tl.load(grad + offsets, mask=mask, other=0).to(old.dtype)
+    tl.debug_barrier()  # no warp writes before all have read: one may read an element that another writes
     total = old + new
     is_bad = (tl.abs(total) < LIMIT) == 0  # true of NaN
     total = tl.where(is_bad, tl.where(tl.abs(new) < float("inf"), 0, old), total)

@@ -16,7 +16,7 @@ from torch import Tensor
 BLOCK = 1024  # elements of a program: eight of each of its 128 threads
 LENGTHS = range(2, 2**31 - 2**17)  # within 32 bits also beyond the end; Triton would compile for a length of 1 alone
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-NUMBERS = ("first", "shift", "num_bins", "rows", "row_scales", "row_codes", "divisor")
+NUMBERS = ("rows", "row_scales", "row_codes", "divisor")
 
 
 def kernel(body: Callable[..., Any]) -> Any:

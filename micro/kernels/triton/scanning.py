@@ -1,4 +1,4 @@
-"""Find what is at or above a threshold, count by magnitude, and exact top-k on top of them."""
+"""Find what is at or above a threshold, and exact top-k on top of that."""
 
 import torch
 import triton.language as tl
@@ -6,8 +6,6 @@ from torch import Tensor
 
 from micro.kernels import reference
 from micro.kernels.triton.launching import BLOCK, kernel, launch, num_programs, places
-
-SCAN_PROGRAMS = 1024  # of the histogram, each of which adds its counts once: not many more than run at a time
 
 
 @kernel
@@ -48,44 +46,6 @@ def put_kernel(
         tl.store(magnitudes + targets, found, mask=chosen)
 
 
-@kernel
-def _bin_counts(
-    x: tl.tensor,
-    offsets: tl.tensor,
-    mask: tl.tensor,
-    first: tl.tensor,
-    shift: tl.tensor,
-    num_bins: tl.tensor,
-    NUM_BINS: tl.constexpr,
-) -> tl.tensor:
-    """Return the counts of the magnitudes at ``offsets`` by bins."""
-    patterns = tl.abs(tl.load(x + offsets, mask=mask, other=0).to(tl.float32)).to(tl.int32, bitcast=True)
-    counted = (patterns > 0) & (patterns >= first) & (patterns < 0x7F800000)
-    bins = tl.where(counted, patterns - first, 0) >> shift
-    return tl.histogram(bins, NUM_BINS, mask=counted & (bins < num_bins))
-
-
-@kernel
-def histogram_kernel(
-    x: tl.tensor,
-    bins: tl.tensor,
-    first: tl.tensor,
-    shift: tl.tensor,
-    num_bins: tl.tensor,
-    numel: tl.tensor,
-    NUM_BINS: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Add to ``bins`` (num_bins,) int32 how many magnitudes lie where."""
-    lanes = tl.arange(0, BLOCK)
-    counts = tl.zeros((NUM_BINS,), dtype=tl.int32)
-    for block in range(tl.program_id(0), tl.cdiv(numel, BLOCK), tl.num_programs(0)):
-        offsets = block * BLOCK + lanes
-        counts += _bin_counts(x, offsets, offsets < numel, first, shift, num_bins, NUM_BINS)
-    numbers = tl.arange(0, NUM_BINS)
-    tl.atomic_add(bins + numbers, counts, mask=(numbers < num_bins) & (counts > 0))
-
-
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return indices (k,) int32 and magnitudes (k,) of contiguous ``x`` (numel,) with abs(x) >= threshold."""
     count, lists = counted_above(x, threshold)
@@ -94,7 +54,10 @@ def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
 
 def counted_above(x: Tensor, threshold: float | Tensor) -> tuple[Tensor, reference.Lists]:
     """Return how many `above` finds (), and what makes its lists once the host has read that."""
-    cut = torch.as_tensor(threshold, dtype=x.dtype).to(x.device, non_blocking=True)  # a number is rounded on the host
+    if isinstance(threshold, Tensor):
+        cut = threshold.to(x.dtype)
+    else:  # rounded on the host
+        cut = torch.full((), float(torch.tensor(threshold, dtype=x.dtype)), dtype=x.dtype, device=x.device)
     programs = num_programs(x.numel())
     counts = torch.empty(programs, dtype=torch.int32, device=x.device)
     launch(count_kernel, programs, x, x, cut, counts, x.numel(), BLOCK=BLOCK)
@@ -108,15 +71,6 @@ def counted_above(x: Tensor, threshold: float | Tensor) -> tuple[Tensor, referen
         return indices, magnitudes
 
     return ends[-1], lists
-
-
-def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: int) -> Tensor:
-    """Return (num_bins,) int32 counts of contiguous ``x`` (numel,) by ranges of float32 bit patterns."""
-    bins = torch.zeros(num_bins, dtype=torch.int32, device=x.device)
-    programs = min(num_programs(x.numel()), SCAN_PROGRAMS)
-    constants = {"NUM_BINS": max(32, 1 << (num_bins - 1).bit_length()), "BLOCK": BLOCK}
-    launch(histogram_kernel, programs, x, x, bins, first_bit_pattern, shift, num_bins, x.numel(), **constants)
-    return bins
 
 
 def largest(x: Tensor, k: int) -> Tensor:
