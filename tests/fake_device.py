@@ -107,7 +107,7 @@ class Waits(TorchDispatchMode):
             source, target = (args[1], args[0]) if func is _aten.copy_.default else (args[0], None)
             goes_to_device = makes_own if target is None else isinstance(target, DeviceTensor)
             way = "write" if goes_to_device else "read"
-            own = source if goes_to_device else target
+            own = source if goes_to_device else target  # not pinned, it may be read after it is freed: count that too
             is_pinned = isinstance(own, Tensor) and own.data_ptr() in self._pinned
             non_blocking = kwargs.get("non_blocking") or (func is _aten.copy_.default and any(args[2:]))
             waits = not (is_pinned and non_blocking)
