@@ -104,4 +104,6 @@ def regroup(pieces: Mapping[str, Tensor], layout: Layout, *, dtype: torch.dtype,
     for name, place in layout.slices():
         if name in pieces:
             vector[place].copy_(pieces[name].reshape(-1))
+            if pieces[name].is_cuda:  # those of a state that was loaded are of another stream than a lane's
+                pieces[name].record_stream(torch.cuda.current_stream(device))
     return vector

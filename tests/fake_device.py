@@ -2,7 +2,8 @@
 
 PyTorch's own fake tensors have no values, so a method whose next message is as long as the last counts say cannot take
 a step with them. These have: every operation runs on the CPU, under the rules of a device. An operation on tensors of
-two devices is an error, and whatever makes the host wait for the device is counted by where `micro` calls it.
+two devices is an error, a division by a number is a product with its inverse, and whatever makes the host wait for the
+device is counted by where `micro` calls it.
 """
 
 import sys
@@ -29,6 +30,7 @@ _aten = torch.ops.aten
 _without_modes = torch._C._DisableTorchDispatch  # type: ignore[attr-defined]
 _COPIES = (_aten.copy_.default, _aten._to_copy.default)  # the operations that may mix devices
 _INDEXED = (_aten.index.Tensor, _aten.index_put_.default)
+_DIVISIONS = {_aten.div.Tensor: _aten.mul.Tensor, _aten.div_.Tensor: _aten.mul_.Tensor}  # by a number: by its inverse
 _READS = {  # how often these wait on CUDA; lengths that depend on the data are read too
     _aten._local_scalar_dense.default: 1,
     _aten.equal.default: 1,
@@ -95,6 +97,8 @@ class Waits(TorchDispatchMode):
             if target is not None:
                 kwargs["device"] = _HOST
             is_pinned = kwargs.pop("pin_memory", None)  # which only a driver can
+            if on_device and func in _DIVISIONS and not isinstance(args[1], Tensor) and args[0].is_floating_point():
+                func, args = _DIVISIONS[func], (args[0], 1 / torch.tensor(args[1], dtype=args[0].dtype).item())
             out = func(*_mapped(_values_of, args), **_mapped(_values_of, kwargs))
             if is_pinned:
                 self._pinned.add(out.data_ptr())

@@ -94,7 +94,7 @@ class RoundWorkers(Workers):
         Args:
             place: of the worker in ``replicas``.
         """
-        started = time.perf_counter()
+        began = self._now(self.device)
         replica, chosen = self.replicas[place], self._config.optimizer
         set_lr_(replica.optimizer, chosen, lr)
         self.task.seed(step, self.ranks[place])
@@ -102,7 +102,7 @@ class RoundWorkers(Workers):
         if chosen.clip is not None:
             own = [p.grad for p in replica.model.parameters() if p.grad is not None]
             carried_out(clip_(own, chosen.clip), replica.local.comm)
-        compute_s = time.perf_counter() - started
+        compute_s = float(self._now(self.device) - began)  # host sync: what is left would count as of the exchange
         replica.optimizer.step()
         replica.optimizer.zero_grad()
         return loss, compute_s

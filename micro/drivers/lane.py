@@ -142,11 +142,10 @@ class CallerLane(Lane):
 
     @torch.no_grad()
     def _take(self, task: Task, ready: Any) -> None:
-        if self._stream is None:
-            task()
-            return
-        self._stream.wait_event(ready)
-        with torch.cuda.stream(self._stream):
+        if self._stream is not None:
+            self._stream.wait_event(ready)
+        # a backward inside of autocast would have the reducer's products rounded too
+        with torch.autocast(self._device.type, enabled=False), torch.cuda.stream(self._stream):
             task()
 
 

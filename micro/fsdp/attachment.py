@@ -134,7 +134,8 @@ class ShardedAttachment(BaseAttachment):
         if self._is_paused or not any(group.is_exchanged for group in self._groups):
             return
         started = self.comm.now(self._device)
-        self._exchange.run()
+        with torch.autocast(self._device.type, enabled=False):  # in which this backward may run
+            self._exchange.run()
         self._end_step(self.comm.now(self._device) - started)
 
     def _error_of(self, findings: Sequence[Finding]) -> NonFiniteGradient:

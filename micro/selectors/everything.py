@@ -1,7 +1,6 @@
 """Everything: all indices, for methods that shorten the values only."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -29,9 +28,5 @@ class Everything(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return all indices."""
         yield from ()
-        return Selection(_all(acc.numel(), acc.device), counts=(acc.numel(),) * comm.world_size)
-
-
-@lru_cache(maxsize=64)  # called at every step
-def _all(numel: int, device: torch.device) -> Tensor:
-    return torch.arange(numel, dtype=torch.int32, device=device)
+        indices = torch.arange(acc.numel(), dtype=torch.int32, device=acc.device)
+        return Selection(indices, counts=(acc.numel(),) * comm.world_size)

@@ -62,10 +62,9 @@ def _largest(x: Tensor, table: Table, wanted: Tensor) -> Tensor:
     """Return the indices of one table's pieces, in the order of its rows."""
     counts = to_device(wanted.to(torch.int32), x.device)[:, None]
     starts, stops = table.spans.split(1, dim=1)
-    places = starts + torch.arange(table.longest, dtype=torch.int32, device=x.device)
-    is_outside = places >= stops
-    places.clamp_(max=x.numel() - 1)
-    magnitudes = x.index_select(0, places.view(-1)).abs().view(places.shape).masked_fill_(is_outside, -1.0)
+    offsets, lengths = torch.arange(table.longest, dtype=torch.int32, device=x.device), stops - starts
+    places = starts + offsets.minimum(lengths - 1)  # below the vector's length, which int32 may just hold
+    magnitudes = x.index_select(0, places.view(-1)).abs().view(places.shape).masked_fill_(offsets >= lengths, -1.0)
     falling = torch.topk(magnitudes, int(wanted.max()), dim=1).values
     cuts = falling.gather(1, (counts - 1).clamp_(min=0).long()).masked_fill_(counts == 0, torch.inf)
     above, tied = magnitudes > cuts, magnitudes == cuts

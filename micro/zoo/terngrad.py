@@ -85,7 +85,9 @@ class TernGrad(Codec):
         if clip is None:
             return blocks.largest_magnitudes(shares, self.block)
         return blocks.of_blocks(
-            lambda x: (blocks.roots(blocks.sums(x * x) / x.shape[1]) * clip).clamp_max_(1), self.block, shares
+            lambda x: (blocks.roots(blocks.over(blocks.sums(x * x), x.shape[1])) * clip).clamp_max_(1),
+            self.block,
+            shares,
         )
 
 

@@ -153,6 +153,23 @@ def test_checkpointed_activations_change_no_update_and_nan_stops_the_model_alone
         assert all(grad.isfinite().all() for grad in given(model, 4).values())
 
 
+@grid(
+    driver=["ddp", "fsdp"],
+    reducer=[micro.PowerSGD(rank=1), micro.build(micro.Reducer, {"name": "dct", "density": 0.2})],
+)
+def test_a_backward_inside_of_autocast_has_the_updates_of_one_outside(driver: str, reducer: micro.Reducer) -> None:
+    settings: dict[str, Any] = {"lane": "caller"} if driver == "ddp" else {}
+    (model, one), (other, two) = (attached_by(driver, reducer, Scaled(), **settings) for _ in range(2))
+    for _ in range(2):
+        for each, is_enabled in ((model, True), (other, False)):
+            each.zero_grad()
+            loss = each(torch.ones(20)).square().sum()
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_enabled):
+                loss.backward()
+        assert_same(gradients(model), gradients(other), rtol=0, atol=0)
+    assert_same(kept(one), kept(two), rtol=0, atol=0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compiles", ["model", "ddp"])
 def test_a_compiled_model_gives_the_same_bits(compiles: str) -> None:
@@ -176,6 +193,17 @@ def test_a_static_graph_ends_its_backwards_where_a_layer_was_frozen_after_ddp_wa
         for step in range(4):
             gradient(model, step)
             assert attachment.stats[0].step == step
+
+
+class Scaled(nn.Module):
+    """A matrix without products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors = nn.Parameter(torch.randn(30, 20, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.factors * inputs
 
 
 class Complex(nn.Module):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import micro
+from micro.codecs.base import Codec
 from micro.comm import Comm
 from micro.kernels import table
 from micro.lockstep import SimulatedRanks
@@ -36,6 +37,7 @@ METHODS: list[tuple[str, dict[str, Any], list[float]]] = [  # rows, settings, fa
 ]
 ROWS = [(name, settings, scales) for names, settings, scales in METHODS for name in names.split()]
 REDUCERS: dict[str, Any] = {row.name: row.make(0.05, 0) for row in TABLE}
+KEY = (1, 2, 3)
 Outcome = tuple[list[float], list[float], tuple[int, ...], int, bool]
 """Update, residual, counts, number of updated elements of a step, and whether it was skipped."""
 
@@ -69,3 +71,15 @@ def test_a_step_on_a_device_gives_the_bits_of_the_cpu(name: str, settings: dict[
     assert on_device == on_cpu
     if settings is SKIP:
         assert [outcome[-1] for outcome in on_cpu[0]] == [math.isnan(scale) for scale in scales]
+
+
+@pytest.mark.parametrize("name", sorted(micro.known(Codec)))
+def test_messages_of_a_device_are_those_of_the_cpu(name: str) -> None:
+    """Blocks of no power of two, by whose length a device divides in another way."""
+    kind = micro.known(Codec)[name]
+    settings = {"block": 100, "rule": "published"}
+    codec = micro.build(Codec, {"name": name} | {key: settings[key] for key in settings if hasattr(kind, key)})
+    values = torch.randn(1537, generator=torch.Generator().manual_seed(0))
+    expected = codec.encode(values.clone(), KEY).tolist()
+    with patch.object(table, "TRIED", ()), recorded_streams(), fake_device():
+        assert codec.encode(DeviceTensor(values.clone()), KEY).tolist() == expected

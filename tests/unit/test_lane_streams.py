@@ -19,6 +19,7 @@ from micro.drivers.bucket_states import BucketStates
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
 from micro.drivers.reductions import Reductions
+from micro.flat import regroup
 from micro.group_comm import GroupComm
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
@@ -26,7 +27,7 @@ from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_stream
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
-CUDA = torch.device("cuda", 0)
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 RESIDUAL = "residual of "
 NAMES = ("last", "middle", "first")  # of the buckets, in the order of backward
 
@@ -134,3 +135,19 @@ def test_all_uses_are_in_order_and_gradients_are_kept_for_the_lane(lane: Callabl
     assert used == {(f"{start}{name}", on) for name in NAMES for start in ("", RESIDUAL) for on in streams}
     kept = {(what.removeprefix("keep "), stream) for what, stream, _ in record.calls if what.startswith("keep ")}
     assert kept == {(name, "side 1") for name in NAMES}
+
+
+class LoadedGradient(Gradient):
+    is_cuda = True  # type: ignore[assignment]  # says so
+
+
+def test_what_is_moved_to_a_new_bucket_is_kept_until_the_lane_has_copied_it() -> None:
+    """It may have been loaded on another stream, whose next user would write over it as soon as it is free."""
+    with recorded_streams() as record:
+        piece = torch.ones(4).as_subclass(LoadedGradient)
+        piece.record, piece.label = record, "old"
+        lane = ThreadLane(CUDA)
+        layout = micro.Layout.flat(4, "weight")
+        lane.put(lambda: regroup({"weight": piece}, layout, dtype=torch.float32, device=CPU))  # type: ignore[arg-type, return-value]
+        lane.close()
+    assert [stream for what, stream, _ in record.calls if what == "keep old"] == ["side 1"]

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from micro.flat import MAX_NUMEL
+from micro.selectors.piece_tables import largest_in_tables, tables_of
 from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
 from tests.products import grid
 
@@ -45,3 +47,11 @@ def test_pieces_may_leave_gaps_and_nan_is_never_among_the_largest() -> None:
     x[::3], x[100], x[2001] = float("nan"), float("-inf"), 0.0
     counts = [1900, 1, 0, 299, 40, 0, 200]  # the first and the fourth piece have fewer numbers
     assert not x[largest_of_each(x, pieces_of(LENGTHS), counts).long()].isnan().any()
+
+
+def test_pieces_at_the_end_of_the_longest_vector() -> None:
+    """A longer piece beside the last one, whose places are counted on from there, goes beyond int32."""
+    spans = ((0, 8), (MAX_NUMEL - 5, MAX_NUMEL))
+    x, counts = torch.ones(1).expand(MAX_NUMEL), torch.tensor([2, 3])  # one number in memory
+    found = largest_in_tables(x, tables_of(spans, "cpu"), counts)
+    assert found.tolist() == [0, 1, *range(MAX_NUMEL - 5, MAX_NUMEL - 2)]

@@ -193,6 +193,8 @@ def fsdp(settings: Settings, name: str) -> list[Row]:
             return [{"name": f"{name}: {error}"}]
     (first_s,) = training.seconds(1)
     training.seconds(WARMUP)
+    if settings.device == "cuda":  # these ranks have measured others before
+        torch.cuda.reset_peak_memory_stats()
     row: Row = {"name": name, "first_s": first_s, "step_s": statistics.median(training.seconds(STEPS)), "problem": ""}
     return [row | ({"peak": torch.cuda.max_memory_allocated()} if settings.device == "cuda" else {})]
 
