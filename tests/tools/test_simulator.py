@@ -11,7 +11,7 @@ import pytest
 
 import micro
 from experiments import simulate
-from experiments.config.paths import CONF
+from experiments.config.paths import CONF, ROOT
 from experiments.studies.simulated_steps.method_choices import Methods, formula_s, methods_of
 from experiments.studies.simulated_steps.published_gains import cluster_link, ratios
 from experiments.studies.simulated_steps.steps import Row, by_layer, crossing, simulate_step
@@ -207,6 +207,10 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
     assert single.loc["micro", "select_s"] == pytest.approx(curve.at(TRACE.numel))
     for words, parts in (("--workers 2,8", ("--workers", 4, "2, 8")), ("--algorithm best", ("--algorithm", "best"))):
         refused(f"simulate {words} {files} --trace={tmp_path}/trace.json", *parts)
+
+
+def test_a_method_whose_groups_need_shapes_is_refused() -> None:
+    refused(f"simulate --methods powersgd --trace {ROOT}/results/published/traces/resnet18.json", "powersgd", "shapes")
 
 
 def test_two_networks_of_one_name_are_refused(tmp_path: Path) -> None:
