@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from experiments.config.command_line import Parser, add_out, add_settings, run_command
+from experiments.config.errors import UserError
 from experiments.config.option_types import (
     comma_list,
     comma_list_or_none,
@@ -83,6 +84,8 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
     """Return what the command line asks for. Raises: UserError."""
     if options.equal_bytes is not None:
         select_names([options.equal_bytes], known_methods(), "--equal-bytes")
+        if max(options.world_sizes) == 1:
+            raise UserError("--equal-bytes needs workers that send: add a number above 1 to --world-sizes, got 1")
     methods = select_names(options.methods, known_methods(), "methods")
     given = vars(options) | {
         "methods": methods,

@@ -26,7 +26,7 @@ from experiments.studies.simulated_steps.files import files
 from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S
 from experiments.studies.simulated_steps.networks import ALGORITHMS, INTRA, RANKS_PER_NODE
 from experiments.studies.simulated_steps.steps import EXACT, GRAINS
-from experiments.studies.simulated_steps.study import QUESTIONS, compute, study_of
+from experiments.studies.simulated_steps.study import POWERS, QUESTIONS, compute, study_of
 from experiments.studies.simulated_steps.tables import speedups
 
 TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
@@ -69,8 +69,8 @@ def parser() -> Parser:
     add("--intra", metavar="NAME_OR_FILE", help=f"network within a node; {file} {INTRA}")
     help = "also in two levels: densely within a node, by each method between nodes; the network needs nodes"
     add("--two-level", action="store_true", help=help)
-    powers = ",".join(str(2**power) for power in range(12))
-    add("--workers", type=numbers, default=powers, metavar="N,N", help="numbers of workers (%(default)s)")
+    help = f"numbers of workers ({','.join(map(str, POWERS))}; of a table its own)"
+    add("--workers", type=numbers, metavar="N,N", help=help)
     schedules = f"layerwise,single,mgwfbp,{EXACT}"
     add("--schedules", type=names, default=schedules, metavar="A,B", help="of the dense method (%(default)s)")
     methods = f"{DENSE},micro,oktopk,topk"

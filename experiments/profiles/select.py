@@ -48,8 +48,8 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     methods = select_names(options.methods, known_methods(), "methods")
     build_methods(methods, options.density)  # a mistake shows here, not on the ranks
     lengths = sorted(set(options.numel))
-    if len(lengths) < 2 or lengths[0] < 1:
-        raise UserError(f"--numel must be two or more lengths of at least 1, got {','.join(map(str, options.numel))}")
+    if len(lengths) < 2 or lengths[0] < 2:
+        raise UserError(f"--numel must be two or more lengths of at least 2, got {','.join(map(str, options.numel))}")
     return {"methods": methods, "density": options.density, "numel": lengths, "steps": options.steps}
 
 

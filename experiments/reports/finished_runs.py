@@ -66,6 +66,8 @@ def in_folders(root: Path) -> dict[str, FinishedRun]:
     unfinished = [_unfinished_name(folder) for folder in folders if not folder.is_done()]
     if not done:
         also = f" ({len(unfinished)} unfinished)" if unfinished else ""
+        if (root / "config.yaml").exists():
+            also = f", it is itself a run: name the folder that it is in, {root.absolute().parent}"
         raise UserError(f"{root} holds no finished run{also}; make some with: python -m experiments.train")
     if unfinished:
         print(f"left out, not finished: {', '.join(unfinished)}")

@@ -63,7 +63,8 @@ def beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
     """Return rows with to_dense, of_dense, dense (what dense ends with) and trials."""
     sign = rows["metric"].map(sign_of)
     is_plain = (rows["sparsifier"] == "dense") & ~rows["form"].str.contains(SELDOM)
-    best = rows[is_plain].assign(gain=sign * rows["value"]).sort_values("gain").drop_duplicates(TRAINING, keep="last")
+    gains = rows[is_plain].assign(gain=sign * rows["value"]).sort_values("gain", na_position="first")
+    best = gains.drop_duplicates(TRAINING, keep="last")
     named = best[[*TRAINING, "value", "total_bytes"]].rename(columns={"value": "dense", "total_bytes": "dense_bytes"})
     found = rows.merge(named, on=TRAINING, how="left")
     sign = found["metric"].map(sign_of)

@@ -43,6 +43,16 @@ def table(tmp_path: Path) -> Path:
 SETTING = Setting(TRACE, world_size=4, latency_s=1e-4, select=None, memory_gb_s=10)
 
 
+def test_runs_of_another_number_of_workers_and_dense_at_a_worse_rate_are_left_out(table: Path) -> None:
+    frame = pd.read_csv(table)
+    others = frame[:3].assign(world_size=16, epochs_95=1.0)
+    worse = frame[:1].assign(to_dense=-0.1, epochs_95=9.0)
+    pd.concat([worse, frame, others]).to_csv(table, index=False)
+    found = load_evidence(table, 95).runs
+    assert list(found["method"]) == ["dense", "micro", "micro", "topk", "powersgd"]
+    assert list(found["epochs_there"][:3]) == [4.0, 5.0, 8.0]
+
+
 @pytest.mark.parametrize("rate", [1e7, 1e12])
 def test_time_is_epochs_times_step_at_the_best_density(table: Path, rate: float) -> None:
     rows = predict(forms_of(load_evidence(table, 95), SETTING), rate).set_index("method")

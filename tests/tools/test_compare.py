@@ -112,6 +112,13 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert [cell.strip() for cell in row.split("|")[2:-1]] == sent
 
 
+def test_one_worker_has_no_bytes_to_compare(tmp_path: Path) -> None:
+    one = [*TWO, "--world-sizes", "1", "--out", str(tmp_path)]
+    assert compare.main([*one, "--densities", "0.5"]) == 0
+    assert (tmp_path / "compare.csv").exists()
+    refused(["compare", *one, "--equal-bytes", "topk"], "--equal-bytes", "1")
+
+
 def test_a_method_that_fails_costs_the_others_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from experiments.reports.run_figures import (
 )
 from experiments.reports.table import run_rows
 from tests.legible import every_figure_is_legible
+from tests.refusals import refused
 from tests.tools.study_folders import RULES, STAGES, TASKS, TRAITS, change_config, rows_of, write_rows, write_run
 
 SUMMARY = {"summary.csv", "summary.md"}
@@ -109,6 +110,11 @@ def test_the_summary_agrees_with_the_records_and_fits_a_terminal(study: Path, dr
     text = console.export_text()
     assert text.count("MiCRO, published") == 2
     assert "…" not in text
+
+
+def test_a_run_in_place_of_its_folder_is_named_as_one(study: Path) -> None:
+    run = next(study.iterdir())
+    refused(f"figures --runs {run}", run, "itself a run", study)
 
 
 def test_each_task_has_its_own_measure(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ def of(rows: pd.DataFrame, method: str = "micro", rate: float = 0.1) -> Any:
 
 
 def test_a_form_stands_beside_dense_at_the_best_of_its_rates() -> None:
-    rows = forms(table(*DENSE, SLOW_DENSE, run(0.7), run(0.6, 1), run(0.8, rate=0.2)))
+    diverged = run(0.4, sparsifier="dense", density=1.0, rate=0.4) | {"curve": ",2,0.2,500,4;1,4,,1000,8"}
+    rows = forms(table(*DENSE, SLOW_DENSE, diverged, run(0.7), run(0.6, 1), run(0.8, rate=0.2)))
     micro = of(rows)
     assert (micro["num_seeds"], micro["low"], micro["high"], micro["of_dense"]) == (2, 0.6, 0.7, 0.02)
     assert abs(micro["to_dense"]) < 1e-9

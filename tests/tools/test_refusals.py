@@ -116,6 +116,8 @@ WRONG: list[str | tuple[str, ...]] = [
     ("theory sparsifier=dense", "sparsifier=dense"),
     ("bench", "benchmark"),
     "bench step --density 2",
+    ("bench step --numel 1", "--numel", "2"),
+    ("profile select --numel 1,10", "--numel", "1,10"),
     ("bench step --methods nope", "methods", "nope"),
     ("bench network --rates fast", "rate", "fast"),
     ("profile", "backward|link|select"),

@@ -20,6 +20,7 @@ import yaml
 
 from experiments import figures, reproduce
 from experiments.config import schema
+from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.reports.pages import load_page
@@ -119,6 +120,15 @@ def a_few_runs_of(name: str, folder: Path) -> str:
     file = folder / f"{study}.yaml"
     file.write_text(yaml.safe_dump({"overrides": words, "grid": grid}))
     return str(file)
+
+
+def test_folders_may_have_spaces_and_quotes_in_their_names(tmp_path: Path) -> None:
+    out, root = tmp_path / "Ann's runs, é", str(tmp_path / "data (old)")
+    training = load_paper("diloco", "paper", out=out, root=root).parts[0]
+    assert training.runs == out / "runs"
+    jobs = study.jobs_of(training.words[1], list(training.words[2:]))
+    (config, *_) = compose_runs(jobs[:1])
+    assert (config.output, config.dataset.root) == (str(out / "runs"), f"{root}/wikitext-103")
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ import pytest
 
 import micro
 from experiments import simulate
+from experiments.config.paths import CONF, ROOT
 from experiments.studies.simulated_steps.method_choices import Methods, formula_s, methods_of
 from experiments.studies.simulated_steps.published_gains import cluster_link, ratios
 from experiments.studies.simulated_steps.steps import Row, by_layer, crossing, simulate_step
+from experiments.studies.simulated_steps.tables import rate_name
 from experiments.training.schedule_problem import problem_of
 from micro.planning.costs import Flat, Link
 from micro.planning.nodes import FlatOnNodes
@@ -22,6 +24,7 @@ from micro.planning.tables import Curve, LinkTable, SelectTable
 from micro.planning.traces import Layer, Trace
 from micro.planning.volumes import calls_of, volume_of
 from tests.legible import every_figure_is_legible
+from tests.refusals import refused
 
 LINK = Link(1e-3, 2e-9)
 SPARSE = micro.SparseReducer(micro.Micro(), 0.1)
@@ -197,8 +200,28 @@ def test_measured_tables_take_the_place_of_models(tmp_path: Path) -> None:
     LinkTable(world_size=4, collectives=dict.fromkeys(ops, curve)).save(tmp_path / "link.json")  # type: ignore[arg-type]
     SelectTable(world_size=4, density=0.1, methods={"micro": curve}).save(tmp_path / "select.json")
     files = f"--network {tmp_path}/link.json --select {tmp_path}/select.json"
-    _, steps = run(tmp_path, f"{files} --workers 2 --methods micro --compute-s 2 --only speedup")
+    _, steps = run(tmp_path, f"{files} --methods micro --compute-s 2 --only speedup")
     assert set(steps["workers"]) == {4}
     single = steps[steps["schedule"] == "single"].set_index("method")
     assert single.loc["dense", "step_s"] == pytest.approx(2 + curve.at(TRACE.num_bytes))
     assert single.loc["micro", "select_s"] == pytest.approx(curve.at(TRACE.numel))
+    for words, parts in (("--workers 2,8", ("--workers", 4, "2, 8")), ("--algorithm best", ("--algorithm", "best"))):
+        refused(f"simulate {words} {files} --trace={tmp_path}/trace.json", *parts)
+
+
+def test_a_method_whose_groups_need_shapes_is_refused() -> None:
+    refused(f"simulate --methods powersgd --trace {ROOT}/results/published/traces/resnet18.json", "powersgd", "shapes")
+
+
+def test_two_networks_of_one_name_are_refused(tmp_path: Path) -> None:
+    copy = tmp_path / "mine.yaml"
+    copy.write_text((CONF / "network" / "k80_10gbe.yaml").read_text())
+    refused(f"simulate --network k80_10gbe,{copy} --out {tmp_path}", "--network", "k80_10gbe")
+
+
+@pytest.mark.parametrize(
+    ("rate", "name"),
+    [(0.5, "0.5"), (100, "100"), (1e8, "100M"), (999.7e6, "1G"), (1.234e9, "1.23G"), (1e16, "10000T"), (0, "never")],
+)
+def test_rates_have_three_digits_and_a_unit(rate: float, name: str) -> None:
+    assert rate_name(rate) == name

@@ -23,7 +23,7 @@ def test_waits_are_those_counted_by_hand() -> None:
 
 def test_the_command_writes_what_it_measured(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    words = ["model=mlp", "batch_size=4", "density=0.02", "--methods", "dense,micro", "--steps", "3"]
+    words = ["model=mlp", "batch_size=4", "density=0.02", "--methods", "dense,micro,micro", "--steps", "3"]
     assert staleness.main([*words, "--world-size", "2", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} == {f"staleness.{kind}" for kind in ("csv", "md", "pdf", "png")}
     rows = pd.read_csv(out / "staleness.csv")

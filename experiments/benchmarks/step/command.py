@@ -72,7 +72,7 @@ AGAINST: Columns = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     add = parser.add_argument
-    lengths, densities = comma_list(whole_number()), comma_list(to_density)
+    lengths, densities = comma_list(whole_number(2)), comma_list(to_density)
     add("--numel", type=lengths, default="11181642", metavar="D,D", help="lengths d (%(default)s: ResNet-18)")
     add("--density", type=densities, default="0.01", metavar="P,P", help="(%(default)s)")
     add("--methods", type=comma_list(str), default=[], metavar="A,B", help="names of conf/sparsifier; all by default")

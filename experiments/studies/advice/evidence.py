@@ -19,7 +19,7 @@ NEEDED = [*TRAINING, "density", "sparsifier", "form", "num_seeds", "metric", "to
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The runs of one task, as long as the longest that are known.
+    """The runs of one task: as long as the longest, of the number of workers of which most forms are known.
 
     Attributes:
         words: which training they are of.
@@ -51,13 +51,14 @@ def load_evidence(path: Path | None, level: int, task: str | None = None) -> Evi
 
 
 def _evidence(rows: pd.DataFrame, level: int) -> Evidence:
-    own = rows[rows["epochs"] == rows["epochs"].max()]
+    longest = rows[rows["epochs"] == rows["epochs"].max()]
+    own = longest[longest["world_size"] == longest["world_size"].mode()[0]]
     is_dense = own["sparsifier"] == "dense"
     if not is_dense.any():
         raise ValueError("no dense runs to compare with")
     names = {"sparsifier": "method", "form": "variant", f"num_{level}": "num_there", f"epochs_{level}": "epochs_there"}
     numbers = {"num_seeds": int, "num_there": int, "density": float, "epochs_there": float, "to_dense": float}
-    named = pd.concat([own[is_dense][:1], own[~is_dense]]).rename(columns=names)
+    named = pd.concat([own[is_dense].nlargest(1, "to_dense"), own[~is_dense]]).rename(columns=names)
     named = named.astype({**numbers, "method": str, "variant": str})
     named["epochs_there"] = named["epochs_there"].where(named["num_there"] == named["num_seeds"])
     named["gap"] = [_gap(row) for _, row in named.iterrows()]

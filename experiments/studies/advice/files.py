@@ -68,8 +68,8 @@ def files(
 
 
 def _section(setting: Setting, rate: float, rows: pd.DataFrame) -> str:
-    name, known = rate_name(rate), rows[rows["why"] == ""]
-    link = f"{name[:-1]} {name[-1]}bit/s with {1e6 * setting.latency_s:g} us a message"
+    known = rows[rows["why"] == ""]
+    link = f"{rate / 1e6:g} Mbit/s with {1e6 * setting.latency_s:g} us a message"
     is_dense, borders = known["method"] == DENSE, known["border"].map(rate_name, na_action="ignore")
     words: dict[str, Any] = {
         "name": [f"{_name(row)}{', DDP' if row['method'] == DENSE else ''}" for _, row in known.iterrows()],

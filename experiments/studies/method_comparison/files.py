@@ -49,7 +49,7 @@ def _of_rows(done: Comparison, settings: ComparisonSettings, opening: str) -> It
             words = f"Error and bytes on {TITLES[str(stream)]} gradients, {workers}, {title}"
             drawn = rows[[*KEY, "bytes_share", "step_error", "cumulative_error"]]
             yield f"front-{stream}", (figures.draw_front(rows, words), drawn)
-    if done.tradeoffs:
+    if done.tradeoffs and world_size > 1:
         drawn, first = tradeoff_numbers(alike, pd.DataFrame(done.tradeoffs)), done.tradeoffs[0]
         words = f"Error and compression on {TITLES[first['stream']]} gradients, {first['world_size']} workers"
         yield "tradeoff", (figures.draw_tradeoff(drawn, words), drawn)

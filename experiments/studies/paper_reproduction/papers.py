@@ -1,5 +1,6 @@
 """The parts of a paper's reproduction: conf/paper/NAME.yaml, read and checked."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Part:
     @property
     def runs(self) -> Path | None:
         """The folder of the runs that it trains."""
-        named = [word.removeprefix("output=") for word in self.words if word.startswith("output=")]
+        named = [value_of(word) for word in self.words if word.startswith("output=")]
         return Path(named[-1]) if named else None
 
     @property
@@ -104,10 +105,25 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
 
 def _part(name: str, given: Mapping[str, Any], command: str, places: dict[str, Any], overrides: Sequence[str]) -> Part:
     """Return a part, the names of folders in braces replaced."""
-    words = [word.format(**places) for word in shlex.split(command)]
+    words = [_placed(word, places) for word in shlex.split(command)]
     if words[0] not in MODULES:
         raise ValueError(f"a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
     words += overrides if words[0] == SWEEP else ()
     verdicts = tuple(Question(**each | {"per": tuple(each.get("per", ()))}) for each in given.get("verdicts", ()))
     about = {"shows": given["shows"], "claim": given.get("claim", "")}
     return Part(name=name, words=tuple(words), folder=places["here"], verdicts=verdicts, **about)
+
+
+def value_of(word: str) -> str:
+    """Return VALUE of KEY=VALUE as it is without quotes."""
+    value = word.partition("=")[2]
+    return value[1:-1].replace("\\'", "'") if value.startswith("'") else value
+
+
+def _placed(word: str, places: Mapping[str, Any]) -> str:
+    """Return a word with the names of folders in braces replaced, a value in quotes where it needs them."""
+    key, equals, value = word.partition("=")
+    placed = value.format(**places)
+    if placed != value and not re.fullmatch(r"[\w./-]*", placed, re.ASCII):
+        placed = "'{}'".format(placed.replace("'", "\\'"))
+    return f"{key.format(**places)}{equals}{placed}"

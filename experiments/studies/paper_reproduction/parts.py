@@ -18,7 +18,7 @@ from experiments.config.stopping import Stopped, handled, raise_stop
 from experiments.runs.atomic_files import load_json, write_json
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
-from experiments.studies.paper_reproduction.papers import Paper, Part
+from experiments.studies.paper_reproduction.papers import Paper, Part, value_of
 from experiments.sweeps.study import jobs_of
 from experiments.training.preflight import prepare_runs
 
@@ -103,7 +103,7 @@ def seconds_of(part: Part, out: Path) -> float | None:
 
 def _waits_for_files(part: Part) -> bool:
     """Return whether a study names a file that an earlier part makes."""
-    named = [word.partition("=")[2] for word in part.words if word.startswith("schedule.")]
+    named = [value_of(word) for word in part.words if word.startswith("schedule.")]
     return any(not Path(name).exists() for name in named)
 
 

@@ -22,6 +22,7 @@ from micro.planning.traces import Trace
 
 FITTED = ("all_reduce", "all_gather")
 HIERARCHICAL, BEST = "hierarchical", "best"
+MEASURED = "measured"  # of a table
 ALGORITHMS = (*costs.ALGORITHMS, HIERARCHICAL, BEST)
 INTRA, RANKS_PER_NODE = "v100_pcie", 8  # of nodes that --algorithm hierarchical asks for
 File = TypeVar("File", Trace, LinkTable, SelectTable)
@@ -179,7 +180,7 @@ def network_choices(
         if two_level:
             raise UserError(_one_link(Path(name).stem))
         table = load_measured(LinkTable, Path(name))
-        yield NetworkChoice(name=Path(name).stem, algorithm="measured", workers=(table.world_size,), of=lambda _: table)
+        yield NetworkChoice(name=Path(name).stem, algorithm=MEASURED, workers=(table.world_size,), of=lambda _: table)
         return
     preset = load_network(name)
     for given in algorithms:

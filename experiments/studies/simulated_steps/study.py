@@ -14,7 +14,13 @@ from experiments.config.option_types import to_positive
 from experiments.studies.methods import select_names
 from experiments.studies.simulated_steps import published_gains as gains
 from experiments.studies.simulated_steps.method_choices import DENSE, Methods, methods_of
-from experiments.studies.simulated_steps.networks import ALGORITHMS, NetworkChoice, load_measured, network_choices
+from experiments.studies.simulated_steps.networks import (
+    ALGORITHMS,
+    MEASURED,
+    NetworkChoice,
+    load_measured,
+    network_choices,
+)
 from experiments.studies.simulated_steps.steps import (
     EXACT,
     GRAINS,
@@ -36,6 +42,7 @@ QUESTIONS = ("speedup", "breakdown", "timeline", "borders", "headline", "trees")
 SPARSE_SCHEDULES = [EXACT, "single"]
 TREE_SCHEDULES = ("layerwise", "single", "mgwfbp")
 SLOPES = {"beta + gamma (published)": PUBLISHED_TREE, "2 beta + gamma": "double_tree"}
+POWERS = [2**power for power in range(12)]
 RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
 Frames = dict[str, pd.DataFrame]
 
@@ -77,7 +84,7 @@ def study_of(options: argparse.Namespace) -> Study:
     Raises:
         UserError: a file that cannot be used, a name that does not exist, a number out of its range.
     """
-    workers = tuple(sorted(set(options.workers)))
+    workers = tuple(sorted(set(options.workers or POWERS)))
     networks = _networks(options, workers)
     if options.two_level and options.select:
         raise UserError("--select holds no times of two levels: leave out --select or --two-level")
@@ -90,7 +97,8 @@ def study_of(options: argparse.Namespace) -> Study:
     for network, trace, method in itertools.product(networks, recorded, methods.reducers):
         with as_user_error(before=f"{method} on {network.name}: "):  # before anything is computed
             problem = methods.problem(trace, network.of(max(network.workers)), method)
-            _ = problem.exchange(trace.num_bytes), problem.select(trace.num_bytes), problem.gather(trace.num_bytes)
+            part = trace.num_bytes // 2  # the shapes in a part are not known, even where those of the whole are
+            _ = problem.exchange(part), problem.select(part), problem.gather(part)
     timed = [_computing(trace, options.compute_s) for trace in recorded]
     schedules = {DENSE: select_names(options.schedules, list(known(Schedule)), "schedules")}
     return Study(
@@ -116,6 +124,19 @@ def _networks(options: argparse.Namespace, workers: tuple[int, ...]) -> list[Net
         network_choices(n, algorithms, workers, two_level=options.two_level, **of_nodes) for n in options.network
     )
     networks = list(itertools.chain.from_iterable(choices))
+    names = [f"{network.name} ({network.algorithm})" for network in networks]
+    if len(set(names)) < len(names):
+        raise UserError(f"--network must be of different names, got {', '.join(names)}: rename one, in a yaml by name")
+    if tables := [network for network in networks if network.algorithm == MEASURED]:
+        if given and len(tables) == len(networks):
+            raise UserError(
+                f"--algorithm {','.join(given)} is for models of networks, not for a measured table: leave it out"
+            )
+        for name, own in ((each.name, each.workers[0]) for each in tables):
+            if options.workers and own not in workers:
+                raise UserError(
+                    f"--workers must have {own}, which {name} was measured with, got {', '.join(map(str, workers))}"
+                )
     if not any(network.nodes for network in networks):
         for option in (key for key, value in of_nodes.items() if value is not None):
             uses = "--algorithm hierarchical, --two-level, or a network of nodes"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiments.config.units import three_digits
 from experiments.reports.markdown import Column, Columns, table
 from experiments.reports.names import human, in_order, label
 from experiments.studies.simulated_steps.method_choices import DENSE
@@ -73,8 +74,11 @@ def rate_name(value: float) -> str:
     """Write bits per second: ``100M``, ``10G``; never and always, where there is no border."""
     if value in (0, math.inf):
         return "always" if value else "never"
-    power = math.floor(math.log10(value) / 3 + 1e-9)
-    return f"{value / 1000**power:.3g}{('', 'k', 'M', 'G', 'T')[power]}"
+    for unit in ("", "k", "M", "G"):
+        if value < 999.5:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{three_digits(value)}T"
 
 
 def speedups(steps: pd.DataFrame) -> str:

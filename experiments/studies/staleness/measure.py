@@ -27,8 +27,9 @@ def measured(
         if word.startswith(FIXED):
             raise UserError(f"'{word}': methods, workers and device are options of the command, leave it out")
     fixed = ["cluster=simulated", "cluster.device=cpu", f"cluster.world_size={world_size}"]
-    configs = prepare_runs([[*words, f"sparsifier={method}", *fixed] for method in methods])
-    for method, config in zip(methods, configs, strict=True):
+    chosen = list(dict.fromkeys(methods))
+    configs = prepare_runs([[*words, f"sparsifier={method}", *fixed] for method in chosen])
+    for method, config in zip(chosen, configs, strict=True):
         training = Training(config)
         counts = torch.zeros(training.layout.numel, dtype=torch.int32)
         for _ in training.steps(num_steps):
