@@ -203,7 +203,7 @@ def _check_schedule(config: TrainConfig, schedule: Schedule, reducer: micro.Redu
             f"schedule {schedule.name} plans from a link that was measured in one level, two_level has two: choose "
             "schedule=layerwise, single, capped or ddp"
         )
-    for name in ("trace", "link"):
+    for name in ("trace", "link") if schedule.is_planned else ("trace", "link", "select"):
         if (getattr(config.schedule, name) is None) == schedule.is_planned:
             wrong = "is missing: measure it with experiments.profile" if schedule.is_planned else "means nothing here"
             raise UserError(f"schedule.{name} {wrong} (schedule {schedule.name})")

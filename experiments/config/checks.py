@@ -27,7 +27,8 @@ _MOMENTUM = "needs a momentum above 0"
 # The keys, whether they may have another value than their default, and what is said after KEY=VALUE where they may not.
 NEEDS: tuple[tuple[str, Callable[[TrainConfig], Any], str], ...] = (
     ("lr_end", lambda c: c.lr_shape != "steps", "is for lr_shape=linear and cosine"),
-    ("lr_milestones", lambda c: c.lr_shape == "steps", "is for lr_shape=steps"),
+    ("lr_milestones lr_decay", lambda c: c.lr_shape == "steps", "is for lr_shape=steps"),
+    ("density_warmup.stages", lambda c: c.density_warmup.steps, "needs density_warmup.steps"),
     ("resize", lambda c: c.start_from is not None, "needs start_from"),
     ("cluster.max_restarts cluster.timeout_s", lambda c: not c.cluster.simulated, "is for real workers"),
     (

@@ -346,7 +346,7 @@ class TrainConfig:
     lr_warmup_epochs: float = limited(NOT_NEGATIVE)
     lr_warmup_start: float = limited(NOT_NEGATIVE)
     lr_milestones: list[float] = field(default_factory=list)
-    lr_decay: float = limited(POSITIVE)
+    lr_decay: float = limited(POSITIVE, 0.1)
     accumulate: int = limited(COUNT)
     precision: str = limited(OneOf(("float32", "bfloat16")))
     channels_last: bool

@@ -148,11 +148,14 @@ class Trainer:
 
     def _load(self, saved: Saved, *, of: object) -> None:
         """Take over a saved state. Raises: UserError where it is that of another training."""
-        workers = self._workers
+        workers, before = self._workers, saved.shared["num_steps"]
+        ranks = saved.ranks
+        if before != workers.num_steps:  # other batches: carries do not fit them
+            ranks = [{**own, "carry": None} for own in ranks]
         try:
             workers.task.model.load_state_dict(saved.shared["model"])
             workers.load_optimizer(saved.shared["optimizer"])
-            workers.load_states(saved.ranks)
+            workers.load_states(ranks)
             set_random_state(saved.random, workers.device)
         except UserError:
             raise
@@ -161,8 +164,8 @@ class Trainer:
             raise UserError(
                 f"the checkpoint of step {step} of {of} does not fit this run: {one_line(error)}"
             ) from error
-        at, before = saved.position, saved.shared["num_steps"]
-        if before != workers.num_steps:  # another number of workers: resume at the same fraction of the epoch
+        at = saved.position
+        if before != workers.num_steps:  # resume at the same fraction of the epoch
             index = min(at.index * workers.num_steps // before, workers.num_steps)
             at = Position(at.step, at.epoch, index, at.loss_sum * index / max(at.index, 1), at.time_s)
         self.position = at

@@ -101,6 +101,13 @@ def _check_content(config: TrainConfig) -> None:
         model = shapes_of(config, info.sizes)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         build_reducer(config).check_parameters({name: tuple(p.shape) for name, p in trained.items()})
+    longest, length = getattr(model, "max_length", None), dataset.sequence_length
+    if longest is not None and length is not None and length > longest:
+        raise UserError(
+            f"dataset.sequence_length must be at most {longest}, max_length of model {config.model.name}, got {length}"
+        )
+    if config.batch_size == 1 and info.kind == "images":
+        _check_one_image(config, model, info.sizes)
     for note in info.notes:
         _note(f"dataset {dataset.name} of {dataset.root} {note}")
     make_plan(config, model)
@@ -119,6 +126,18 @@ def _check_content(config: TrainConfig) -> None:
         raise UserError(
             f"rounds.every is {rounds.every}, the run has {config.epochs * num_steps} steps: lower it, or train longer"
         )
+
+
+def _check_one_image(config: TrainConfig, model: torch.nn.Module, sizes: dict[str, int]) -> None:
+    """Check that batch norm can take single images: it cannot where a layer has one value per channel of each."""
+    side = sizes["image_size"]
+    try:
+        with torch.no_grad():  # with any values: on the meta device this would import torch's compiler
+            model.to_empty(device="cpu")(torch.zeros(1, sizes["in_channels"], side, side))
+    except ValueError as error:
+        raise UserError(
+            f"batch_size must be at least 2 for model {config.model.name} and images of {side} pixels, got 1: {error}"
+        ) from None
 
 
 @cache  # once, however many runs read the same data

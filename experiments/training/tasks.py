@@ -301,12 +301,15 @@ class _Language(Task):
                 f"dataset.drawn must be 0 for model {config.model.name}, which carries its state from batch to batch, "
                 f"got {config.dataset.drawn}: leave it out, or take {', '.join(COUNTED)}"
             )
-        fewest = max(cls.least_columns, _needed(config, "sequence_length"))
-        if info.num_test < fewest:
-            raise UserError(
-                f"the test text of dataset {config.dataset.name} must have at least {fewest} words for model "
-                f"{config.model.name}, got {info.num_test}: take more, or lower dataset.sequence_length"
-            )
+        length = _needed(config, "sequence_length")
+        of_train = length + 1 if config.dataset.drawn else 0  # without, an epoch has no step
+        parts = {"training": (info.num_train, of_train), "test": (info.num_test, max(cls.least_columns, length))}
+        for part, (num, fewest) in parts.items():
+            if num < fewest:
+                raise UserError(
+                    f"the {part} text of dataset {config.dataset.name} must have at least {fewest} words for model "
+                    f"{config.model.name}, got {num}: take more, or lower dataset.sequence_length"
+                )
 
     @staticmethod
     def num_batches(config: TrainConfig, num_train: int) -> int:

@@ -97,3 +97,15 @@ def test_another_world_size_is_refused_or_averaged_on_request(tmp_path: Path) ->
     assert after.began_at == 3
     assert read_records(after.folder.steps_path)[0]["step"] == 3
     assert after.trainer.position.index == 7  # 3 of 4 steps were done, so 6 of 8 are
+
+
+def test_a_text_goes_on_in_batches_of_another_size(tmp_path: Path) -> None:
+    words = ["model=lstm_small", "model.settings.hidden=8", "dataset=manuals", "dataset.settings.num_train=2000"]
+    words += ["dataset.settings.num_test=100", "dataset.sequence_length=10", "sparsifier=topk", "epochs=1"]
+    before = configured(tmp_path, *words, "batch_size=8", world_size=2)
+    stopped = Run(before, stop=5)
+    stopped.folder.config_path.write_text(to_yaml(before))
+    source = f"start_from={stopped.folder.path}"
+    after = Run(configured(tmp_path, *words, "batch_size=4", source, world_size=2))
+    assert after.began_at == 5
+    assert after.row is not None

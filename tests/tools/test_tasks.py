@@ -52,6 +52,13 @@ def test_the_shortest_test_text_that_is_taken_can_be_measured(tmp_path: Path, na
     assert task.evaluate(0, 1)[-1] > 0
 
 
+def test_a_text_of_drawn_rows_has_one_at_least(tmp_path: Path) -> None:
+    words = [*LETTERS, "model=gpt_small", "dataset.sequence_length=64", "dataset.drawn=4"]
+    with pytest.raises(UserError, match=r"training text .* 65 words .* got 64"):
+        configured(tmp_path, *words, "dataset.settings.num_train=64")
+    assert load_task(configured(tmp_path, *words, "dataset.settings.num_train=65"), CPU).batches(0).num_batches == 4
+
+
 def test_files_that_are_no_part_of_a_text_are_named_on_the_terminal_and_in_the_manifest(tmp_path: Path) -> None:
     root = tmp_path / "text"
     root.mkdir()
