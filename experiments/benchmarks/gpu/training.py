@@ -18,6 +18,7 @@ from experiments.benchmarks.gpu import timing
 from experiments.benchmarks.tables import Column, Columns
 from experiments.ranks.measures import Row, slowest
 from experiments.studies.methods import build_methods
+from micro.fsdp.within import UNUSED
 from micro.group_comm import GroupComm
 from micro.requests import AllGather
 
@@ -187,10 +188,9 @@ def fsdp(settings: Settings, name: str) -> list[Row]:
     if where == "between":
         micro.attach_fsdp(training.net, build_methods([method], DENSITY)[method], replicas=mesh["node"])
     elif where == "within":
-        try:
-            micro.fsdp.attach_within(training.net, build_methods([method], DENSITY)[method])
-        except ValueError as error:  # an old torch
-            return [{"name": f"{name}: {error}"}]
+        if not hasattr(training.net, f"set_{UNUSED}"):
+            return [{"name": f"{name}: torch {torch.__version__} has no such reduce-scatter"}]
+        micro.fsdp.attach_within(training.net, build_methods([method], DENSITY)[method])
     (first_s,) = training.seconds(1)
     training.seconds(WARMUP)
     if settings.device == "cuda":  # these ranks have measured others before

@@ -10,6 +10,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.config.units import three_digits
 from experiments.reports import figure_parts as parts
 from experiments.reports.figure_parts import Content, Panel
 from experiments.reports.markdown import Column, Columns, table_of
@@ -27,7 +28,7 @@ COLUMNS: Columns = {
     "density": Column("density", "{:g}"),
     "n": Column("num_seeds", "{:g}"),
     "epochs": Column("epochs", "{:.3g}"),
-    "step, ms": Column("step_s", "{:.3g}", 1e3),
+    "step, ms": Column("step_ms"),
     "time, of dense's": Column("time", "{:.3g}"),
     "pays below, bit/s": Column("border"),
 }
@@ -74,6 +75,7 @@ def _section(setting: Setting, rate: float, rows: pd.DataFrame) -> str:
     words: dict[str, Any] = {
         "name": [f"{_name(row)}{', DDP' if row['method'] == DENSE else ''}" for _, row in known.iterrows()],
         "density": known["density"].where(~is_dense),
+        "step_ms": (1e3 * known["step_s"]).map(three_digits),
         "border": borders.where(~is_dense, ""),
     }
     shown = table_of(known.assign(**words), COLUMNS)
