@@ -63,7 +63,7 @@ WRONG: list[str | tuple[str, ...]] = [
     "train cluster.device=cuda",
     ("train model=lstm_small dataset=manuals dataset.drawn=5", "dataset.drawn", "lstm"),
     "train dataset.drawn=5",
-    ("train model=gpt_small dataset=text dataset.root=parts", "parts/train/xaa", "test.txt", "endings to txt,none"),
+    ("train model=gpt_small dataset=text dataset.root=parts", "parts holds train/xaa", "endings to txt,none"),
     ("train model=gpt_small dataset=text dataset.root=tested", "tested holds test.txt", "no file of train"),
     ("train model=gpt_small dataset=text dataset.root=corpus", "corpus holds enwik8", "README.md", "endings to"),
     # studies
