@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data.folder_files import files_below
 from data.imagenet import SPLITS
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Report = Callable[[int, int], None]  # called with the number of images that are done, and the number of all
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
 START_METHOD = "spawn"  # not fork: this process may have threads, which a forked one lacks
+BLOCK = 1 << 24  # bytes that are written at once
 CHUNK = 128  # images that a process decodes before it reports; after a crash an unfinished chunk is decoded again
 
 
@@ -48,8 +50,10 @@ class Chunk:
 def convert(source: Path, folder: Path, *, size: int, processes: int = 1, report: Report | None = None) -> list[str]:
     """Convert source/train/CLASS/* and source/val/CLASS/* to arrays in folder; continue where an earlier call stopped.
 
+    The folders in that of a class are part of it.
+
     Writes ``train_images.npy`` (num, 3, size, size) uint8, ``train_labels.npy`` (num,) int64, the same for val, and
-    ``classes.json``. Images are in the order of their names; a class's label is its place among the sorted folders.
+    ``classes.json``. Images are in the order of their paths; a class's label is its place among the sorted folders.
 
     Args:
         source: holds the folders train and val.
@@ -105,12 +109,12 @@ def _list(folder: Path) -> tuple[list[str], list[str], list[str]]:
     classes = [path for path in entries if path.is_dir()]
     names, others = [], [path.name for path in entries if not path.is_dir()]
     for inner in classes:
-        files = _shown(inner)
+        files = sorted(files_below(inner))
         images = [path for path in files if path.suffix.lower() in SUFFIXES]
         if not images:
             raise ValueError(f"{inner} has no image ({', '.join(SUFFIXES)}): add one, or remove the class")
-        names += [f"{inner.name}/{path.name}" for path in images]
-        others += [f"{inner.name}/{path.name}" for path in files if path.suffix.lower() not in SUFFIXES]
+        names += [str(path.relative_to(folder)) for path in images]
+        others += [str(path.relative_to(folder)) for path in files if path.suffix.lower() not in SUFFIXES]
     if not names:
         raise ValueError(f"{folder} must hold one folder per class with {', '.join(SUFFIXES)} files in it, got none")
     return [inner.name for inner in classes], names, others
@@ -121,7 +125,7 @@ def _shown(folder: Path) -> list[Path]:
 
 
 def _plan(listings: dict[str, list[str]], size: int) -> str:
-    digest = hashlib.sha256("\n".join("\n".join([split, *names]) for split, names in listings.items()).encode())
+    digest = hashlib.sha256(os.fsencode("\n".join("\n".join([split, *names]) for split, names in listings.items())))
     return f"{size} {digest.hexdigest()}\n"
 
 
@@ -139,10 +143,15 @@ def _begin(folder: Path, listings: dict[str, list[str]], classes: list[str], siz
 
 def _reserve(path: Path, shape: tuple[int, ...]) -> None:
     """Create an array on disk and reserve its space: a full disk is an error here, and would end the process later."""
-    np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    begin, size = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).offset, path.stat().st_size
     try:
         with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:  # macOS: zeros that are written take their space, those of a new file do not
+                file.seek(begin)
+                for start in range(begin, size, BLOCK):
+                    file.write(bytes(min(BLOCK, size - start)))
     except OSError:
         path.unlink()
         raise

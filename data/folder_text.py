@@ -1,8 +1,9 @@
 """Any folder of text, as bytes, words or tokens."""
 
+import codecs
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,31 +11,37 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from data.checksums import RECORD
 from data.file_sums import sums_of
-from data.source import DatasetInfo, Source, Text, info_of, shortened
+from data.folder_files import files_below
+from data.source import MOST_SHOWN, DatasetInfo, Source, Text, info_of, shortened
 from data.text import BYTES, FEWEST_WORDS, in_numbers, one_each, words_of_lines
 from data.token_files import FEWEST, Part, Tokens, tokens_of
 
 UNITS = ("bytes", "words", "tokens")
 HELD_OUT = 10  # of files that are no splits, the last tenth of each is for the test
-SPLIT_OF = {"train": "train", "val": "valid", "valid": "valid", "validation": "valid", "test": "test"}  # word in a name
+USUAL_ENDINGS = "txt,md,tokens,raw"
+NO_ENDING, ANY_ENDING = "none", "all"
+SPLIT_OF = {  # word in a name -> split
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "valid"),
+    "test": "test",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderText(Source):
     """The text files of a folder and the folders in it, in the order of their paths; hidden ones are left out.
 
-    A word of a file's name, or of a folder's that it is in, tells its split: ``train``, ``valid`` (or ``val``, or
-    ``validation``) or ``test``. What is not a letter separates words: ``wiki.train.tokens``, ``train/01.txt``. Where
-    there are files of ``train`` and others of ``valid``, or else of ``test``, these are what is learnt from and
-    measured on, and other files are not used: the layout of WikiText-2 and -103. Otherwise the last tenth of each file
-    is for the test.
+    A word of a file's name, or of a folder's that it is in, tells its split: SPLIT_OF has the words. What is not a
+    letter separates them: ``wiki.train.tokens``, ``train/01.txt``. Where there are files of ``train`` and others of
+    ``valid``, or else of ``test``, these are what is learnt from and measured on, and other files are not used: the
+    layout of WikiText-2 and -103. Otherwise the last tenth of each file is for the test. A file of ``valid`` or
+    ``test`` is never learnt from, and none of ``train`` is left out.
 
     Args:
         unit: 'bytes', of which there are 256; 'words' between white space, with ``<eos>`` after every line; 'tokens',
             pairs of bytes that are learnt from the training part by the library ``tokenizers``.
-        endings: of the names of the files that are read, between commas.
+        endings: of the names of the files that are read, between commas; 'none' are names without one, 'all' all.
         max_words: keep only so many words, the most frequent; None keeps all. The number of tokens, at least 256, which
             must be given. Not for bytes.
         num_train, num_test: take only so many bytes, words or tokens, the first; None takes all.
@@ -50,7 +57,7 @@ class FolderText(Source):
     LEAST: ClassVar[dict[str, int]] = {"max_words": FEWEST_WORDS}
 
     unit: str = "bytes"
-    endings: str = "txt,md,tokens,raw"
+    endings: str = USUAL_ENDINGS
     max_words: int | None = None
     num_train: int | None = None
     num_test: int | None = None
@@ -69,11 +76,9 @@ class FolderText(Source):
     def load(self, root: str | None, seed: int) -> Text:
         """Read the files; the seed does not matter."""
         folder = _folder(root)
-        paths, others = self._paths(folder)
-        train, test = _splits(folder, paths)
-        used = {*train, *test}
-        unused = (str(path.relative_to(folder)) for path in [*paths, *others] if path not in used)
-        return replace(self._text(folder, train, test), unused=tuple(unused))
+        train, test, unused = self._splits(folder)
+        names = tuple(str(path.relative_to(folder)) for path in unused)
+        return replace(self._text(folder, train, test), unused=names)
 
     def _text(self, folder: Path, train: list[Path], test: list[Path]) -> Text:
         checksums = sums_of(folder, dict.fromkeys([*train, *test]))
@@ -95,59 +100,104 @@ class FolderText(Source):
         )
 
     def info(self, root: str | None) -> DatasetInfo:
-        """Count bytes, words or tokens; note what is not used, and test files that are learnt from."""
+        """Count bytes, words or tokens; note what is not used."""
         text = self.load(root, 0)
-        splits = {_split_of(Path(name)) for name in text.checksums} - {None}
-        notes = [f"does not use {shortened(text.unused)}"] if text.unused else []
-        if splits and "train" not in splits:
-            notes.append(
-                "has files of valid or test, none of train: all but the last tenth of each file is learnt from"
-            )
-        return replace(info_of(text), notes=tuple(notes))
+        return replace(info_of(text), notes=(f"does not use {shortened(text.unused)}",) if text.unused else ())
 
     def checksums(self, root: str | None) -> dict[str, str]:
         """Return the checksums of the files."""
         folder = _folder(root)
-        train, test = _splits(folder, self._paths(folder)[0])
+        train, test, _ = self._splits(folder)
         return sums_of(folder, dict.fromkeys([*train, *test]))
 
-    def _suffixes(self) -> tuple[str, ...]:
-        return tuple(
-            f".{ending.strip().lstrip('.').lower()}" for ending in self.endings.split(",") if ending.strip(" .")
-        )
+    def _suffixes(self) -> list[str]:
+        endings = [ending.strip().lstrip(".").lower() for ending in self.endings.split(",")]
+        return ["" if ending == NO_ENDING else f".{ending}" for ending in endings if ending]
+
+    def _splits(self, folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
+        """Return the files to learn from, to measure on, the same list twice where names do not tell, and the others.
+
+        Raises:
+            ValueError: the model would learn from test files, or what belongs to a split would not be read.
+        """
+        paths, unread = self._paths(folder)
+        read, left = _by_split(folder, paths), _by_split(folder, unread)
+        test = read.get("valid") or read.get("test") or []
+        missed = [*left.get("train", []), *([] if test else left.get("valid", []) + left.get("test", []))]
+        if missed:
+            remedy = f"set endings to {_endings_of([*paths, *missed])}"
+            if not any(map(_is_text, missed)):
+                remedy = "they are no text in UTF-8, unpack or convert them"
+            raise ValueError(
+                f"{folder} holds {_names(folder, missed)}, by name of train, valid or test, which endings="
+                f"{self.endings} leaves out: {remedy}, or move them away"
+            )
+        if test and "train" not in read:
+            raise ValueError(
+                f"{folder} holds {_names(folder, test)}, by name for the test, and no file of train: give what is to "
+                "be learnt from a name with the word train, or these a name without valid and test"
+            )
+        self._check_the_larger_part_is_read(folder, paths, unread)
+        train = read["train"] if test else paths
+        used = {*train, *test}
+        return train, test or paths, [path for path in [*paths, *unread] if path not in used]
+
+    def _check_the_larger_part_is_read(self, folder: Path, paths: list[Path], unread: list[Path]) -> None:
+        """Raise ValueError where the usual endings pass over more text than they take: a README beside a corpus."""
+        if self.endings != USUAL_ENDINGS or _size(unread) <= _size(paths):
+            return
+        others = [path for path in unread if _is_text(path)]
+        if _size(others) > _size(paths):
+            raise ValueError(
+                f"{folder} holds {_names(folder, others)}, more text than {_names(folder, paths)}, which endings="
+                f"{self.endings} leaves out: set endings to what is to be read, {_endings_of(others)} or "
+                f"{_endings_of(paths)}"
+            )
 
     def _paths(self, folder: Path) -> tuple[list[Path], list[Path]]:
-        """Return the files of text, and the others; empty ones are neither."""
+        """Return the files that are read, and the others; empty ones are neither."""
         try:
-            paths = [path for path in sorted(_files(folder)) if path.stat().st_size]
+            paths = [path for path in sorted(files_below(folder)) if path.stat().st_size]
         except OSError as error:
             raise ValueError(f"{error.filename} cannot be read ({error.strerror}): it is part of the text") from error
         endings = self._suffixes()
-        of_text = [path for path in paths if path.suffix.lower() in endings]
-        if not of_text:
-            raise ValueError(f"{folder} has no file of text that ends in {', '.join(endings)}: set endings")
-        return of_text, [path for path in paths if path.suffix.lower() not in endings]
+        read = [path for path in paths if path.suffix.lower() in endings or f".{ANY_ENDING}" in endings]
+        unread = [path for path in paths if path not in set(read)]
+        if not read:
+            there = f", it holds {_names(folder, unread)}" if unread else ""
+            remedy = f"set endings to {_endings_of(unread)}" if unread else "name the folder that holds the text"
+            raise ValueError(f"{folder} has no file of text that endings={self.endings} takes in{there}: {remedy}")
+        return read, unread
 
 
-def _files(folder: Path, above: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """Yield the files of a folder and of the folders in it, linked ones as well. Raises: OSError."""
-    above |= {folder.resolve()}
-    for path in folder.iterdir():
-        if path.name.startswith(".") or path.name == RECORD:
-            continue
-        if not path.is_dir():
-            yield path
-        elif path.resolve() not in above:  # a link may lead back
-            yield from _files(path, above)
-
-
-def _splits(folder: Path, paths: list[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the files to learn from and to measure on; the same ones twice where names do not tell."""
-    by_split: dict[str | None, list[Path]] = {}
+def _by_split(folder: Path, paths: list[Path]) -> dict[str | None, list[Path]]:
+    found: dict[str | None, list[Path]] = {}
     for path in paths:
-        by_split.setdefault(_split_of(path.relative_to(folder)), []).append(path)
-    test = by_split.get("valid") or by_split.get("test")
-    return (by_split["train"], test) if test and "train" in by_split else (paths, paths)
+        found.setdefault(_split_of(path.relative_to(folder)), []).append(path)
+    return found
+
+
+def _names(folder: Path, paths: list[Path]) -> str:
+    return shortened([str(path.relative_to(folder)) for path in paths])
+
+
+def _size(paths: list[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
+
+
+def _endings_of(paths: list[Path]) -> str:
+    """Return the setting that reads these files."""
+    endings = dict.fromkeys(path.suffix.lower().lstrip(".") or NO_ENDING for path in paths)
+    return ",".join(endings) if len(endings) <= MOST_SHOWN else ANY_ENDING
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether a file begins with text in UTF-8."""
+    try:
+        with path.open("rb") as file:
+            return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(file.read(4096))  # may cut a letter
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _split_of(path: Path) -> str | None:

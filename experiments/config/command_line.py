@@ -80,6 +80,7 @@ def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is a question mark
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read at torch's import: a lost connection has 40 warnings
+    os.environ["MPLBACKEND"] = "agg"  # read at matplotlib's import: figures are files, whatever a notebook has set
     try:
         with stopping.handled(at_stop):
             return _exit_code(work, stopped)

@@ -17,8 +17,8 @@ from hydra.types import RunMode
 
 from experiments.config.command_line import FAILED, FULL_ERROR, print_error
 from experiments.config.compose import parse
-from experiments.config.errors import RunFailed, UserError, one_line
-from experiments.config.hydra_errors import explained, raised_by_hydra, raised_by_hydra_calling
+from experiments.config.errors import RunFailed, UserError, one_line, short
+from experiments.config.hydra_errors import explained, raised_by_hydra, raised_by_hydra_calling, raised_by_plugin
 
 
 class Refused(BaseException):
@@ -59,6 +59,8 @@ def run_by_hydra(run: Callable[[], Any], words: Sequence[str]) -> int:
             raise RunFailed(f"submitit: {one_line(error)}") from error
         if raised_by_hydra(error):
             raise UserError(explained(error)) from error
+        if plugin := raised_by_plugin(error):
+            raise RunFailed(f"{plugin}: {one_line(error)}") from error
         if isinstance(error, OSError) and raised_by_hydra_calling(error):
             raise UserError(f"hydra.run.dir or hydra.sweep.dir cannot be used: {one_line(error)}") from error
         raise
@@ -84,6 +86,7 @@ def _ordered(words: Sequence[str]) -> list[str]:
     """Return a command line with its options last, where a bare ``--info`` takes no word. Raises: UserError."""
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
+    parser.allow_abbrev = False  # else --experiment=NAME is --experimental-rerun=NAME
     given = parser.parse_intermixed_args(list(words)).overrides
     options = list(words)
     for word in given:
@@ -92,4 +95,10 @@ def _ordered(words: Sequence[str]) -> list[str]:
 
 
 def _refuse(message: str) -> NoReturn:
+    unknown = message.partition("unrecognized arguments: ")[2].split()
+    if dashed := next((word for word in unknown if word.startswith("--") and "=" in word), ""):
+        raise UserError(
+            f"'{short(dashed)}' is no option: settings have no dashes, {short(dashed.lstrip('-'))}; in the command of "
+            "a W&B sweep they are ${args_no_hyphens}, not ${args}"
+        )
     raise UserError(f"{message.removeprefix('argument ')}; see python -m experiments.train --help")

@@ -59,6 +59,13 @@ def raised_by_hydra_calling(error: Exception) -> bool:
     return own[-1].startswith("hydra.")
 
 
+def raised_by_plugin(error: Exception) -> str:
+    """Return the plugin of Hydra's, as a sweeper, from whose code an error comes; empty where our own raised it."""
+    modules = [str(frame.f_globals.get("__name__")).split(".") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [parts for parts in modules if parts[0] in ("hydra_plugins", "experiments")]
+    return own[-1][1] if own and own[-1][0] == "hydra_plugins" else ""
+
+
 def explained(error: Exception) -> str:
     """Return in one line what is wrong with the words or files that Hydra has read."""
     both = (error, error.__cause__)  # under a debugger OmegaConf's own errors have a cause too, which names no key

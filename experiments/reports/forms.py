@@ -17,6 +17,7 @@ from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points
 from experiments.reports.times import RATES, exchange_s
 
 KEYS = [*TRAINING, *FORM, "metric"]
+BATCH = ["model", "dataset", "device", "batch_size"]  # a worker computes as long for one batch where these agree
 SHARES = (0.9, 0.95, 0.99)  # of what dense training ends with
 SECONDS = {"at_100mbit_s": "at_100mbit_ms", "at_1gbit_s": "at_1gbit_ms"}  # column -> key of RATES
 GRADIENTS, STEPS = "gradients", "each worker's own step"  # forms of a language model, by what is exchanged
@@ -54,9 +55,14 @@ def forms(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def with_settings(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with batch_size and batches, sequences in a worker's batch and its batches in a step."""
-    found = pd.DataFrame(configs(table), index=table.index).reindex(columns=["batch_size", "accumulate"])
-    return table.assign(batch_size=found["batch_size"].astype(float), batches=found["accumulate"].fillna(1.0))
+    """Return the rows with batch_size, sequences in a worker's batch, batches, those in a step, and their device."""
+    columns = ["batch_size", "accumulate", "cluster.device"]
+    found = pd.DataFrame(configs(table), index=table.index).reindex(columns=columns)
+    return table.assign(
+        batch_size=found["batch_size"].astype(float),
+        batches=found["accumulate"].fillna(1.0),
+        device=found["cluster.device"],
+    )
 
 
 def beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
@@ -186,7 +192,7 @@ def _check_repetitions(runs: pd.DataFrame) -> None:
 
 
 def _seconds(last: pd.DataFrame, rate: str) -> pd.Series:
-    """Return the seconds of each run on a link: what was sent, and the computation of the fastest run of that batch."""
+    """Return the seconds of each run on a link: what was sent, and the computation of the fastest run of that BATCH."""
     own = seconds_on_link(last, RATES[rate]).where(last["num_collectives"].notna())
     return own.fillna(last[next(column for column, key in SECONDS.items() if key == rate)])
 
@@ -194,13 +200,13 @@ def _seconds(last: pd.DataFrame, rate: str) -> pd.Series:
 def seconds_on_link(found: pd.DataFrame, rate: float) -> pd.Series:
     """Return the seconds until each evaluation on a link: all computation, and all messages one after the other.
 
-    Computation is that of the fastest run with batches of the same size: what ran beside others took longer.
+    Computation is that of the fastest run with the same BATCH: what ran beside others took longer.
 
     Args:
         found: ``points`` of rows with settings.
         rate: bits per second.
     """
-    computation = found.groupby("batch_size")["compute_s"].transform("min") * found["batches"] * found["step"]
+    computation = found.groupby(BATCH, dropna=False)["compute_s"].transform("min") * found["batches"] * found["step"]
     return computation + exchange_s(found["total_bytes"], found["num_collectives"], found["world_size"], rate)
 
 

@@ -1,10 +1,17 @@
 """What a command asks of a run beside its result, and cannot have when the run is finished without it."""
 
+import dataclasses
+import glob
+import json
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import yaml
 
 from experiments.config.errors import UserError
+from experiments.config.identity import identity
+from experiments.config.keys import flat
 from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
@@ -18,6 +25,27 @@ def check_requests(configs: Sequence[TrainConfig]) -> None:
         folder = folder_of(config)
         if state_of(folder) == State.DONE and (line := unmet_request(config, folder)):
             raise UserError(f"{folder.path.name}: {line}")
+
+
+def note_of_other_epochs(config: TrainConfig) -> str:
+    """Return a line where a run is new, and finished with another number of epochs alone; else empty."""
+    folder = folder_of(config)
+    if folder.path.exists():
+        return ""
+    wanted = _without_epochs(dataclasses.asdict(config))
+    for path in sorted(folder.path.parent.glob(f"{glob.escape(folder.path.name.rpartition('-')[0])}-*")):
+        with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # a damaged run is no finished one
+            saved = yaml.safe_load((other := RunFolder(path)).config_path.read_text())
+            if isinstance(saved, dict) and other.is_done() and _without_epochs(saved) == wanted:
+                return (
+                    f"{path.name} is finished with epochs={saved.get('epochs')}; the same with epochs={config.epochs} "
+                    "is a run of its own, and trains from the first step"
+                )
+    return ""
+
+
+def _without_epochs(config: dict[str, Any]) -> str:
+    return json.dumps(identity(flat(config)) | {"epochs": None}, sort_keys=True, default=str)
 
 
 def unmet_request(config: TrainConfig, folder: RunFolder) -> str:

@@ -20,6 +20,7 @@ from experiments.reports.frames import Frames, tidy
 from experiments.reports.run_configs import Selection
 from experiments.runs.records import Row
 from experiments.tracking.wandb_account import require_key, require_wandb
+from experiments.tracking.wandb_mirror import FOLDER
 
 _NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _REMEDY = "make the mirror again with: python -m experiments.track RUN_FOLDER"
@@ -37,7 +38,7 @@ class _Mirror(NamedTuple):
     def finished(self) -> FinishedRun:
         """Return the run as those of folders are."""
         manifest = self.mirrored.get("manifest")
-        config = {key: value for key, value in self.mirrored.items() if key not in ("_wandb", "manifest")}
+        config = {key: value for key, value in self.mirrored.items() if key not in ("_wandb", "manifest", FOLDER)}
         return FinishedRun(
             config=lambda: config,
             manifest=lambda: manifest if isinstance(manifest, Mapping) else {},
@@ -94,11 +95,12 @@ def _read_file(path: Path) -> _Mirror:
     for record in map(json.loads, done.stdout.splitlines()):
         found.setdefault(record["type"], []).append(record.get(record["type"]) or {})
     run = (found.get("run") or [{}])[-1]
+    mirrored = (run.get("config") or {}).get("update") or {}
     return _Mirror(
-        name=run.get("run_id") or path.stem,
+        name=_name_of(mirrored, run.get("run_id") or path.stem),
         where=str(path),
         is_finished="exit" in found and not found["exit"][-1].get("exit_code"),
-        mirrored=(run.get("config") or {}).get("update") or {},
+        mirrored=mirrored,
         history=lambda: [each["item"] for each in found.get("history", ())],
     )
 
@@ -128,9 +130,20 @@ def _on_server(project: str) -> list[_Mirror]:
         return history
 
     return [
-        _Mirror(run.id, f"W&B run {project}/{run.id}", run.state == "finished", run.config, history_of(run))
+        _Mirror(
+            name=_name_of(run.config, run.id),
+            where=f"W&B run {project}/{run.id}",
+            is_finished=run.state == "finished",
+            mirrored=run.config,
+            history=history_of(run),
+        )
         for run in found
     ]
+
+
+def _name_of(mirrored: Mapping[str, Any], run_id: str) -> str:
+    """Return the name of the run's folder; W&B's id where a mirror does not say it. Agents choose ids themselves."""
+    return str(mirrored.get(FOLDER) or run_id)
 
 
 _SOURCES: Mapping[str, tuple[str, Callable[[str], list[_Mirror]]]] = {  # with an example of a place

@@ -19,6 +19,7 @@ from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 
 KINDS = ("steps", "epochs")
+FOLDER = "run_folder"  # in the configuration of a mirror: the name of the folder that it is of
 INIT_S = 10.0  # how long the start of a run waits for W&B
 _STOPPED_S = 5.0  # how long a stopped run waits for it: the mirror starts over when the run is resumed
 
@@ -36,7 +37,7 @@ class Mirror:
 
         self._folder, name = folder, folder.path.name
         self._run = wandb.init(
-            id=name,  # where the server has this id, the run starts over
+            id=name,  # where the server has this id, the run starts over; under an agent W&B takes the agent's id
             name=name,
             project=tracking.project,
             entity=tracking.entity,
@@ -45,7 +46,11 @@ class Mirror:
             tags=list(tracking.tags),
             dir=str(folder.path),
             mode=cast(Literal["offline", "online"], tracking.mode),
-            config={**yaml.safe_load(folder.config_path.read_text()), "manifest": load_json(folder.manifest_path)},
+            config={
+                **yaml.safe_load(folder.config_path.read_text()),
+                "manifest": load_json(folder.manifest_path),
+                FOLDER: name,
+            },
             settings=wandb.Settings(  # it neither waits nor records this process: the manifest describes the run
                 console="off",
                 silent=True,
@@ -78,7 +83,7 @@ class Mirror:
         else:
             self._run.settings.finish_timeout = min(self._run.settings.finish_timeout, _STOPPED_S)
         self._run.finish(exit_code=0 if is_done else 1)
-        for earlier in self._files.parent.glob(f"*run-*-{self._folder.path.name}"):
+        for earlier in self._files.parent.glob("*run-[0-9]*"):  # of any id: all in this folder are of this run
             if earlier != self._files:
                 shutil.rmtree(earlier, ignore_errors=True)
         return self._run.url or str(self._files)

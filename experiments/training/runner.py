@@ -20,6 +20,7 @@ from experiments.launching.rank_environment import RankEnvironment
 from experiments.reports.measures import METRICS
 from experiments.runs.atomic_files import disk_errors
 from experiments.runs.checkpoints import remove_all
+from experiments.runs.finished_requests import note_of_other_epochs
 from experiments.runs.git_state import other_code
 from experiments.runs.output import check_outputs
 from experiments.runs.records import last_row
@@ -96,7 +97,7 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
             return False
         if folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
             raise folder.in_use()
-        _print_note(config)
+        _print_notes(config)
         if config.cluster.simulated:
             return take_part(config, folder, sys.argv)
         folder.make()
@@ -139,11 +140,13 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
                 raise SystemExit(MISTAKE)
             raise CannotStart(str(found))
     if ranks.rank == 0:
-        _print_note(config)
+        _print_notes(config)
     return take_part(config, folder_of(config), sys.argv, group)
 
 
-def _print_note(config: TrainConfig) -> None:
+def _print_notes(config: TrainConfig) -> None:
+    if line := note_of_other_epochs(config):
+        print(f"note: {line}", file=sys.stderr)
     if line := note_of_idle_gpus(config):
         print(line, file=sys.stderr)
 

@@ -2,7 +2,10 @@
 
 import io
 import itertools
+import os
 import statistics
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from experiments.reports.table import run_rows
 from tests.legible import every_figure_is_legible
 from tests.refusals import refused
 from tests.tools.study_folders import RULES, STAGES, TASKS, TRAITS, change_config, rows_of, write_rows, write_run
+from tests.waiting import LIMIT_S
 
 SUMMARY = {"summary.csv", "summary.md"}
 OF = "resnet18-cifar10-n8"
@@ -48,6 +52,13 @@ def drawn(study: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with every_figure_is_legible():
         assert figures.main(["--runs", str(study), "--out", str(out)]) == 0
     return out
+
+
+def test_figures_do_not_depend_on_the_backend_that_is_set(study: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "experiments.figures", "--runs", str(study), "--out", str(tmp_path), "--table"]
+    settings = {**os.environ, "MPLBACKEND": "nonesuch"}
+    done = subprocess.run(command, capture_output=True, text=True, env=settings, timeout=LIMIT_S, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def records(study: Path, method: str, kind: str) -> list[list[dict[str, Any]]]:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import types
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -121,6 +122,15 @@ def test_paths_mean_the_folder_of_the_command_wherever_hydra_changes_to() -> Non
     assert not list(Path("files").rglob("DONE"))
 
 
+def test_a_run_that_is_finished_with_other_epochs_alone_is_named() -> None:
+    first, again, longer, other = (
+        train(*WORDS, *words).err for words in ([], [], ["epochs=2"], ["epochs=3", "lr=0.01"])
+    )
+    assert "epochs=1" in next(line for line in longer.splitlines() if line.startswith("note: "))
+    assert not any("epochs=" in text for text in (first, again, other))
+    assert len(runs()) == 3
+
+
 def test_hydra_has_its_files_where_it_is_told() -> None:
     train(*WORDS, "hydra.run.dir=files/here")
     assert (len(runs()), Path("files/here/.hydra/config.yaml").exists()) == (1, True)
@@ -152,6 +162,18 @@ def _other_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Ends, "__module__", "hydra_plugins.ends")
     Plugins.instance().register(Ends)
     ConfigStore.instance().store(group="hydra/sweeper", name="ends", node={"_target_": "hydra_plugins.ends.Ends"})
+
+
+@pytest.mark.usefixtures("_other_sweeper")
+def test_a_sweeper_that_has_no_result_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def best(self: Ends, arguments: Sequence[str]) -> None:  # as Optuna where all trials diverged
+        raise ValueError("No trials are completed yet.")
+
+    best = types.FunctionType(best.__code__, {"__name__": "hydra_plugins.ends", "__builtins__": __builtins__})
+    monkeypatch.setattr(Ends, "sweep", best)
+    called = call(["train", "-m", *WORDS, "hydra/sweeper=ends", "lr=interval(0.1,0.2)"])
+    assert (called.code, len(called.err.splitlines())) == (1, 1), called
+    assert "No trials are completed" in called.err
 
 
 @pytest.mark.usefixtures("_other_sweeper")

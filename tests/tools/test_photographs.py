@@ -1,6 +1,7 @@
 """Photographs of ImageNet's layout are converted whole, or not at all, and read in place."""
 
 import json
+import os
 import shutil
 import warnings
 from dataclasses import dataclass
@@ -150,6 +151,46 @@ def test_every_class_has_a_label_of_its_own_or_is_refused(photographs: Photograp
     assert "train/n011/a.avif" in photographs.convert()
     assert photographs.stored("train_labels").tolist() == [0, 0, 1, 2, 2]
     assert json.loads((photographs.root / "imagenet/classes.json").read_text()) == ["n01", "n011", "n02"]
+
+
+def test_the_folders_in_that_of_a_class_are_part_of_it(photographs: Photographs) -> None:
+    for inner in ("train/n01/late", "train/n03/only/deep", "train/n03/.hidden"):
+        (photographs.origin / inner).mkdir(parents=True)
+    shutil.copy(photographs.origin / "train/n02/b.JPEG", photographs.origin / "train/n01/late/x.jpg")
+    shutil.copy(photographs.origin / "train/n02/b.JPEG", photographs.origin / "train/n03/only/deep/y.jpg")
+    (photographs.origin / "train/n01/late/notes.md").write_text("no photograph")
+    assert "train/n01/late/notes.md" in photographs.convert()
+    assert photographs.stored("train_labels").tolist() == [0, 0, 0, 1, 1, 2]
+    assert np.array_equal(photographs.stored()[2], photographs.stored()[5])
+
+
+def test_names_that_are_not_utf8_are_names(photographs: Photographs) -> None:
+    folder = os.fsencode(photographs.origin / "train/n02")
+    try:
+        os.rename(folder + b"/b.JPEG", folder + b"/caf\xe9.JPEG")
+    except OSError:
+        pytest.skip("this disk takes only names in UTF-8")
+    (photographs.origin / "train" / os.fsdecode(b"n\xff")).mkdir()
+    os.rename(folder + b"/a.JPEG", os.fsencode(photographs.origin) + b"/train/n\xff/a.JPEG")
+    (photographs.origin / "train/n02" / os.fsdecode(b"\xe9.txt")).write_text("no photograph")
+    assert "leaves out" in photographs.convert()
+    assert photographs.stored("train_labels").tolist() == [0, 0, 1, 2]
+    loaded = data.load("imagenet", root=str(photographs.root), image_size=8)
+    assert isinstance(loaded, data.Classification)
+    assert loaded.num_classes == 3
+
+
+def test_photographs_are_converted_where_the_system_cannot_reserve_space(
+    photographs: Photographs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photographs.convert()
+    with_it = {name: photographs.stored(name) for name in ("train_images", "val_images")}
+    shutil.rmtree(photographs.root)
+    monkeypatch.delattr(os, "posix_fallocate")
+    monkeypatch.setattr(convert, "BLOCK", 100)
+    photographs.convert()
+    for name, pixels in with_it.items():
+        assert np.array_equal(photographs.stored(name), pixels)
 
 
 def test_several_processes_convert_to_the_same_bytes(

@@ -114,6 +114,15 @@ def test_seconds_on_a_link_are_computation_and_messages() -> None:
     assert of(forms(table(*DENSE, run(0.7))))["at_100mbit_s"] == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize("other", [{"model": "mlp"}, {"dataset": "digits"}, {"device": "cuda"}])
+def test_seconds_on_a_link_take_the_computation_of_their_own_model_data_set_and_device(other: dict[str, Any]) -> None:
+    faster = run(0.9, compute_s=0.001, rate=0.3, **other)
+    if "device" in other:
+        faster["config"] = json.dumps(json.loads(faster["config"]) | {"cluster.device": other["device"]})
+    alone, beside = (of(forms(table(*DENSE, run(0.7), *more)))["at_1gbit_s"] for more in ((), (faster,)))
+    assert beside == pytest.approx(alone)
+
+
 def cells(kind: str, columns: list[str], *runs: dict[str, Any]) -> dict[str, list[str]]:
     """Return what a kind of table says of each method."""
     rows = KINDS[kind](forms(table(*DENSE, *runs)), columns)

@@ -43,6 +43,8 @@ WRONG: list[str | tuple[str, ...]] = [
     # Hydra's options
     ("train --foo", "--foo"),
     ("train --cfg jobb", "--cfg", "jobb"),
+    ("train --lr=0.05 --seed=1", "--lr=0.05", "dashes, lr=0.05;", "${args_no_hyphens}"),
+    ("train --experiment=cifar10_small", "dashes, experiment=cifar10_small;"),
     ("train hydra.run.dir=empty/x", "hydra.run.dir", "Not a directory"),
     ('train "output=it\'s"', "it's", "quotes of the other kind"),
     ("train --multirun seed=1,2 --cfg job", "--multirun", "--cfg"),
@@ -61,6 +63,9 @@ WRONG: list[str | tuple[str, ...]] = [
     "train cluster.device=cuda",
     ("train model=lstm_small dataset=manuals dataset.drawn=5", "dataset.drawn", "lstm"),
     "train dataset.drawn=5",
+    ("train model=gpt_small dataset=text dataset.root=parts", "parts holds train/xaa", "endings to txt,none"),
+    ("train model=gpt_small dataset=text dataset.root=tested", "tested holds test.txt", "no file of train"),
+    ("train model=gpt_small dataset=text dataset.root=corpus", "corpus holds enwik8", "README.md", "endings to"),
     # studies
     ("sweep", "NAME"),
     ("sweep nothing", "study", "nothing"),
@@ -151,6 +156,8 @@ FILES: dict[str, bytes] = {
     "broken.yaml": b"overrides: [\n",
     "grid.yaml": b"overrides: []\ngrid: {seed: 3}\n",
     "last.yaml": b"overrides: [model=mlp, dataset=synthetic]\ngrid: {sparsifier: [micro, topk, mikro]}\n",
+    **dict.fromkeys(("parts/train/xaa", "parts/test.txt", "tested/test.txt", "corpus/enwik8"), b"words " * 999),
+    "corpus/README.md": b"of words\n",
     "trace.json": b'{"format": "micro-trace-1", "model": "mlp", "forward_s": 1, "backward_s": 1, '
     b'"layers": [{"name": "0.weight", "num_bytes": 4000, "ready_s": 0.1}]}',
     "axis.yaml": b"overrides: []\ngrid: {run: [[seed=1], [seed=2, peak_tflops=1]]}\n",
@@ -169,6 +176,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to call commands in, with files that are wrong in many ways."""
     folder = tmp_path_factory.mktemp("bad")
     for name, content in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     (folder / "folder").mkdir()
     (folder / "results").mkdir()

@@ -136,6 +136,25 @@ def test_a_mirror_is_made_again_from_the_folder_alone_and_one_that_fails_leaves_
     assert_same(runs, "wandb-files", str(tmp_path / "again"))
 
 
+def test_runs_to_which_agents_gave_one_id_are_told_by_their_folders(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [copied(runs, tmp_path / "agents" / str(seed)) for seed in (0, 1)]
+    content = folders[1].config_path.read_text()
+    folders[1].config_path.write_text(content.replace("seed: 0", "seed: 1"))
+    folders[1] = RunFolder(folders[1].path.rename(folders[1].path.with_name("other")))
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sweep")
+    for identifier in ("first", "resumed"):  # an agent gives a run that it starts again another id
+        monkeypatch.setenv("WANDB_RUN_ID", identifier)
+        for folder in folders:
+            wandb.teardown()
+            mirror(folder, TRACKING)
+    assert [[path.name.rpartition("-")[2] for path in mirrors(folder)] for folder in folders] == [["resumed"]] * 2
+    found = read(["wandb-files", str(tmp_path / "agents")])
+    assert sorted(found.runs["run"]) == sorted(folder.path.name for folder in folders)
+    assert found.runs["seed"].nunique() == 2
+
+
 def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
     folder = copied(runs, tmp_path / "resumed")
     whole = {path: path.read_text() for path in (folder.steps_path, folder.epochs_path, folder.done_path)}

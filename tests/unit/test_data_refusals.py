@@ -29,7 +29,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[Any, ...]]] = [
     ("text", {"root": "/nowhere/at/all"}, ("is not a folder",)),
     ("text", {"unit": "letters"}, ("unit of text must be one of bytes, words, tokens", "letters")),
     ("text", {"endings": ""}, ("endings of text must be endings of names between commas", "''")),
-    ("text", {"endings": "rst"}, ("has no file of text that ends in .rst: set endings",)),
+    ("text", {"endings": "rst"}, ("has no file of text", "endings=rst", "set endings to txt")),
     ("text", {"max_words": 100}, ("max_words of text is for words, got 100 for bytes",)),
     ("text", {"unit": "words"}, ("a.txt is not text in UTF-8",)),
     ("text", {"unit": "tokens", "max_words": 300}, ("a.txt is not text in UTF-8", "use unit=bytes")),

@@ -131,6 +131,7 @@ def test_a_folder_of_bytes_is_cut_at_the_last_tenth_of_each_file(tmp_path: Path)
         (["corpus/Train/evaluation.txt"], ["corpus/valid/constraints.txt"], ["corpus/test/e.txt"]),
         ([], [], ["constraints.md", "evaluation.md", "latest.txt", "retrained.raw"]),  # the last tenth of each
         ([], [], ["train.txt", "novel.txt"]),
+        (["training/a.txt"], ["dev.txt"], ["README.md"]),
     ],
 )
 def test_whole_words_of_names_and_folders_tell_the_splits(
@@ -151,10 +152,50 @@ def test_whole_words_of_names_and_folders_tell_the_splits(
 
 def test_names_of_splits_that_do_not_fit_are_told(tmp_path: Path) -> None:
     root = written(tmp_path, {"test.txt": "measure this", "novel.txt": "learn this"})
-    (note,) = data.info("text", str(root)).notes
-    assert "none of train" in note
+    refused(lambda: data.check("text", str(root)), "test.txt", "no file of train")
     both = written(tmp_path, {"train/test.txt": "which?", "train/a.txt": "learn this"})
     refused(lambda: data.check("text", str(both)), "train/test.txt is of test and of train")
+
+
+@pytest.mark.parametrize(
+    ("files", "named", "endings"),
+    [
+        (["train/xaa", "train/xab", "test.txt"], "train/xaa", "txt,none"),
+        (["train.jsonl", "test.txt"], "train.jsonl", "txt,jsonl"),
+        (["train.txt.00", "train.txt.01", "test.txt"], "train.txt.00", "txt,00,01"),
+        ([*(f"train.{part:02}" for part in range(9)), "test.txt"], "train.00", "all"),
+        (["train.txt", "test.json"], "test.json", "txt,json"),
+        (["corpus.xml", "README.md"], "corpus.xml", "xml"),
+        (["corpus", "README.md"], "corpus", "none"),
+        (["enwik8"], "enwik8", "none"),
+    ],
+)
+def test_text_that_the_endings_leave_out_is_refused_and_read_when_it_is_named(
+    tmp_path: Path, files: list[str], named: str, endings: str
+) -> None:
+    contents = {name: f"{name} " * (1 if "README" in name else 20) for name in files}
+    root = written(tmp_path, contents)
+    for check in (data.check, data.sums):
+        refused(lambda check=check: check("text", str(root)), named, f"set endings to {endings}")
+    loaded = load("text", root, endings=endings)
+    assert named in loaded.checksums
+    learnt = as_bytes(loaded.train).decode()
+    assert "test" not in learnt or "test" not in named
+    assert contents[named][:100] in learnt or "test" in named
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b\x08\x00packed", "learn this".encode("utf-16"), b"caf\xe9 noir"])
+def test_what_belongs_to_train_and_is_no_text_is_refused(tmp_path: Path, content: bytes) -> None:
+    root = written(tmp_path, {"train.txt": "learn this", "train.gz": content, "valid.txt": "measure"})
+    refused(lambda: data.check("text", str(root)), "train.gz", "no text in UTF-8")
+
+
+def test_what_stands_beside_a_text_and_is_less_or_no_text_is_noted(tmp_path: Path) -> None:
+    beside = {"LICENSE": "do as you like", "cover.png": b"\x89PNG\0" * 999, "utf16": "much".encode("utf-16") * 999}
+    root = written(tmp_path, {"novel.txt": "learn this " * 9, **beside})
+    (note,) = data.info("text", str(root)).notes
+    assert all(name in note for name in beside)
+    assert as_bytes(load("text", root, endings="md,none", num_train=4).train) == b"do a", "a choice is not doubted"
 
 
 def test_linked_folders_are_part_of_a_text(tmp_path: Path) -> None:
