@@ -65,7 +65,7 @@ class Driver(ABC):
         """
         if not isinstance(self.comm, GroupComm):
             return meeting(call, lambda: self.comm)
-        return meeting(call, lambda: self.group, failures=self.comm.failures, remedy=remedy)
+        return meeting(call, lambda: self.group, comm=self.comm, remedy=remedy)
 
     def _header(self, step: int) -> dict[str, Any]:
         return header(step=step, **self._identity())

@@ -9,7 +9,7 @@ import pickle
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -23,7 +23,7 @@ from micro.checkpoints.description import describe, difference
 from micro.comm import Comm
 from micro.flat import real
 from micro.group_comm import GroupComm
-from micro.peer_failures import LOOK_S, SURE_S, PeerError, PeerFailures, named
+from micro.peer_failures import LOOK_S, SURE_S, PeerError, named
 from micro.requests import AllGather
 
 SAMPLE = 1024  # elements of a parameter that tell it from another, where ranks began with the same weights
@@ -65,7 +65,7 @@ def meeting(
     call: str,
     ranks_of: Callable[[], Comm | dist.ProcessGroup | None],
     *,
-    failures: PeerFailures | None = None,
+    comm: GroupComm | None = None,
     remedy: str = EVERYWHERE,
 ) -> Iterator[Entry]:
     """Raise on every rank where this context raises on any, or where they bring different settings or models.
@@ -76,7 +76,8 @@ def meeting(
         call: what the user has called.
         ranks_of: returns who meets: a process group, None for the default one, or a Comm. What it raises is told the
             ranks of the default group, which are the ones that wait, as a rule.
-        failures: of these ranks in their steps: one that waits in a step for a rank that waits here ends both waits.
+        comm: between which these ranks take steps. A rank that waits in a step, for one that waits here, ends both
+            waits: ``comm`` is given up then.
         remedy: what a user does where a rank has not come.
 
     Raises:
@@ -99,7 +100,9 @@ def meeting(
     if isinstance(ranks, Comm) and not isinstance(ranks, GroupComm):
         found = _in_memory(said, ranks)
     else:
-        found = _InStore(said, _group_of(ranks), failures, remedy).result()
+        in_store = _InStore(said, _group_of(ranks), comm, remedy)
+        del ranks  # a group on gloo that is given up closes its sockets when nothing, no traceback, refers to it
+        found = in_store.result()
     if error is not None:
         raise error
     if found is not None:
@@ -124,8 +127,8 @@ def _in_memory(said: _Said, comm: Any) -> Exception | None:
 class _InStore:
     """A meeting in the store of a process group: its first rank reads what all say, and the others what it finds."""
 
-    def __init__(self, said: _Said, group: dist.ProcessGroup, failures: PeerFailures | None, remedy: str) -> None:
-        self._said, self._failures, self._remedy = said, failures, remedy
+    def __init__(self, said: _Said, group: dist.ProcessGroup, comm: GroupComm | None, remedy: str) -> None:
+        self._said, self._comm, self._remedy = said, comm, remedy
         self._ranks, self._own, self._store = (
             dist.get_process_group_ranks(group),
             dist.get_rank(),
@@ -164,21 +167,29 @@ class _InStore:
     def _look(self, waited_s: float) -> None:
         """Raise PeerError where not all ranks will come; warn once where some take long."""
         missing = [rank for rank in self._ranks if not self._store.check([f"{self._key}/{rank}"])]
-        call, failures, who = self._said.call, self._failures, named(missing or self._ranks[:1])
+        call, who = self._said.call, named(missing or self._ranks[:1])
         if waited_s >= self._limit_s:
             raise PeerError(f"{who} did not come to {call} within {self._limit_s:.0f} s: {self._remedy}")
-        if failures is not None and missing:
-            if (failure := failures.found()) is not None:
-                raise PeerError(failure)
-            if ahead := [rank for rank in failures.ahead() if rank in missing]:
-                words = f"{named(ahead)} began a step, while rank {self._own} waits in {call}: {self._remedy}"
-                failures.report(error := PeerError(words))
-                raise error
+        if missing and self._comm is not None and (words := self._end_of_steps(missing)) is not None:
+            error = PeerError(words)
+            self._comm.abort(error)
+            raise error
         if missing and waited_s >= PATIENCE_S and not self._has_warned:
             self._has_warned = True
             if self._own == min(set(self._ranks).difference(missing)):  # one of those that wait
                 words = f"{who} did not come to {call} yet, rank {self._own} has waited for {waited_s:.0f} s"
                 warnings.warn(f"{words}: {self._remedy}", stacklevel=2)
+
+    def _end_of_steps(self, missing: Sequence[int]) -> str | None:
+        """Return in words why ranks that have not come take no more steps with this one."""
+        if (failures := self._comm.failures if self._comm is not None else None) is None:
+            return None
+        if (found := failures.found()) is not None:
+            return found
+        ahead = [rank for rank in failures.ahead() if rank in missing]
+        if not ahead:
+            return None
+        return f"{named(ahead)} began a step, while rank {self._own} waits in {self._said.call}: {self._remedy}"
 
 
 def _enter(said: _Said, group: dist.ProcessGroup) -> str:

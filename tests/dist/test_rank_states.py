@@ -133,7 +133,8 @@ def test_a_state_of_all_ranks_that_one_rank_asks_for_ends_the_steps_of_the_other
     save_or_train = (lambda: micro.AllRanks(attachment).state_dict()) if dist.get_rank() == 0 else go_on
     said = refused(save_or_train, "rank 1 began a step", "all ranks", error=(PeerError, RuntimeError))
     assert "if rank == 0" in said
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
+    attachment.close()
 
 
 @on_ranks(2)
