@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 
 import torch.distributed as dist
 
@@ -58,13 +59,11 @@ class Endpoint:
                     "run on that node too, and let this port through"
                 )
             time.sleep(_PAUSE_S)
-        try:
-            dist.TCPStore(self.host, self.port, is_master=False, timeout=timedelta(seconds=ANSWER_S))
-        except (RuntimeError, ValueError):
+        if not _is_store(self.host, self.port):
             raise UserError(
                 f"port {self.port} of {_KEY}={self.host}:{self.port} is in use by another program: name a free one, "
                 "the same on all nodes"
-            ) from None
+            )
 
 
 def endpoint_of(host: str, port: int) -> Endpoint:
@@ -86,6 +85,20 @@ def _connect(host: str, port: int) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def _is_store(host: str, port: int) -> bool:
+    """Return whether a store answers; asked in a thread, for torch waits without end for another program's answer."""
+    stores: list[dist.Store] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError, ValueError):
+            stores.append(dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=ANSWER_S)))
+
+    asking = Thread(target=ask, daemon=True, name="micro asks for a store")
+    asking.start()
+    asking.join(ANSWER_S)
+    return bool(stores)
 
 
 def _is_free(port: int) -> bool:
