@@ -20,6 +20,7 @@ class GroupComm(Comm):
 
     Attributes:
         rounds: the reductions of several buckets that are under way.
+        failures: where ranks tell each other that they have failed, or None.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class GroupComm(Comm):
         super().__init__(dist.get_rank(group), dist.get_world_size(group), timed=timed)
         self._group = group
         self._is_closed = False
-        self._failures = failures
+        self.failures = failures
         self.rounds = Rounds()
 
     @property
@@ -58,8 +59,8 @@ class GroupComm(Comm):
 
     def report(self, error: BaseException) -> None:
         """Tell the ranks that wait for this one, where it is known how, that it has failed."""
-        if self._failures is not None:
-            self._failures.report(error)
+        if self.failures is not None:
+            self.failures.report(error)
 
     def _parts(self) -> Iterator["GroupComm"]:
         both = (part for levels in self._levels.values() for part in (levels.within, levels.between))
@@ -89,7 +90,7 @@ class GroupComm(Comm):
 
     def _wait(self, work: dist.Work, device: torch.device) -> None:
         """Wait for a collective; on an accelerator its stream does, and the host goes on."""
-        if self._failures is None or device.type == "cuda":
+        if self.failures is None or device.type == "cuda":
             work.wait()
         else:
-            self._failures.wait(work)
+            self.failures.wait(work)

@@ -62,6 +62,12 @@ class PeerFailures:
         """Return which rank failed first, and why; None where none has."""
         return self._calls.call(lambda: self._read(self._key), None)
 
+    def ahead(self) -> list[int]:
+        """Return which ranks have waited for a second in a collective to which this rank has not come."""
+        keys = {rank: f"{self._waits}/{rank}" for rank in self._others}
+        counts: dict[int, str | None] = self._calls.call(lambda: {r: self._read(key) for r, key in keys.items()}, {})
+        return [rank for rank, count in counts.items() if int(count or 0) > self._num_waits]
+
     def wait(self, work: dist.Work) -> None:
         """Wait for a collective of the group on the CPU.
 

@@ -19,7 +19,7 @@ from typing import Any
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from experiments.config.child_environment import num_cores, with_python_path
@@ -27,6 +27,7 @@ from experiments.config.errors import UserError
 from experiments.config.ranges import host_and_port
 from experiments.config.schema import ClusterConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
+from experiments.launching.endpoint import Endpoint, endpoint_of
 from experiments.launching.failures import (
     Failure,
     Kind,
@@ -68,37 +69,36 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
     """
     path, started = folder.path.resolve(), time.time()
     heeded = [number.name for number in _AGENT_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # not nohup's
-    logs = _Logs(log_dir=str(path / "ranks"), redirects=Std.ALL)
+    logs, endpoint = _Logs(log_dir=str(path / "ranks"), redirects=Std.ALL), _endpoint(cluster)
     config = LaunchConfig(
         min_nodes=cluster.nnodes,
         max_nodes=cluster.nnodes,
         nproc_per_node=cluster.nproc_per_node,
         run_id=folder.path.name,
         rdzv_backend="c10d",
-        rdzv_endpoint=cluster.rdzv_endpoint if cluster.nnodes > 1 else "localhost:0",
         max_restarts=cluster.max_restarts,
         logs_specs=logs,
-        local_addr="localhost" if cluster.nnodes == 1 else None,  # a laptop's own name often does not resolve
+        **_meeting_place(endpoint),
         **_time_to_save(cluster.slurm.signal_s),
         signals_to_handle=",".join(heeded) or "none",
     )
     try:
         with (
             disk_errors(folder.path),
-            _environment(_variables(cluster, env or {})),
+            _environment(_variables(cluster, env or {}, endpoint)),
             _agent_log(folder),
             handled(_pass_on, _AGENT_SIGNALS),  # the agent replaces the handler, and restores none
             stop_signals.recorded(then=lambda number: _pass_on(number, None)),  # as the agent, but for a second Ctrl-C
         ):
+            if endpoint is not None:
+                endpoint.wait(cluster.timeout_s)
             elastic_launch(config, sys.executable)("-u", "-m", module, str(path))
     except SignalException as stop:
         if stop.sigval not in STOP_SIGNALS:
             raise SystemExit(128 + stop.sigval) from None
         return int(stop.sigval)
     except (RendezvousError, DistError) as error:
-        what = "met no more" if logs.stderr else "could not meet"
-        words = f"the nodes {what} at cluster.rdzv_endpoint={cluster.rdzv_endpoint}: {short_line(str(error))}"
-        raise UserError(f"{words}; check host, port, and the output of the other nodes") from None
+        raise UserError(_not_met(cluster, error, met_before=bool(logs.stderr))) from None
     except ChildFailedError as error:
         codes = {process.exitcode for process in error.failures.values()}
         numbers = [number for number in STOP_SIGNALS if exit_code(number) in codes]
@@ -106,6 +106,35 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
             return int(numbers[0])
         raise RankFailure(_cause(folder, error, logs.stderr, started)) from None
     return 0
+
+
+def _endpoint(cluster: ClusterConfig) -> Endpoint | None:
+    """Return where several nodes meet; None for one node alone."""
+    if cluster.nnodes == 1:
+        return None
+    return endpoint_of(*host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=cluster.nnodes))
+
+
+def _meeting_place(endpoint: Endpoint | None) -> dict[str, Any]:
+    """Return the agent's settings of where it meets others; by itself it asks for the own name, which may be unknown.
+
+    At localhost it serves the store, for all addresses, or uses that of another agent on this machine.
+    """
+    if endpoint is None:
+        return {"rdzv_endpoint": "localhost:0", "local_addr": "localhost"}
+    if endpoint.is_here:
+        return {"rdzv_endpoint": f"localhost:{endpoint.port}", "local_addr": endpoint.address}
+    place = f"{endpoint.host}:{endpoint.port}"
+    return {"rdzv_endpoint": place, "rdzv_configs": {"is_host": False}, "local_addr": endpoint.address or None}
+
+
+def _not_met(cluster: ClusterConfig, error: Exception, *, met_before: bool) -> str:
+    """Return in words why the nodes did not meet."""
+    where = f"at cluster.rdzv_endpoint={cluster.rdzv_endpoint}"
+    if isinstance(error, RendezvousTimeoutError) and not met_before:
+        return f"not all {cluster.nnodes} nodes came {where}: start the run on each, with the same settings"
+    words = f"the nodes {'met no more' if met_before else 'could not meet'} {where}: {short_line(str(error))}"
+    return f"{words}; check host, port, and the output of the other nodes"
 
 
 def _time_to_save(signal_s: int) -> dict[str, Any]:
@@ -145,7 +174,7 @@ def _pass_on(number: int, frame: object) -> None:
     raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
 
 
-def _variables(cluster: ClusterConfig, env: Mapping[str, str]) -> dict[str, str]:
+def _variables(cluster: ClusterConfig, env: Mapping[str, str], endpoint: Endpoint | None) -> dict[str, str]:
     """Return the environment variables of the ranks that this process has not, or not so."""
     given = {**os.environ, **env}
     variables = {
@@ -157,6 +186,8 @@ def _variables(cluster: ClusterConfig, env: Mapping[str, str]) -> dict[str, str]
     }
     if cluster.nnodes > 1:  # nodes may count restarts differently: each start of the ranks gets a store of its own
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if endpoint is not None and endpoint.interface and "GLOO_SOCKET_IFNAME" not in given:
+        variables["GLOO_SOCKET_IFNAME"] = endpoint.interface
     with suppress(OSError):
         variables[TERMINAL] = os.ttyname(2)
     return variables

@@ -1,5 +1,6 @@
 """Submit a study to SLURM, and find its runs in the queue."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from experiments.runs.status import State, state_of
 from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script
 
 _ANSWER_S = 60
+_OF_USER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # of SLURM_*, what a user sets and no job does
 
 
 def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *, dry_run: bool) -> str:
@@ -78,10 +80,20 @@ def queued_folders(configs: Iterable[TrainConfig]) -> set[RunFolder]:
         return set()
 
 
+def _own_environment() -> dict[str, str]:
+    """Return this process's environment; inside of a job without what the job set, which a new job would inherit.
+
+    Its srun would bind to the old job's cores, for instance. SBATCH_* are the user's defaults.
+    """
+    is_in_job = "SLURM_JOB_ID" in os.environ
+    drops = [name for name in os.environ if is_in_job and name.startswith("SLURM_") and name not in _OF_USER]
+    return {name: value for name, value in os.environ.items() if name not in drops}
+
+
 def _run(*command: str) -> str:
     """Run a command of SLURM and return its output."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, env=_own_environment())
     except FileNotFoundError:
         what = f"--backend slurm needs {command[0]}, which is not on this machine"
         raise UserError(f"{what}: call it where jobs are submitted, or add --dry-run") from None

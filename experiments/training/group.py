@@ -1,6 +1,8 @@
 """How the ranks of a run meet, and on what device each computes."""
 
 import os
+import socket
+import time
 from collections import Counter
 from datetime import timedelta
 
@@ -12,6 +14,7 @@ from experiments.config.schema import TrainConfig
 
 Group = tuple[torch.device, dist.Store | None]  # this rank's device, and the store that the ranks share
 _CPU = torch.device("cpu")
+_NAME_S = 60.0  # in which the host of rank 0 becomes known, where a cluster starts hosts one by one
 
 
 class CannotStart(UserError):
@@ -94,15 +97,45 @@ def _meet(limit: timedelta) -> tuple[dist.Store, int, int]:
     After a restart of the ranks the agent's store still has old addresses, so that the keys have a prefix: on one node
     the number of restarts. Several nodes may count differently: there our launcher gives each start a store of its own.
     """
+    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    where = f"MASTER_ADDR={address} MASTER_PORT={port}"
+    _wait_for_name(address, where, min(limit.total_seconds(), _NAME_S))
     try:
         store, rank, world_size = next(dist.rendezvous("env://", timeout=limit))
     except (dist.DistError, ValueError) as error:
-        where = " ".join(f"{name}={os.environ.get(name)}" for name in ("MASTER_ADDR", "MASTER_PORT"))
-        reason = one_line_with_type(error)[:200]
-        raise UserError(f"the ranks could not meet at {where}: {reason}; name a free port of rank 0's host") from None
+        raise UserError(_not_met(where, error, limit.total_seconds())) from None
     is_alone = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_alone else ""
     return dist.PrefixStore(f"attempt {attempt}", store), rank, world_size
+
+
+def _wait_for_name(host: str, where: str, limit_s: float) -> None:
+    """Return once a host is known: it may be one that a cluster is about to start. Raises: UserError: it is not."""
+    end = time.monotonic() + limit_s
+    while True:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() > end:
+                reason = (getattr(error, "strerror", None) or str(error)).lower()
+                raise UserError(
+                    f"the ranks could not meet at {where}: the host is not known here ({reason}); name a host or its "
+                    "address"
+                ) from None
+        time.sleep(min(1.0, limit_s / 10))
+
+
+def _not_met(where: str, error: Exception, limit_s: float) -> str:
+    """Return in words why the ranks did not meet."""
+    reason = one_line_with_type(error)[:200]
+    if "EADDRINUSE" in str(error) or "in use" in str(error):
+        why = "the port is in use; name a free one"
+    elif isinstance(error, dist.DistStoreError | dist.DistNetworkError) and os.environ.get("RANK") == "0":
+        why = f"not all ranks came within {limit_s:.0f} s; start the others"
+    else:
+        why = f"rank 0 did not answer within {limit_s:.0f} s; start it there, and let this port through"
+    return f"the ranks could not meet at {where}: {why} ({reason})"
 
 
 def _own_index() -> int:

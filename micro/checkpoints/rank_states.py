@@ -1,12 +1,17 @@
 """Every rank's state in one checkpoint: of torch.distributed.checkpoint, or of one that rank 0 writes for all."""
 
 import io
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
 from micro.checkpoints.resizing import average
 from micro.objects import gather_objects, gather_objects_at_first
+
+NUM_KEYS = 64  # of a checkpoint, at least: as many ranks may load what fewer have saved
+_SAVED = "call it on all ranks, and put no more than the writing of the file under `if rank == 0:`"
+_LOADED = "load on all ranks"
 
 
 class HasRankState(Protocol):
@@ -24,8 +29,14 @@ class HasRankState(Protocol):
     def group(self) -> Any:
         """The process group of these ranks; None is the default one."""
 
+    def meet(self, call: str, *, remedy: str) -> AbstractContextManager[Any]:
+        """Return a context of all ranks, see micro.drivers.meeting."""
+
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state."""
+
+    def check_state(self, saved: Any) -> None:
+        """Raise ValueError where a state does not fit."""
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` returned."""
@@ -38,27 +49,54 @@ class RankStates:
         dcp.load({"model": ..., "micro": micro.RankStates(attachment)}, checkpoint_id=folder)
 
     An attachment by itself has the same keys on all ranks, and of such keys that module keeps one rank's.
+
+    torch.distributed.checkpoint asks for the keys before it knows how many ranks have saved, and fails where one is
+    missing. So there are keys for NUM_KEYS ranks; that of a rank which was not there holds the number of those that
+    were.
+
+    Args:
+        resize: states of another number of ranks are averaged (micro.average) and not refused. Every rank then holds
+            the states of all ranks in memory while it loads them.
     """
 
-    def __init__(self, attachment: HasRankState) -> None:
+    def __init__(self, attachment: HasRankState, *, resize: bool = False) -> None:
         self._attachment = attachment
+        self._resize = resize
         self._key = f"rank{attachment.rank}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state as bytes, under a key of its own: residuals may lie in other buckets when loaded."""
         stored = io.BytesIO()
         torch.save(self._attachment.state_dict(), stored)
-        return {self._key: stored.getvalue()}
+        rank, world_size = self._attachment.rank, self._attachment.world_size
+        absent = {f"rank{other}": world_size for other in range(rank + world_size, NUM_KEYS, world_size)}
+        return {self._key: stored.getvalue(), **absent}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned, on the same rank.
+        """Go on from what ``state_dict`` returned, on the same rank; called on all ranks, which load or refuse it.
 
         Raises:
-            ValueError: it has no state of this rank, or one that does not fit; see Attachment.load_state_dict.
+            ValueError: on all ranks: it has no state of this rank, or one that does not fit; see
+                Attachment.load_state_dict.
         """
-        if self._key not in saved:
-            raise ValueError(f"state must have the key '{self._key}', got {', '.join(saved) or 'none'}")
-        self._attachment.load_state_dict(state_of(saved[self._key]))
+        with self._attachment.meet("micro.RankStates.load_state_dict", remedy=_LOADED) as entry:
+            if self._key not in saved:
+                raise ValueError(f"state must have the key '{self._key}', got {', '.join(saved) or 'none'}")
+            own = _decoded(saved[self._key])
+            number = own.get("world_size") if isinstance(own, dict) else own
+            resizes = self._resize and number != self._attachment.world_size
+            if resizes:
+                entry.settings["resize from"] = number
+            elif isinstance(own, dict):  # a rank that was not there has none, and hears of the others' refusal
+                self._attachment.check_state(own)
+        self._attachment.load_state_dict(self._averaged(saved) if resizes else own)
+
+    def _averaged(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return this rank's state, from those of another number of ranks: each has read some of them."""
+        read = [each for each in map(_decoded, saved.values()) if isinstance(each, dict)]
+        found: Any = gather_objects(read, self._attachment.group)
+        states = [state for of_rank in found for state in of_rank]
+        return average(states, self._attachment.world_size)[self._attachment.rank]
 
 
 class AllRanks:
@@ -81,9 +119,17 @@ class AllRanks:
         self._resize = resize
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks, or an empty dictionary where another rank has them; called on all ranks."""
+        """Return the states of all ranks, or an empty dictionary where another rank has them; called on all ranks.
+
+        A rank may come late: after some seconds a warning names it.
+
+        Raises:
+            PeerError: on all ranks: one did not come until the time-out of the group, or began a step instead.
+        """
+        with self._attachment.meet("micro.AllRanks.state_dict", remedy=_SAVED):
+            own = self._attachment.state_dict()
         gather = gather_objects if self._everywhere else gather_objects_at_first
-        states = gather(self._attachment.state_dict(), self._attachment.group)
+        states = gather(own, self._attachment.group)
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -107,6 +153,11 @@ class AllRanks:
             )
         own = states if len(states) == world_size else average(states, world_size)
         self._attachment.load_state_dict(own[rank])
+
+
+def _decoded(stored: Any) -> Any:
+    """Return a rank's state; or, of a rank that was not there, how many there were."""
+    return state_of(stored) if isinstance(stored, bytes) else stored
 
 
 def state_of(stored: bytes) -> dict[str, Any]:

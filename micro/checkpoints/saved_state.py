@@ -39,7 +39,10 @@ def check_header(saved: Any, *, rank: int, world_size: int, scope: str, method: 
             f"state has version {saved['version']}, this micro reads up to {VERSION}: install a newer micro"
         )
     if saved["world_size"] != world_size:
-        remedy = f"load micro.average(states, {world_size})[rank] of the states of all {saved['world_size']} ranks"
+        remedy = (
+            f"load micro.average(states, {world_size})[rank] of the states of all {saved['world_size']} ranks, as "
+            "micro.RankStates and micro.AllRanks do with resize=True"
+        )
         if saved["scope"] in SHARDS:
             remedy = "shards of a node have no mean, start as many nodes and ranks per node"
         raise ValueError(f"state is of world_size {saved['world_size']}, this group has {world_size}: {remedy}")

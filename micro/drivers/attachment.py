@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn, Self
 
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from micro.comm import Comm
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale
+from micro.drivers.meeting import Entry, meeting
 from micro.drivers.reductions import Clip, Reductions
 from micro.drivers.settings import Settings
 from micro.group_comm import GroupComm
@@ -55,10 +56,22 @@ class Driver(ABC):
     def close(self) -> None:
         """Take the reducer off the model."""
 
+    def meet(self, call: str, *, remedy: str) -> AbstractContextManager[Entry]:
+        """Return a context that all ranks enter which train the model; what one of them raises there, all raise.
+
+        Args:
+            call: what the user has called.
+            remedy: what a user does where a rank has not come.
+        """
+        if not isinstance(self.comm, GroupComm):
+            return meeting(call, lambda: self.comm)
+        return meeting(call, lambda: self.group, comm=self.comm, remedy=remedy)
+
     def _header(self, step: int) -> dict[str, Any]:
         return header(step=step, **self._identity())
 
-    def _check_header(self, saved: Any) -> None:
+    def check_state(self, saved: Any) -> None:
+        """Raise ValueError where ``saved`` is of another rank, world size, method or newer version; load nothing."""
         check_header(saved, **self._identity())
 
     def _identity(self) -> dict[str, Any]:
@@ -224,7 +237,7 @@ class BaseAttachment(Driver):
             ValueError: it is of another rank, world size, method or newer version, or names parameters that the model
                 does not have, or of other shapes.
         """
-        self._check_header(saved)
+        self.check_state(saved)
         self._states.load(saved["buckets"])
         self._loss_scale.value = saved.get("loss_scale", 1.0)
         if not self._loss_scale.is_used:  # gradients are not scaled from now on

@@ -83,20 +83,15 @@ class ShardedAttachment(BaseAttachment):
         """Return what is kept of this rank's shards; see BaseAttachment."""
         return {**super().state_dict(), "shard": self._shard}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned, on the same rank of as many nodes and ranks per node.
-
-        Raises:
-            ValueError: it is of another shard; see BaseAttachment.
-        """
-        self._check_header(saved)
+    def check_state(self, saved: Any) -> None:
+        """Raise ValueError where ``saved`` is of another shard, or does not fit: see Driver."""
+        super().check_state(saved)
         if saved.get("shard", self._shard) != self._shard:
             place, count = saved["shard"]
             raise ValueError(
                 f"state is of shard {place} of {count}, this rank has shard {self._shard[0]} of {self._shard[1]}: "
                 "start as many nodes and ranks per node, with the same mesh"
             )
-        super().load_state_dict(saved)
 
     @property
     def _shard(self) -> list[int]:

@@ -111,7 +111,7 @@ class WithinAttachment(Driver):
         Raises:
             ValueError: it is of another rank, world size, method or model.
         """
-        self._check_header(saved)
+        self.check_state(saved)
         modules = {module.layout: module for module in self._modules}
         for bucket in saved["buckets"]:
             module = modules.get(saved_layout(bucket))

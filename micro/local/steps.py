@@ -387,7 +387,7 @@ class LocalSteps(Driver):
             ValueError: it is of another rank, world size or method, of other parameters or fragments, or of another
                 ``every``, ``delay`` or ``mix``.
         """
-        self._check_header(saved)
+        self.check_state(saved)
         for name in STREAMING:
             if saved[name] != (own := getattr(self, name)):
                 raise ValueError(f"state was saved with {name}={saved[name]}, this has {name}={own}: use the same")

@@ -66,6 +66,27 @@ def test_a_rank_that_does_not_attach_is_named_by_those_that_do() -> None:
         assert time.monotonic() - started < 20
 
 
+@on_ranks(3)
+def test_where_the_last_of_three_does_not_attach_both_others_name_it() -> None:
+    group = dist.new_group([0, 1, 2], timeout=timedelta(seconds=2))
+    model = DistributedDataParallel(linear(), process_group=group)
+    if dist.get_rank() < 2:
+        assert "rank 2 did not come to micro.attach" in words_of(lambda: micro.attach(model, MICRO))
+
+
+@on_ranks(2)
+def test_ranks_that_make_other_calls_are_told_which() -> None:
+    model = linear()
+    local = micro.LocalSteps(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), MICRO, every=2, replicas=dist.group.WORLD
+    )
+    calls = [local.restart, lambda: micro.AllRanks(local).state_dict()]
+    said = the_same(words_of(calls[dist.get_rank()]))
+    assert "LocalSteps.restart" in said
+    assert "micro.AllRanks.state_dict" in said
+    local.close()
+
+
 @on_ranks(2)
 def test_local_steps_end_where_a_scaler_leaves_out_a_step_of_one_rank() -> None:
     model = linear()

@@ -61,6 +61,22 @@ def test_the_same_command_on_every_host_trains_one_model(hosts: Hosts, tmp_path:
     assert [one.output.count("done: ") for one in ended] == [1] * NUM_TRAINING
 
 
+@pytest.mark.parametrize("knows_itself", [True, False], ids=["127.0.1.1", "unknown"])
+def test_the_machines_own_names_do_not_matter(hosts: Hosts, tmp_path: Path, knows_itself: bool) -> None:
+    """As on Debian, where a host's own name is 127.0.1.1 there; or it knows no name at all."""
+    files = [Path("/etc/netns") / prefix[3] / "hosts" for prefix in hosts.prefixes()]
+    before = [file.read_text() for file in files]
+    for name, file in zip(hosts.names, files, strict=True):
+        file.write_text("127.0.0.1 localhost\n" + (f"127.0.1.1 {name}\n" if knows_itself else ""))
+    nodes = ["cluster=nodes", f"cluster.nnodes={NUM_TRAINING}", f"cluster.rdzv_endpoint={hosts.addresses[0]}:29502"]
+    try:
+        ended = run(hosts, [[*WORDS, *nodes, "cluster.timeout_s=100", f"output={tmp_path}"]] * NUM_TRAINING)
+    finally:
+        for file, text in zip(files, before, strict=True):
+            file.write_text(text)
+    check_run(ended, tmp_path)
+
+
 def test_a_rank_on_a_host_that_dies_fails_the_others_with_a_message(hosts: Hosts) -> None:
     with RankGroup(NUM_HOSTS, prefixes=hosts.prefixes(), env={"OMP_NUM_THREADS": "1"}) as ranks:
         assert ranks.call(socket.gethostname) == list(hosts.names)

@@ -116,6 +116,28 @@ def test_a_queued_run_is_called_queued_and_stays_where_clean_removes(
     assert "1 stopped, 1 not started" in sweep_says("status", study)
 
 
+def test_a_study_submitted_from_a_job_takes_the_users_settings_along_and_not_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", with_commands(tmp_path, sbatch=f"env > {tmp_path}/environment; echo 7", squeue="true"))
+    own = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "physics"}
+    of_job = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPU_BIND_LIST": "0x1",
+        "SLURM_MEM_PER_NODE": "9",
+        "SLURM_TRES_PER_TASK": "cpu=1",
+    }
+    words = [*TINY, "cluster=slurm", "cluster.nnodes=1", f"output={tmp_path}/runs"]
+    for expected, given in ((own, own | of_job), (own | {"SLURM_HINT": "x"}, own | {"SLURM_HINT": "x"})):
+        for name in [name for name in os.environ if name.startswith(("SLURM_", "SBATCH_"))]:
+            monkeypatch.delenv(name)
+        for name, value in given.items():
+            monkeypatch.setenv(name, value)
+        submit_array("study", [words], prepare_runs([words]), dry_run=False)
+        lines = (tmp_path / "environment").read_text().splitlines()
+        assert dict(line.split("=", 1) for line in lines if line.startswith(("SLURM_", "SBATCH_"))) == expected
+
+
 def test_a_dry_run_shows_all_and_without_sbatch_nothing_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
