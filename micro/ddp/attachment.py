@@ -134,7 +134,7 @@ class Attachment(BaseAttachment):
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Have one bucket of DDP reduced in place on the lane; DDP waits for the future."""
         grad = bucket.buffer()
-        names, layouts, cast = self._buckets.of(bucket)
+        names, layouts = self._buckets.of(bucket)
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[grad.device] if grad.is_cuda else None)
         if self._is_rehearsing:
             self.bucket_names[:] = [*(self.bucket_names if bucket.index() else ()), names]
@@ -142,7 +142,7 @@ class Attachment(BaseAttachment):
         if not is_reduced or not layouts:
             future.set_result(grad)
         if is_reduced:
-            self._backward.receive(bucket, names, parts_of(layouts, grad, future, cast))
+            self._backward.receive(bucket, names, parts_of(layouts, grad, future))
         return future
 
     def averages(self, parameter: Tensor) -> bool:

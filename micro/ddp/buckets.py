@@ -19,24 +19,15 @@ class Bucket:
         layout: of its gradients in the vector ``grad`` (numel,).
         buffer: what DDP gets back: ``grad``, or that of which it is a part.
         future: what DDP waits for; None where another part of the bucket follows.
-        cast: the name of a parameter that has another dtype than the bucket by now; '' where none has.
     """
 
     layout: Layout
     grad: Tensor
     buffer: Tensor
     future: torch.futures.Future[Tensor] | None
-    cast: str = ""
 
     def check(self) -> None:
-        """Raise ValueError unless the layout fits the vector: compiled loops would write beyond its end.
-
-        A parameter that was cast has left DDP, which counts it as unused if it looks for such.
-        """
-        if self.cast:
-            raise ValueError(
-                f"'{self.cast}' was cast after the model was wrapped, so that DDP has lost its gradient: cast it before"
-            )
+        """Raise ValueError unless the layout fits the vector: compiled loops would write beyond its end."""
         given, expected = self.grad.numel(), self.layout.numel
         if given != expected:
             raise ValueError(
@@ -65,18 +56,16 @@ class Buckets:
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._kept_alive = tuple(names)  # an id stands for its parameter as long as that lives
         self.parameters = set(map(id, reduced))
-        self._known: dict[object, tuple[tuple[str, ...], list[Layout], str]] = {}
+        self._known: dict[object, tuple[tuple[str, ...], list[Layout]]] = {}
 
-    def of(self, bucket: dist.GradBucket) -> tuple[tuple[str, ...], list[Layout], str]:
-        """Return the names of a bucket's parameters, the layouts of its vectors, and the name of one that was cast."""
+    def of(self, bucket: dist.GradBucket) -> tuple[tuple[str, ...], list[Layout]]:
+        """Return the names of a bucket's parameters, and the layouts of its vectors."""
         parameters = bucket.parameters()
         key = tuple([(id(parameter), parameter.shape, parameter.dtype) for parameter in parameters])
         if key not in self._known:
             named = {self._names[id(parameter)]: parameter for parameter in parameters}
             self.parameters.update(map(id, parameters))
-            dtype = real(bucket.buffer()).dtype
-            cast = next((name for name, parameter in named.items() if real(parameter).dtype != dtype), "")
-            self._known[key] = tuple(named), layouts_of(named), cast
+            self._known[key] = tuple(named), layouts_of(named)
         return self._known[key]
 
 
@@ -101,12 +90,12 @@ def layouts_of(parameters: Mapping[str, Tensor]) -> list[Layout]:
     return [Layout(tuple(shapes), tuple(shapes.values())) for shapes in layouts]
 
 
-def parts_of(layouts: list[Layout], grad: Tensor, future: torch.futures.Future[Tensor], cast: str = "") -> list[Bucket]:
+def parts_of(layouts: list[Layout], grad: Tensor, future: torch.futures.Future[Tensor]) -> list[Bucket]:
     """Return the parts of a bucket's ``grad`` (numel,) with these layouts, views of it; the last goes up to its end."""
     parts, start = [], 0
     for number, layout in enumerate(layouts, 1):
         is_last = number == len(layouts)
         vector = grad if len(layouts) == 1 else grad[start : grad.numel() if is_last else start + layout.numel]
-        parts.append(Bucket(layout, vector, grad, future if is_last else None, cast))
+        parts.append(Bucket(layout, vector, grad, future if is_last else None))
         start += layout.numel
     return parts

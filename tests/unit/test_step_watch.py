@@ -54,7 +54,7 @@ def test_a_step_after_a_forgotten_no_sync_is_refused_and_zeros_are_not(trained: 
     model, optimizer = trained
     with model.no_sync():
         backward(model, 0)
-    with pytest.raises(ValueError, match="'0.weight'"):
+    with pytest.raises(ValueError, match="nothing averaged"):
         optimizer.step()
     optimizer.zero_grad(set_to_none=False)
     optimizer.step()
@@ -64,7 +64,7 @@ def test_a_step_after_a_forgotten_no_sync_is_refused_and_zeros_are_not(trained: 
 def test_a_step_after_a_forward_of_the_inner_model_is_refused(trained: Any) -> None:
     model, optimizer = trained
     backward(model.module, 0)
-    with pytest.raises(ValueError, match="'2.bias'"):
+    with pytest.raises(ValueError, match="nothing averaged"):
         optimizer.step()
 
 
@@ -133,14 +133,16 @@ def test_a_model_that_changed_after_it_was_wrapped_is_refused(change: Callable[[
     micro.attach(wrapped(model.module, find_unused_parameters=True), DENSE).close()
 
 
-@pytest.mark.parametrize("change", [each for each in CHANGES if each is not remove])
+@pytest.mark.parametrize("change", [each for each in CHANGES if each not in (remove, cast)])  # DDP refuses cast
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_gradient_that_no_bucket_holds_is_refused(change: Callable[[nn.Module], None], steps: int) -> None:
     model = to_change(change)
-    with micro.attach(model, SPARSE), pytest.raises(ValueError, match=r"'2\.|'0\.|'3\."):
+    with micro.attach(model, SPARSE):
         train(model, sgd(model), steps)
         change(model.module)
-        train(model, sgd(model), 2)
+        optimizer = sgd(model)
+        with pytest.raises(ValueError, match=r"'[023]\."):
+            train(model, optimizer, 2)
 
 
 def test_frozen_and_ignored_parameters_stay_legal() -> None:
