@@ -1,7 +1,7 @@
 """What attach refuses: on all ranks alike, before it makes or registers anything."""
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -81,8 +81,11 @@ def _is_held(parameter: Tensor) -> bool:
     as long as the node lives. After a cast, or for a parameter that DDP does not know, it is made anew at each call.
     """
     with torch.enable_grad():
-        get_gradient_edge(parameter).node.metadata["micro"] = True
-        return get_gradient_edge(parameter).node.metadata.pop("micro", False) is True
+        node: Any = get_gradient_edge(parameter).node
+        node.metadata["micro"] = True
+        del node
+        again: Any = get_gradient_edge(parameter).node
+        return again.metadata.pop("micro", False) is True
 
 
 def check_parameters(parameters: Mapping[str, Tensor], *, whole_model: bool) -> None:

@@ -171,7 +171,8 @@ class GradientWatch(StepListener):
         touched = self._touched.touched
         if self._num_reduced and not touched:
             return
-        held = [p for group in optimizer.param_groups for p in group["params"] if id(p) in self._names]
+        moved = [group for group in optimizer.param_groups if group.get("lr") != 0]  # others are stepped for a timing
+        held = [p for group in moved for p in group["params"] if id(p) in self._names]
         present = [p for p in held if p.grad is not None]
         new = [p for p in present if not self._num_reduced or touched.get(id(p))]
         names = [self._names[id(p)] for p in new if _has_values(p)]
