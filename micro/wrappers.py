@@ -1,5 +1,6 @@
 """Models inside their wrappers, and the names of parameters without the wrappers' own words."""
 
+import gc
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,8 +61,18 @@ def plain_parameters(module: nn.Module) -> dict[str, Tensor]:
     return {plain: parameters[name] for name, plain in plain_names(parameters).items()}
 
 
-def reduced_parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
-    """Return the parameters that DDP reduces, by their names without wrappers."""
+def kept_parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
+    """Return the parameters that DDP was not told to ignore, by their names without wrappers."""
     parameters, ignored = dict(model.module.named_parameters()), set(model.parameters_to_ignore)
     names = plain_names(parameters)
-    return {names[name]: p for name, p in parameters.items() if p.requires_grad and name not in ignored}
+    return {names[name]: parameter for name, parameter in parameters.items() if name not in ignored}
+
+
+def reduced_parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
+    """Return the parameters that DDP reduces, by their names without wrappers."""
+    return {name: parameter for name, parameter in kept_parameters(model).items() if parameter.requires_grad}
+
+
+def ddp_models() -> list[DistributedDataParallel]:
+    """Return all DistributedDataParallel models of this process: a walk over all objects, for rare occasions."""
+    return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]

@@ -9,7 +9,7 @@ from torch import nn
 
 from micro.clipping import ClipNorm
 from micro.ddp.attachment import Attachment
-from micro.ddp.checks import check_group, check_model, check_parameters, chosen_lane
+from micro.ddp.checks import check_group, check_held, check_model, check_one_ddp, check_parameters, chosen_lane
 from micro.ddp.hook import attached_to, hook_of
 from micro.drivers.lane import LaneChoice
 from micro.drivers.meeting import meeting
@@ -84,11 +84,13 @@ def attach(
         the attachment, which holds the statistics of the last step and everything a checkpoint needs.
 
     Raises:
-        ValueError: the model is not a DistributedDataParallel, has a communication hook, makes sparse gradients, or
-            the reducer cannot select within this scope; only or dense match nothing, the same parameters, or leave
-            none to sparsify; its parameters are on several devices or one has too many elements; or clip, the reducer
-            or process_group is none; or ranks were given different settings or models. Raised on all ranks where it is
-            raised on one, and nothing is left behind.
+        ValueError: the model is not a DistributedDataParallel, is inside of another one, has a communication hook,
+            makes sparse gradients, or has other parameters than when it was wrapped; the reducer cannot select within
+            this scope; only or dense match nothing, the same parameters, or leave none to sparsify; its parameters are
+            on several devices or one has too many elements; or clip, the reducer or process_group is none; or ranks
+            were given different settings or models. Raised on all ranks where it is raised on one, and nothing is left
+            behind. Out of an optimizer's step: it would use gradients that nothing has averaged. Out of backward():
+            with clip, or momentum correction, it began with averaged gradients of the last one.
         PeerError: a rank did not call it.
         NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then, and
             residuals are as if nothing had been sent; DDP's own work is done, so the model can be trained on.
@@ -107,11 +109,13 @@ def attach(
     with meeting("micro.attach", lambda: unwrapped(model).process_group) as entry:
         ddp = unwrapped(model)
         check_model(ddp)
+        check_one_ddp(ddp)
         trained = reduced_parameters(ddp)
         reducer = settings.fitted(reducer, trained, get_args(ClipNorm))
         lane = chosen_lane(lane, ddp, reducer)
         check_group(process_group, ddp, lane=lane)
         check_parameters(trained, whole_model=settings.whole_model)
+        check_held(ddp)
         if hook_of(ddp).attached is not None:
             raise ValueError("model has an attachment: close that one first, for instance by micro.detach(model)")
         made = "made" if process_group is None else "given"

@@ -26,7 +26,7 @@ from micro.peer_failures import PeerFailures
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
 from micro.requests import Reduction, carried_out
-from micro.wrappers import plain_parameters, reduced_parameters
+from micro.wrappers import kept_parameters, plain_parameters, reduced_parameters
 
 
 class Attachment(BaseAttachment):
@@ -68,7 +68,7 @@ class Attachment(BaseAttachment):
         self._start(reducer, comm, settings, kept=kept, reduced=reduced, compares=True, clip_=clip)
         self._scope = "model" if settings.whole_model else "bucket"
         self._model = ref(model)  # which holds this attachment, where no garbage collector looks
-        self._buckets = Buckets({parameter: name for name, parameter in parameters.items()})
+        self._buckets = Buckets({parameter: name for name, parameter in parameters.items()}, reduced.values())
         self._is_rehearsing = False
         made = thread_lane(device) if lane == "thread" else CallerLane(device)
         self._lane = BucketLane(self.steps, made, device, finds_unused=bool(model.find_unused_parameters))
@@ -87,7 +87,7 @@ class Attachment(BaseAttachment):
         hook = self._hook()
         if hook is not None and hook.attached is self:
             hook.attached = None
-        self._watch.close()
+        self._stop_watching()
         self._lane.close()
         self.comm.close()
 
@@ -144,6 +144,15 @@ class Attachment(BaseAttachment):
         if is_reduced:
             self._backward.receive(bucket, names, parts_of(layouts, grad, future))
         return future
+
+    def averages(self, parameter: Tensor) -> bool:
+        """Return whether one of DDP's buckets holds ``parameter``."""
+        return id(parameter) in self._buckets.parameters
+
+    def present_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters of the model as it is now, by name, without those that DDP was told to ignore."""
+        model = self._model()
+        return {} if model is None else kept_parameters(model)
 
     def _error_of(self, findings: list[Finding]) -> NonFiniteGradient:
         return carried_out(report(findings, self.steps.stats[0].step, self._device), self.comm)

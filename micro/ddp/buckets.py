@@ -1,6 +1,6 @@
 """DDP's buckets as the vectors in which they are reduced: one, as a rule."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -46,11 +46,16 @@ class Buckets:
 
     Args:
         names: of the model's parameters.
+        reduced: those that buckets will hold, as far as is known.
+
+    Attributes:
+        parameters: the ids of those, and of all that a bucket has held.
     """
 
-    def __init__(self, names: Mapping[Tensor, str]) -> None:
+    def __init__(self, names: Mapping[Tensor, str], reduced: Iterable[Tensor]) -> None:
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._kept_alive = tuple(names)  # an id stands for its parameter as long as that lives
+        self.parameters = set(map(id, reduced))
         self._known: dict[object, tuple[tuple[str, ...], list[Layout]]] = {}
 
     def of(self, bucket: dist.GradBucket) -> tuple[tuple[str, ...], list[Layout]]:
@@ -59,6 +64,7 @@ class Buckets:
         key = tuple([(id(parameter), parameter.shape, parameter.dtype) for parameter in parameters])
         if key not in self._known:
             named = {self._names[id(parameter)]: parameter for parameter in parameters}
+            self.parameters.update(map(id, parameters))
             self._known[key] = tuple(named), layouts_of(named)
         return self._known[key]
 

@@ -1,17 +1,21 @@
 """What attach refuses: on all ranks alike, before it makes or registers anything."""
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from micro import flat
 from micro.drivers.lane import LaneChoice
 from micro.drivers.settings import check_one_vector
 from micro.flat import real
+from micro.names import listed
 from micro.reducers.base import Reducer
+from micro.wrappers import ddp_models, reduced_parameters
 
 
 def check_model(model: DistributedDataParallel) -> None:
@@ -34,6 +38,54 @@ def check_model(model: DistributedDataParallel) -> None:
         if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.sparse:
             where = f"'{name}'" if name else f"the model, an {type(inner).__name__},"
             raise ValueError(f"gradients must be dense tensors, {where} makes sparse ones: build it with sparse=False")
+
+
+def check_one_ddp(model: DistributedDataParallel) -> None:
+    """Raise ValueError where another DDP averages the gradients of ``model`` as well, and writes over the update."""
+    inner = [name for name, part in model.module.named_modules() if isinstance(part, DistributedDataParallel)]
+    own = {id(parameter) for parameter in reduced_parameters(model).values()}
+    modules = dict(model.module.named_modules())
+    if any(id(parameter) in own for name in inner for parameter in modules[name].parameters()):
+        raise ValueError(
+            f"model holds a DistributedDataParallel inside of another, '{inner[0] or 'module'}', and both average the "
+            "gradients: wrap it once"
+        )
+    if any(outer is not model and model in outer.modules() for outer in ddp_models()):
+        raise ValueError(
+            "model is inside of another DistributedDataParallel, and both average the gradients: wrap it once"
+        )
+
+
+def check_held(model: DistributedDataParallel) -> None:
+    """Raise ValueError where DDP reduces other parameters than those that the module has, and trains, now."""
+    lost = [name for name, parameter in reduced_parameters(model).items() if not _is_held(parameter)]
+    if lost:
+        raise ValueError(
+            f"DDP does not reduce {listed(lost)}: replaced, added, unfrozen or cast after the model was wrapped. Wrap "
+            "the model after that"
+        )
+    present = {id(parameter) for parameter in model.module.parameters()}
+    held = [each for each in getattr(model, "_module_parameters", ()) if each.requires_grad and id(each) not in present]
+    gone = [tuple(parameter.shape) for parameter in held if _is_held(parameter)]
+    if gone:
+        raise ValueError(
+            f"DDP reduces a parameter of shape {gone[0]} that the model has no more: it was replaced, removed or tied "
+            "to another after the model was wrapped. Wrap the model after that"
+        )
+
+
+def _is_held(parameter: Tensor) -> bool:
+    """Return whether somebody holds the node of autograd's that accumulates the gradient, as DDP does.
+
+    DDP has its hook on that node. Python sees a node by a new object each time; only what is noted in the node stays,
+    as long as the node lives. After a cast, or for a parameter that DDP does not know, it is made anew at each call.
+    """
+    with torch.enable_grad():
+        node: Any = get_gradient_edge(parameter).node
+        node.metadata["micro"] = True
+        del node
+        again: Any = get_gradient_edge(parameter).node
+        return again.metadata.pop("micro", False) is True
 
 
 def check_parameters(parameters: Mapping[str, Tensor], *, whole_model: bool) -> None:

@@ -16,10 +16,13 @@ from micro.drivers.bucket_states import BucketStates
 from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale
 from micro.drivers.meeting import Entry, meeting
+from micro.drivers.parameter_watch import parameter_watch
 from micro.drivers.reductions import Clip, Reductions
 from micro.drivers.settings import Settings
+from micro.feedback import MomentumCorrection
 from micro.group_comm import GroupComm
 from micro.reducers.base import Reducer
+from micro.reducers.wrapping import innermost
 from micro.spans import Seconds
 from micro.stats import StepStats
 from micro.summary import StepSummary
@@ -131,7 +134,9 @@ class BaseAttachment(Driver):
         self._loss_scale = LossScale(settings.scaler)
         self._device = next(iter(reduced.values())).device
         compares = compares and not self._loss_scale.is_used
-        self._watch = GradientWatch(reduced, compares=lambda: compares and any(r.numel() for r in self.residuals()))
+        self._watch = GradientWatch(
+            reduced, compares=lambda: compares and self._keeps_residuals(), accumulates=self._loss_of_accumulating
+        )
         self.steps = Reductions(
             reducer,
             self._states,
@@ -143,6 +148,28 @@ class BaseAttachment(Driver):
             clip_=clip_,
             error_of=self._error_of,
         )
+
+        parameter_watch.add(self)
+
+    def _keeps_residuals(self) -> bool:
+        return any(residual.numel() for residual in self.residuals())
+
+    def _loss_of_accumulating(self) -> str | None:
+        """Return what loses mass where a backward begins with averaged gradients; see GradientWatch."""
+        if self.clip is not None:
+            return "clip="
+        feedback = getattr(innermost(self.reducer), "feedback", None)
+        if isinstance(feedback, MomentumCorrection):
+            return "feedback momentum"
+        return "" if self._keeps_residuals() else None
+
+    @abstractmethod
+    def averages(self, parameter: Tensor) -> bool:
+        """Return whether gradients of ``parameter`` are averaged, if it is trained."""
+
+    @abstractmethod
+    def present_parameters(self) -> Mapping[str, Tensor]:
+        """Return the parameters of the model as it is now, by name; not those that its wrapper was told to ignore."""
 
     @abstractmethod
     def _error_of(self, findings: Any) -> Any:
@@ -244,9 +271,14 @@ class BaseAttachment(Driver):
             self._states.rescale_(1 / self._loss_scale.value)
             self._loss_scale.value = 1.0
 
+    def _stop_watching(self) -> None:
+        self._watch.close()
+        parameter_watch.remove(self)
+
     def _end_step(self, exposed: Seconds) -> None:
         """Raise what went wrong in a backward, or report it."""
         self.steps.exposed = exposed
+        self._watch.settle()
         error = self.steps.error
         if error is None:
             self._watch.end_backward(is_applied=not self.steps.skipped)

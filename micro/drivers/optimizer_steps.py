@@ -5,7 +5,9 @@ do, ends that step with an error; so the hooks here stay until Python ends.
 """
 
 import weakref
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -19,6 +21,9 @@ class StepListener:
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Note that ``optimizer`` has made a step; here nothing is done."""
+
+    def check_gradients(self, optimizer: Optimizer) -> None:
+        """Refuse the gradients of a step: before it, or after one whose closure made them; here nothing is done."""
 
     def listen(self) -> None:
         """Be called at each step from now on."""
@@ -39,11 +44,26 @@ def _register() -> None:
     register_optimizer_step_post_hook(_after_step)
 
 
-def _before_step(optimizer: Optimizer, *_: object) -> None:
-    for each in list(_listeners):
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    listeners = list(_listeners)
+    for each in listeners:
         each.before_step(optimizer)
+    if not _has_closure(args, kwargs):
+        _check(listeners, optimizer)
 
 
-def _after_step(optimizer: Optimizer, *_: object) -> None:
-    for each in list(_listeners):
+def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    listeners = list(_listeners)
+    for each in listeners:
         each.after_step(optimizer)
+    if _has_closure(args, kwargs):
+        _check(listeners, optimizer)
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return any(map(callable, (*args, *kwargs.values())))  # an optimizer, the first of args, is not callable
+
+
+def _check(listeners: list[StepListener], optimizer: Optimizer) -> None:
+    for each in listeners:
+        each.check_gradients(optimizer)

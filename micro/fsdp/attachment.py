@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from micro.objects import gather_objects
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
 from micro.requests import AllReduce, Reduction
+from micro.wrappers import plain_parameters
 
 
 class ShardedAttachment(BaseAttachment):
@@ -43,7 +45,7 @@ class ShardedAttachment(BaseAttachment):
         replicas: dist.ProcessGroup,
         settings: Settings,
     ) -> None:
-        self._groups, self._replicas = groups, replicas
+        self._groups, self._replicas, self._model = groups, replicas, ref(model)
         self._scope = "model shard" if settings.whole_model else "shard"
         self._has_begun = False
         shared = groups[0].process_group
@@ -109,7 +111,7 @@ class ShardedAttachment(BaseAttachment):
                 group.drop_waiting()
         self._leave_fsdp()
         self._guard.stop_listening()
-        self._watch.close()
+        self._stop_watching()
         self.comm.close()
 
     def note(self, group: ShardGroup, dtype: torch.dtype) -> None:
@@ -119,7 +121,7 @@ class ShardedAttachment(BaseAttachment):
         group.check()
         if not self._has_begun:
             self._has_begun = True
-            self._watch.look()
+            self._watch.look_at_shards()
         group.waiting_dtype = dtype
 
     @torch.no_grad()
@@ -132,6 +134,15 @@ class ShardedAttachment(BaseAttachment):
         with torch.autocast(self._device.type, enabled=False):  # in which this backward may run
             self._exchange.run()
         self._end_step(self.comm.now(self._device) - started)
+
+    def averages(self, parameter: Tensor) -> bool:
+        """Return whether an FSDP module holds ``parameter``."""
+        return any(parameter is each for group in self._groups for each in group.parameters().values())
+
+    def present_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters of the model as it is now, by name."""
+        model = self._model()
+        return {} if model is None else plain_parameters(model)
 
     def _error_of(self, findings: Sequence[Finding]) -> NonFiniteGradient:
         """Return the error that names the bad parameters of all nodes and shards, the same on all ranks."""

@@ -1,6 +1,5 @@
 """How loops are compiled with numba, and what all of them share."""
 
-import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 from torch import Tensor
+
+from micro.warn import warn
 
 MAGNITUDE_BITS = 0x7FFFFFFF  # a float32 without its sign: as an integer it orders like the magnitude
 INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
@@ -48,10 +49,9 @@ def _files() -> tuple[tuple[str, int, int], ...]:
 
 @cache
 def _warn_of_no_cache() -> None:
-    warnings.warn(
+    warn(
         "micro compiles its loops again in each process, for numba found no writable folder to keep them in: "
-        "set NUMBA_CACHE_DIR to one",
-        stacklevel=2,
+        "set NUMBA_CACHE_DIR to one"
     )
 
 

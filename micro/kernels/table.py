@@ -4,7 +4,6 @@ numba's loops serve float32 vectors on a CPU, Triton's kernels vectors on NVIDIA
 numba and triton are imported when a form is first used.
 """
 
-import warnings
 from functools import cache
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
@@ -12,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from micro.warn import warn
 
 
 class Forms(NamedTuple):
@@ -110,8 +111,6 @@ def _runs(device: torch.device) -> bool:
     try:
         module("triton.checking").check(device)
     except Exception as error:  # whatever Triton, the driver or the C compiler raise
-        warnings.warn(
-            f"torch does the work of micro's kernels on {device}, where they do not run: {error}", stacklevel=2
-        )
+        warn(f"torch does the work of micro's kernels on {device}, where they do not run: {error}")
         return False
     return True

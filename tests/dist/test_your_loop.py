@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import micro
-from tests.dist.ddp_steps import DENSE, MICRO, Net, batch, build
+from tests.dist.ddp_steps import DENSE, MICRO, Net, batch, build, words_of
 from tests.dist.on_ranks import on_ranks, the_same
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
@@ -101,6 +101,30 @@ def weights_after(loop: Loop, reducer: micro.Reducer | None) -> Tensor:
 def test_a_loop_trains_as_with_plain_ddp(loop: Loop) -> None:
     assert torch.equal(weights_after(loop, DENSE), weights_after(loop, None)), "a dense reducer changed the weights"
     assert the_same(weights_after(loop, MICRO)).isfinite().all()
+
+
+@pytest.mark.parametrize("first", [0, 2])
+@on_ranks(2)
+def test_a_step_with_gradients_of_one_rank_is_refused_on_all(first: int) -> None:
+    model = DistributedDataParallel(build(Net))
+    with micro.attach(model, MICRO):
+        optimizer = sgd(model.parameters())
+        for step in range(first):
+            loss_of(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        loss_of(model.module, first).backward()
+        words = the_same(words_of(ValueError, optimizer.step))
+        assert "layers.0.weight" in words
+        the_same(torch.cat([p.detach().flatten() for p in model.parameters()]))
+
+
+@on_ranks(2)
+def test_a_clipped_average_is_not_clipped_again() -> None:
+    model = DistributedDataParallel(build(Net))
+    with micro.attach(model, MICRO, clip=1e9):
+        loss_of(model, 0).backward()
+        assert "no_sync" in the_same(words_of(ValueError, lambda: loss_of(model, 1).backward()))
 
 
 class Adapter(nn.Module):

@@ -207,3 +207,20 @@ def test_what_cannot_work_is_refused_with_a_remedy(
     model = make()
     arguments = {"reducer": REDUCER, "replicas": one_rank_mesh()} | settings
     refused(lambda: micro.attach_fsdp(model, **arguments), key, value)
+
+
+def test_a_module_that_was_replaced_is_refused_at_the_step() -> None:
+    model, _ = attached()
+    backward(model, 0)
+    model.second = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    backward(model, 1)
+    refused(optimizer.step, "second.weight")
+
+
+def test_averaged_gradients_that_would_be_clipped_again_are_refused() -> None:
+    model, _ = attached(clip=1.0)
+    for step in range(2):
+        model.zero_grad(set_to_none=bool(step))
+        backward(model, step)
+    refused(lambda: backward(model, 2), "clip", "set_requires_gradient_sync")
