@@ -1,13 +1,18 @@
 """A model's buffers, such as batch norm's statistics, at the ends of rounds."""
 
-from collections.abc import Sequence
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from micro.comm import Comm
-from micro.requests import AllReduce, Broadcast
+from micro.drivers.meeting import content_of
+from micro.requests import AllGather, AllGatherLists, AllReduce, Broadcast
+from micro.wrappers import plain_names
 
 BufferPolicy = Literal["mean", "first", "own"]
 """Numbers with a fraction become their mean and others rank 0's; all become rank 0's; each rank keeps its own."""
@@ -18,50 +23,99 @@ class Buffers:
 
     Attributes:
         policy: what becomes of them at the end of a round.
-        kept: copies of them as they were then.
+        kept: copies of them as they were then, by name.
     """
 
     def __init__(self, model: nn.Module, policy: BufferPolicy | str) -> None:
         self._model, self.policy = model, str(policy)
         self.kept = self.copies()
 
-    def copies(self) -> list[Tensor]:
-        """Return copies of them as they are."""
-        return [buffer.detach().clone() for buffer in self._own()]
+    def copies(self) -> dict[str, Tensor]:
+        """Return copies of them as they are, by name."""
+        return {name: getattr(module, key).detach().clone() for name, (module, key) in self._places().items()}
 
-    def take(self, exchanged: Sequence[Tensor]) -> None:
+    def take(self, exchanged: Mapping[str, Tensor]) -> None:
         """Give the model what ranks have exchanged, unless each keeps its own, and keep what it has then."""
         if self.policy != "own":
             self._write(exchanged)
         self.kept = self.copies()
 
     def restore(self) -> None:
-        """Give the model those of the last round."""
+        """Give the model those of the last round; one that was registered since stays as it is."""
         self._write(self.kept)
 
-    def _write(self, values: Sequence[Tensor]) -> None:
-        for buffer, value in zip(self._own(), values, strict=True):
-            buffer.copy_(value)
+    @torch.no_grad()
+    def _write(self, values: Mapping[str, Tensor]) -> None:
+        places = self._places()
+        for name, value in values.items():
+            if name not in places:  # removed since
+                continue
+            module, key = places[name]
+            buffer = getattr(module, key)
+            if buffer.shape == value.shape and buffer.dtype == value.dtype:
+                buffer.copy_(value)
+            else:
+                setattr(module, key, value.clone())
 
-    def _own(self) -> list[Tensor]:
+    def _places(self) -> dict[str, tuple[nn.Module, str]]:
+        """Return for each buffer, by its name without wrappers, a module that has it and what it is called there."""
         found = {
-            id(buffer): buffer
-            for module in self._model.modules()
-            for name, buffer in module.named_buffers(recurse=False)
-            if name not in module._non_persistent_buffers_set
+            id(buffer): (f"{path}.{key}" if path else key, module, key)
+            for path, module in self._model.named_modules()
+            for key, buffer in module.named_buffers(recurse=False)
+            if key not in module._non_persistent_buffers_set
         }
-        return list(found.values())
+        plain = plain_names(name for name, *_ in found.values())
+        return {plain[name]: (module, key) for name, module, key in found.values()}
+
+
+def digest(buffers: Mapping[str, Tensor]) -> int:
+    """Return a checksum of the names, shapes and dtypes of buffers, of 32 bits."""
+    return zlib.crc32(_described(buffers))
 
 
 @torch.no_grad()
-def exchange_buffers(buffers: Sequence[Tensor], policy: str, comm: Comm) -> float:
-    """Make copies of buffers equal on all ranks, bit for bit, as the policy says; return the bytes that a rank sent."""
+def exchange_buffers(
+    buffers: Mapping[str, Tensor], policy: str, comm: Comm, digests: Sequence[float], device: torch.device
+) -> float:
+    """Make copies of buffers equal on all ranks, bit for bit, as the policy says; return the bytes that a rank sent.
+
+    Args:
+        digests: of each rank's buffers.
+        device: of the model.
+
+    Raises:
+        RuntimeError: on all ranks, where a buffer of one rank has another shape or dtype on another, or is not there.
+    """
     if policy == "own" or comm.world_size == 1:
         return 0.0
     comm.begin_step()
-    for buffer in buffers:
+    if len(set(digests)) > 1:
+        raise RuntimeError(_first_difference(buffers, comm, device))
+    for buffer in buffers.values():
         if policy == "mean" and (buffer.is_floating_point() or buffer.is_complex()):
             buffer.copy_(comm.answer(AllReduce(mine=buffer.clone())) / comm.world_size)
         else:
             comm.answer(Broadcast(mine=buffer, source=0))
     return sum(comm.traffic.num_bytes.values())
+
+
+def _described(buffers: Mapping[str, Tensor]) -> bytes:
+    return json.dumps({name: f"{tuple(each.shape)} {each.dtype}" for name, each in buffers.items()}).encode()
+
+
+def _first_difference(buffers: Mapping[str, Tensor], comm: Comm, device: torch.device) -> str:
+    """Return in words in which buffer two ranks differ, the same words on all ranks, which call this together."""
+    own = torch.frombuffer(bytearray(_described(buffers)), dtype=torch.uint8).to(device)
+    lengths = comm.answer(AllGather(mine=torch.tensor([own.numel()], device=device)))[:, 0].tolist()  # host sync: error
+    gathered = comm.answer(AllGatherLists(mine=own, counts=lengths, kind="counts"))
+    first, *others = [json.loads(content_of(part)) for part in gathered.split(lengths)]
+    for rank, other in enumerate(others, 1):
+        for one, two in zip_longest(first.items(), other.items(), fillvalue=None):
+            if one != two:
+                words = [f"'{each[0]}' {each[1]}" if each else "no more" for each in (one, two)]
+                return (
+                    f"buffers must be the same on all ranks, rank 0 has {words[0]}, rank {rank} {words[1]}: make them "
+                    'alike, or give LocalSteps buffers="own"'
+                )
+    raise AssertionError("descriptions differ in nothing")

@@ -1,7 +1,8 @@
 """What local steps refuse before the first step."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, get_args
 
 import torch.distributed as dist
@@ -67,7 +68,7 @@ def as_optimizers(given: Any) -> list[Optimizer]:
     """Return the inner optimizers, of which one or several are given, without the wrappers of frameworks.
 
     Raises:
-        ValueError: one is none, is driven by other local steps, or sends messages of its own.
+        ValueError: one is none, is driven by other local steps, sends messages of its own, or runs no hooks.
     """
     optimizers = [_inside(each) for each in (given if isinstance(given, list | tuple) else [given])]
     for each in optimizers or [None]:
@@ -80,7 +81,45 @@ def as_optimizers(given: Any) -> list[Optimizer]:
                 f"optimizer {type(each).__name__} exchanges in each step, which local steps do without: use one of "
                 "torch.optim"
             )
+        if not _runs_hooks(each):
+            raise ValueError(
+                f"optimizer {type(each).__name__} runs no hooks in step(), by which steps are counted: its class must "
+                "call Optimizer.__init__, and its step not be replaced"
+            )
     return optimizers
+
+
+class _Reached(Exception):
+    """A hook was run."""
+
+
+def _runs_hooks(optimizer: Optimizer) -> bool:
+    """Tell whether ``step()`` runs the hooks of the optimizer; False only where it has ended without.
+
+    Where torch has not marked it, as where a wrapper replaced it, it is called, without gradients, and left by the
+    hook before it does anything.
+    """
+    if getattr(optimizer.step, "hooked", False):
+        return True
+    if "_optimizer_step_pre_hooks" not in vars(optimizer):  # Optimizer.__init__ was not called
+        return False
+
+    def leave(*_: object) -> None:
+        raise _Reached
+
+    held = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
+    handle = optimizer.register_step_pre_hook(leave)
+    for parameter in held:
+        parameter.grad = None
+    try:
+        optimizer.step()
+    except Exception:  # _Reached, or one that tells nothing: there is no closure
+        return True
+    finally:
+        handle.remove()
+        for parameter, grad in held.items():
+            parameter.grad = grad
+    return False
 
 
 def _inside(optimizer: Any) -> Any:
@@ -89,27 +128,23 @@ def _inside(optimizer: Any) -> Any:
     return optimizer.optimizer if is_wrapper else optimizer
 
 
-def trained_parameters(model: object, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """Return the parameters that are trained, by their names without wrappers.
+def trained_parameters(model: object, optimizers: Sequence[Optimizer], own: Collection[Tensor]) -> dict[str, Tensor]:
+    """Return the parameters that are trained and exchanged, by their names without wrappers.
+
+    Args:
+        own: parameters that each rank keeps to itself.
 
     Raises:
-        ValueError: the model is none or has nothing to train, no optimizer holds one of them, or they are on several
-            devices, sharded, or too many.
+        ValueError: the model is none or has nothing to train, no optimizer holds one of them, one holds others, or they
+            are on several devices, sharded, or too many.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    trained = {name: p for name, p in plain_parameters(model).items() if p.requires_grad and p.numel()}
+    kept = {id(parameter) for parameter in own}
+    trained = {name: p for name, p in plain_parameters(model).items() if is_trained(p) and id(p) not in kept}
     if not trained:
         raise ValueError("model has no parameter to train: nothing would be exchanged")
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    missing = [name for name, parameter in trained.items() if id(parameter) not in held]
-    if len(missing) == len(trained):
-        raise ValueError("optimizer holds no parameter of the model: make it of model.parameters()")
-    if missing:
-        raise ValueError(
-            f"optimizer must hold all trained parameters, '{missing[0]}' is not in it: add it, freeze it, or give all "
-            "optimizers in a list, in the order in which they step"
-        )
+    _check_held(model, trained, [*parameters_of(optimizers)], kept)
     sharded = next((name for name, parameter in trained.items() if hasattr(parameter, "to_local")), None)
     if sharded is not None:
         raise ValueError(f"parameters must be whole on each rank, '{sharded}' is sharded: use a model without FSDP")
@@ -120,6 +155,58 @@ def trained_parameters(model: object, optimizers: Sequence[Optimizer]) -> dict[s
     if numel > MAX_NUMEL:
         raise ValueError(f"the model has {numel} elements, indices (int32) count {MAX_NUMEL}: freeze some of them")
     return trained
+
+
+def _check_held(
+    model: nn.Module, trained: Mapping[str, Tensor], held: Sequence[Tensor], kept: AbstractSet[int]
+) -> None:
+    """Raise ValueError unless the optimizers hold all ``trained`` parameters, and of others but those ``kept``."""
+    ids = {id(parameter) for parameter in held}
+    missing = [name for name, parameter in trained.items() if id(parameter) not in ids]
+    if len(missing) == len(trained):
+        raise ValueError("optimizer holds no parameter of the model: make it of model.parameters()")
+    if missing:
+        raise ValueError(
+            f"optimizer must hold all trained parameters, '{missing[0]}' is not in it: add it, freeze it, or give all "
+            "optimizers in a list, in the order in which they step"
+        )
+    inside = kept | {id(parameter) for parameter in model.parameters()}
+    outside = next((p for p in held if is_trained(p) and id(p) not in inside), None)
+    if outside is not None:
+        raise ValueError(f"optimizer holds {described(outside)} outside of the model: {OUTSIDE}")
+
+
+OUTSIDE = (
+    "give a torch.nn.ModuleList of all modules that are trained in place of the model, or own= the parameters that "
+    "each rank keeps to itself"
+)
+
+
+def described(parameter: Tensor) -> str:
+    """Return in words a parameter that has no name."""
+    return f"a parameter of shape {tuple(parameter.shape)}"
+
+
+def is_trained(parameter: Tensor) -> bool:
+    """Tell whether a parameter takes gradients and has elements."""
+    return parameter.requires_grad and parameter.numel() > 0
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+    """Yield what the optimizers hold."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
+def as_own(given: object) -> list[Tensor]:
+    """Return the parameters that each rank keeps to itself. Raises ValueError where something else is given."""
+    own = list[Tensor]()
+    for each in given if isinstance(given, Iterable) and not isinstance(given, Tensor | str) else [given]:
+        if not isinstance(each, Tensor):
+            raise ValueError(f"own must be parameters, such as head.parameters(), got {type(each).__name__}")
+        own.append(each)
+    return own
 
 
 def check_method(reducer: object) -> Reducer:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from micro.comm import Comm
 from micro.drivers.lane import Lane
-from micro.local.buffers import exchange_buffers
+from micro.local.buffers import digest, exchange_buffers
 from micro.local.round_stats import RoundStats
 from micro.local.weights import FlatWeights
 from micro.reducers.base import Reducer
@@ -56,7 +56,7 @@ class Exchange:
 
     Args:
         vectors: they have been measured.
-        buffers: copies of the model's buffers, equal on all ranks at the end where the policy says so.
+        buffers: copies of the model's buffers, by name, equal on all ranks at the end where the policy says so.
         place: what the exchange is of, for its statistics: round, fragment and number of steps.
 
     Attributes:
@@ -64,7 +64,7 @@ class Exchange:
         exposed_s: seconds that training stood still for its begin.
     """
 
-    def __init__(self, vectors: Sequence[FlatWeights], buffers: list[Tensor], **place: int) -> None:
+    def __init__(self, vectors: Sequence[FlatWeights], buffers: Mapping[str, Tensor], **place: int) -> None:
         self.vectors, self.buffers, self._place = vectors, buffers, place
         self.age, self.exposed_s = 0, 0.0
         self._stats: Future[RoundStats] = Future()
@@ -72,7 +72,9 @@ class Exchange:
         self._written: Any = None
 
     @classmethod
-    def ended(cls, vectors: Sequence[FlatWeights], buffers: list[Tensor], stats: RoundStats, *, age: int) -> "Exchange":
+    def ended(
+        cls, vectors: Sequence[FlatWeights], buffers: Mapping[str, Tensor], stats: RoundStats, *, age: int
+    ) -> "Exchange":
         """Return one that has ended already, as it was saved."""
         made = cls(vectors, buffers)
         made.age = age
@@ -95,7 +97,7 @@ class Exchange:
         if lane is None:
             run()
         else:
-            lane.put(run, [*(vector.moved for vector in self.vectors), *self.buffers])
+            lane.put(run, [*(vector.moved for vector in self.vectors), *self.buffers.values()])
 
     def result(self) -> RoundStats:
         """Wait for the end; return the statistics. Raises: what ended it."""
@@ -116,7 +118,7 @@ class Exchange:
 
         Raises:
             NonFiniteGradient: on all ranks; see Reducer.reduce_.
-            RuntimeError: ranks have come to an exchange from different places.
+            RuntimeError: ranks have come to an exchange from different places, or with different buffers.
         """
         started = time.perf_counter()
         comm.begin_step()
@@ -124,7 +126,9 @@ class Exchange:
         moved = [vector.moved for vector in self.vectors]
         own = [vector.clone() for vector in moved] if keeps_own else None
         found = reducer.reduce_buckets_([vector.state for vector in self.vectors], moved, comm)
-        own_norm, mean_norm, cosine, drift = self._compared(own, comm)
+        rows = self._gathered(own, comm)
+        own_norm, mean_norm, cosine, drift = _compared(rows, comm.rank)
+        digests = [each for *_, each in rows]
         is_skipped = any(vector.skipped for vector in found)
         return RoundStats(
             **self._place,
@@ -133,29 +137,35 @@ class Exchange:
             mean_norm=mean_norm,
             cosine=cosine,
             drift=drift,
-            buffer_bytes=0.0 if is_skipped else exchange_buffers(self.buffers, policy, comm),
+            buffer_bytes=(0.0 if is_skipped else exchange_buffers(self.buffers, policy, comm, digests, self._device)),
             exchange_s=time.perf_counter() - started,
         )
 
     @torch.no_grad()
-    def _compared(self, own: Sequence[Tensor] | None, comm: Comm) -> tuple[float, float, float, float]:
-        """Return four of RoundStats' numbers: both norms, the cosine between them, and the ranks' drift.
+    def _gathered(self, own: Sequence[Tensor] | None, comm: Comm) -> list[list[float]]:
+        """Return of each rank three products of its difference of weights and the mean, and its buffers' digest.
 
         When it returns no rank reads the global weights any more, which simulated ranks share.
 
         Args:
             own: each vector's difference of weights; None: it is measured again, for parameters are as they were.
         """
-        products = torch.zeros(3, dtype=torch.float64, device=self._device)
+        products = torch.zeros(4, dtype=torch.float64, device=self._device)
         for number, vector in enumerate(self.vectors):
             mine, mean = vector.difference() if own is None else own[number], vector.moved
-            products += torch.stack([mine @ mine, mean @ mean, mine @ mean]).double()
+            products[:3] += torch.stack([mine @ mine, mean @ mean, mine @ mean]).double()
             del mine  # before the next one takes memory
-        rows = comm.answer(AllGather(mine=products)).tolist()  # host sync: once a round, for the record
-        mine_sum, mean_sum, inner = rows[comm.rank]
-        apart = sum(max(one - 2 * both + update, 0.0) for one, update, both in rows) / len(rows)
-        own_norm, mean_norm = math.sqrt(mine_sum), math.sqrt(mean_sum)
-        return own_norm, mean_norm, _share(inner, own_norm * mean_norm), _share(math.sqrt(apart), mean_norm)
+        products[3] = digest(self.buffers)  # 32 bits, which a double holds
+        rows: list[list[float]] = comm.answer(AllGather(mine=products)).tolist()  # host sync: once a round
+        return rows
+
+
+def _compared(rows: Sequence[Sequence[float]], rank: int) -> tuple[float, float, float, float]:
+    """Return four of RoundStats' numbers: both norms, the cosine between them, and the ranks' drift."""
+    mine_sum, mean_sum, inner, _ = rows[rank]
+    apart = sum(max(one - 2 * both + update, 0.0) for one, update, both, _ in rows) / len(rows)
+    own_norm, mean_norm = math.sqrt(mine_sum), math.sqrt(mean_sum)
+    return own_norm, mean_norm, _share(inner, own_norm * mean_norm), _share(math.sqrt(apart), mean_norm)
 
 
 def _share(part: float, whole: float) -> float:

@@ -51,7 +51,7 @@ class Fragment:
         if self.under_way is not None:
             self.under_way.age += 1
 
-    def begin_exchange(self, buffers: list[Tensor]) -> Exchange:
+    def begin_exchange(self, buffers: Mapping[str, Tensor]) -> Exchange:
         """Measure how far this rank has moved, for an exchange that is under way from now on."""
         for vector in self.vectors:
             vector.moved = vector.difference()
@@ -84,7 +84,8 @@ class Fragment:
         saved, under_way = None, self.under_way
         if under_way is not None:
             stats = _plain(under_way.result())
-            saved = {"age": under_way.age, "stats": stats, "buffers": [each.clone() for each in under_way.buffers]}
+            buffers = {name: each.clone() for name, each in under_way.buffers.items()}
+            saved = {"age": under_way.age, "stats": stats, "buffers": buffers}
         return {
             "num_rounds": self.num_rounds,
             "num_steps": self.num_steps,
@@ -100,7 +101,7 @@ class Fragment:
         self.is_apart, ended, self.under_way = saved["is_apart"], saved["under_way"], None
         if ended is not None:
             stats = _restored(ended["stats"])
-            self.under_way = Exchange.ended(self.vectors, list(ended["buffers"]), stats, age=ended["age"])
+            self.under_way = Exchange.ended(self.vectors, ended["buffers"], stats, age=ended["age"])
 
 
 def _plain(stats: RoundStats) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import ctypes
 import io
 import os
+import pickle
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from micro.checkpoints.resizing import without_parts
 from micro.comm import Comm
 from micro.drivers.meeting import content_of
 from micro.flat import Layout
+from micro.local.guard import failing_together
 from micro.local.steps import LocalSteps
 from micro.reducers.base import Reducer
 from micro.reducers.two_level import TwoLevel
@@ -92,8 +94,16 @@ def take_round(local: LocalSteps, path: str | os.PathLike[str]) -> Regrouped | N
 
     Returns:
         what the group has gone on from; None where no rank has saved a round: it begins with the weights that it has.
+
+    Raises:
+        ValueError: the file is damaged, or the state does not fit. The other ranks raise an error with these words.
     """
-    own = torch.load(path, map_location="cpu", weights_only=True) if Path(path).exists() else None
+    with failing_together(local.comm):
+        return _taken(local, Path(path))
+
+
+def _taken(local: LocalSteps, path: Path) -> Regrouped | None:
+    own = _read(path) if path.exists() else None
     comm, device = local.comm, local.device
     comm.begin_step()
     saved = (-1, 0) if own is None else (own["local"]["num_rounds"], _sum_of_weights(own["local"]))
@@ -128,6 +138,20 @@ def regrouped(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
             f"state was saved at step {state['step']}, in the middle of a round: ranks have weights of their own there"
         )
     return _fitting(state if state["rank"] == comm.rank else _with_zeros(state), comm)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what ``save_round`` wrote. Raises ValueError where that is damaged."""
+    try:
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        saved["local"]["num_rounds"], saved["optimizers"]
+    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{path} holds no round that can be read ({type(error).__name__}: {reason}): remove it, and this rank "
+            "takes the weights of the others"
+        ) from error
+    return saved
 
 
 def _sum_of_weights(state: Mapping[str, Any]) -> int:

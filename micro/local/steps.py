@@ -1,7 +1,7 @@
 """Local steps: H steps of a worker's own optimizer, then one exchange of how far the workers have moved."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,16 +22,18 @@ from micro.local import checks
 from micro.local.buffers import BufferPolicy, Buffers
 from micro.local.exchange import Exchange, next_exchange
 from micro.local.fragment import Fragment
+from micro.local.guard import failing_together
 from micro.local.outer import MakeOuter, Outer, check_outer
 from micro.local.round_stats import RoundStats
 from micro.local.splitting import Fragments, check_streaming, split
+from micro.local.weight_watch import WeightWatch
 from micro.local.weights import FlatWeights
 from micro.nonfinite import NonFiniteGradient
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare, saved_layout
-from micro.wrappers import plain_parameters
 
 STREAMING = ("every", "delay", "mix")  # which a saved state must have been saved with
+UNCOUNTED = "give LocalSteps the optimizer whose step() the loop calls (of SAM the base_optimizer), "
 
 
 class LocalSteps(Driver):
@@ -65,6 +67,9 @@ class LocalSteps(Driver):
         delay: steps from the begin of an exchange to its outer step, less than ``every``. Training goes on meanwhile;
             the outer step is by the difference of weights at the begin.
         mix: share of the new global weights in the parameters after an exchange, in (0, 1]; the rest is what they were.
+        written: patterns of parameters that the loop itself writes, such as by clamping or normalising them: what it
+            writes between rounds is movement too. Embeddings with a max_norm are such without being named.
+        own: parameters, of the model or not, that the optimizer trains and that each rank keeps to itself.
         replicas: the process group between which rounds are exchanged; by default all ranks. Where each of several
             nodes trains a replica by DDP, it is this rank's peers in the other nodes.
         comm: the ranks, in place of a process group: those of SimulatedRanks.
@@ -85,7 +90,10 @@ class LocalSteps(Driver):
             the end of a round and the reducer's policy is to stop; all ranks are back at the start of the round then.
             With the policy to skip they go on from there, and a rank whose own weights were not finite begins with a
             new inner state.
-        RuntimeError: out of ``optimizer.step()``, where a parameter has a gradient that was frozen at the beginning.
+        RuntimeError: out of ``optimizer.step()``, where a parameter has a gradient that nobody exchanges; out of it, of
+            ``finish()`` and of ``state_dict()``, where weights were loaded or changed between rounds, and no step was
+            counted nor `restart` called, so that the exchange would undo it. The other ranks fail then too. In the
+            middle of a round what the loop writes into weights counts as movement.
 
     Source: LocalSGD: Stich, ICLR 2019, arXiv 1805.09767. DiLoCo: Douillard et al., 2023, arXiv 2311.08105. Streaming
     DiLoCo: Douillard et al., 2025, arXiv 2501.18512. SparseLoCo: Sarfi et al., 2025, arXiv 2508.15706. Differences: one
@@ -105,6 +113,8 @@ class LocalSteps(Driver):
         fragments: Fragments = 1,
         delay: int = 0,
         mix: float = 1.0,
+        written: str | Sequence[str] = (),
+        own: Iterable[Tensor] = (),
         replicas: Any = None,
         comm: Comm | None = None,
         momentum_with_feedback: bool = False,
@@ -116,7 +126,8 @@ class LocalSteps(Driver):
             checks.check_apart(model, checks.ranks_of(replicas, comm))
             self.reducer = checks.check_method(reducer)
             self.optimizers = checks.as_optimizers(optimizer)
-            self._parameters = checks.trained_parameters(model, self.optimizers)
+            kept = checks.as_own(own)
+            self._parameters = checks.trained_parameters(model, self.optimizers, kept)
             self.reducer.check_parameters({name: tuple(real(p.detach()).shape) for name, p in self._parameters.items()})
             parts = split(self._parameters, fragments)
             self._fragments = [
@@ -125,6 +136,7 @@ class LocalSteps(Driver):
             ]
             for vector in self._vectors:
                 check_outer(vector.outer, vector.state, allows_both=momentum_with_feedback)
+            self._watch = WeightWatch(model, self._parameters, written, kept)
             entry.parameters = self._parameters
             entry.settings |= {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
             entry.settings |= compared_with(self.reducer) | {"outer": [each.outer_settings() for each in self._vectors]}
@@ -141,12 +153,11 @@ class LocalSteps(Driver):
         self.stats: RoundStats | None = None
         self.buffers = Buffers(model, buffers)
         self.num_steps = self.steps_in_round = 0
-        self._model, self._exchanged = model, {id(parameter) for parameter in self._parameters.values()}
         self._lane: Lane | None = None  # beside which inner steps go on; simulated ranks meet in one call
         if delay and isinstance(self.comm, GroupComm):
             self._lane = CallerLane(self.device) if self.device.type == "cuda" else ThreadLane(self.device)
-        self._versions: int | None = None
-        self._hooks = [each.register_step_pre_hook(self._before_step) for each in self.optimizers]
+        self._hooks = self._watch.hooks()
+        self._hooks += [each.register_step_pre_hook(self._before_step) for each in self.optimizers]
         self._hooks += [each.register_step_post_hook(self._note_part_of_step) for each in self.optimizers[:-1]]
         self._hooks.append(self.optimizers[-1].register_step_post_hook(lambda *_: self.after_step()))
         checks.IN_USE.update(self.optimizers)
@@ -195,33 +206,22 @@ class LocalSteps(Driver):
         """
         self._hooks.pop().remove()
 
-    def _not_exchanged(self) -> str | None:
-        """Return the name of a parameter that an optimizer is about to change and nobody exchanges."""
-        held = (p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"])
-        strays = {id(p) for p in held if p.grad is not None and p.numel() and id(p) not in self._exchanged}
-        names = plain_parameters(self._model) if strays else {}
-        return next((name for name, parameter in names.items() if id(parameter) in strays), None)
-
     @_disable_dynamo
     def _before_step(self, *_: object) -> None:
-        with self._failing_together():
-            if (name := self._not_exchanged()) is not None:
-                raise RuntimeError(
-                    f"'{name}' is trained now and was not when the local steps were made, so that nobody would "
-                    "exchange it: close them, and make new ones with it"
-                )
-        if self._versions is not None and self._versions != self._version():
-            raise RuntimeError(
-                "weights were changed in the middle of a round, by other than the optimizer: load them at the start "
-                "of a round and call restart(), or use load_state_dict"
-            )
+        with failing_together(self.comm):
+            self._watch.check_step(self.optimizers)
+            self._watch.check(self._fragments)
+
+    def _check(self) -> None:
+        """Look for steps that were not counted, where none is about to be."""
+        with failing_together(self.comm):
+            self._watch.check(self._fragments, UNCOUNTED)
 
     @_disable_dynamo
     def _note_part_of_step(self, *_: object) -> None:
         """Note that an optimizer before the last has moved: the last may step more seldom, or a scaler leave it out."""
         for fragment in self._fragments:
             fragment.is_apart = True
-        self._note_versions()
 
     @_disable_dynamo  # a compiled step would have the exchange compiled too
     def after_step(self) -> None:
@@ -229,20 +229,17 @@ class LocalSteps(Driver):
         self.num_steps += 1
         step = self.steps_in_round + 1
         self.steps_in_round = step % self.every
-        try:
-            for fragment in self._fragments:
-                fragment.advance()
-            for fragment in self._fragments:
-                if fragment.under_way is not None and fragment.under_way.age == self.delay:
+        for fragment in self._fragments:
+            fragment.advance()
+        for fragment in self._fragments:
+            if fragment.under_way is not None and fragment.under_way.age == self.delay:
+                self._end(fragment, self.mix)
+        for fragment in self._fragments:
+            if fragment.phase == step:
+                place = self._place(fragment.number)
+                self._begin(fragment, partial(next_exchange, place, self.comm, self.device), self._lane)
+                if not self.delay:
                     self._end(fragment, self.mix)
-            for fragment in self._fragments:
-                if fragment.phase == step:
-                    place = self._place(fragment.number)
-                    self._begin(fragment, partial(next_exchange, place, self.comm, self.device), self._lane)
-                    if not self.delay:
-                        self._end(fragment, self.mix)
-        finally:  # on_round may raise
-            self._note_versions()
 
     def finish(self) -> None:
         """End what is under way, and exchange what has moved since; weights are equal on all ranks then.
@@ -251,18 +248,18 @@ class LocalSteps(Driver):
         finished takes part in the exchanges of those that go on, with what it has moved since its own last one, as a
         rule nothing. The mean is over all ranks still.
         """
+        self._check()
         ages = {fragment: each.age for fragment in self._fragments if (each := fragment.under_way) is not None}
         for fragment in sorted(ages, key=lambda fragment: -ages[fragment]):
             self._end(fragment, self.mix)
         while True:
-            with self._failing_together():
+            with failing_together(self.comm):
                 number = next_exchange(self._place(-1), self.comm, self.device)
             if number is None:
                 break
             self._begin(self._fragments[number], lambda: None, None)
             self._end(self._fragments[number], 1.0)
         self.steps_in_round = 0
-        self._note_versions()
 
     def _place(self, number: int) -> list[int]:
         """Return where this rank is that comes to the exchange of a fragment, as ``next_exchange`` takes it."""
@@ -271,17 +268,21 @@ class LocalSteps(Driver):
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Let the parameters be the weights that the last exchanges have given, the same on all ranks: to evaluate."""
-        apart = [v for fragment in self._fragments if fragment.is_apart for v in fragment.vectors]
-        kept = [vector.own_weights() for vector in apart]
-        for vector in apart:
+        """Let the parameters be the weights that the last exchanges have given, the same on all ranks: to evaluate.
+
+        Others, such as averages, may be loaded meanwhile. Afterwards the parameters are what they were.
+        """
+        self._check()
+        kept = {v: v.own_weights() for each in self._fragments if each.is_apart for v in each.vectors}
+        for vector in kept:
             vector.mix(1.0)
+        self._watch.lends = True
         try:
             yield
         finally:
-            for vector, weights in zip(apart, kept, strict=True):
-                vector.write(weights)
-            self._note_versions()
+            self._watch.lends = False
+            for vector in self._vectors:
+                vector.write(kept.get(vector) or vector.layout.views(vector.start))
 
     def restart(self) -> None:
         """Take the weights as they are now for the start of a round, on all ranks; what the reducer kept stays.
@@ -293,11 +294,13 @@ class LocalSteps(Driver):
         """
         self._wait()
         with meeting("LocalSteps.restart", lambda: self.comm) as entry:
+            self._watch.check_lent()
             entry.parameters = self._parameters
         for fragment in self._fragments:
             fragment.restart()
         self.buffers.kept = self.buffers.copies()
-        self.steps_in_round, self._versions = 0, None
+        self._watch.forget_load()
+        self.steps_in_round = 0
 
     def _wait(self) -> None:
         for exchange in self._under_way:
@@ -307,10 +310,10 @@ class LocalSteps(Driver):
     def _begin(self, fragment: Fragment, agree: Callable[[], object], lane: Lane | None) -> None:
         """Measure how far this rank has moved, and begin to reduce that: here and now, or on a lane."""
         started = time.perf_counter()
-        with self._failing_together():
-            exchange = fragment.begin_exchange(self.buffers.copies() if fragment is self._fragments[-1] else [])
+        with failing_together(self.comm):
+            exchange = fragment.begin_exchange(self.buffers.copies() if fragment is self._fragments[-1] else {})
         reduce = partial(exchange.reduce, agree, self.reducer, self.comm, self.buffers.policy)
-        exchange.start(self._failing_together()(partial(reduce, keeps_own=lane is not None)), lane)
+        exchange.start(failing_together(self.comm)(partial(reduce, keeps_own=lane is not None)), lane)
         exchange.exposed_s = time.perf_counter() - started
 
     def _end(self, fragment: Fragment, mix: float) -> None:
@@ -324,7 +327,7 @@ class LocalSteps(Driver):
         except NonFiniteGradient:
             self._go_back()
             raise
-        with self._failing_together():
+        with failing_together(self.comm):
             if stats.skipped:
                 self._go_back()
             else:
@@ -343,25 +346,6 @@ class LocalSteps(Driver):
         for fragment in self._fragments:
             fragment.go_back()
         self.buffers.restore()
-        self._versions = None
-
-    @contextmanager
-    def _failing_together(self) -> Iterator[None]:
-        """After an error of this rank alone, have the others fail too, and not wait for it."""
-        try:
-            yield
-        except NonFiniteGradient:  # which all ranks raise
-            raise
-        except BaseException as error:
-            if isinstance(self.comm, PrivateComm) and self._owns_comm:
-                self.comm.abort(error)
-            raise
-
-    def _note_versions(self) -> None:
-        self._versions = self._version() if any(fragment.is_apart for fragment in self._fragments) else None
-
-    def _version(self) -> int:
-        return sum([parameter._version for parameter in self._parameters.values()])
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: global weights, residuals, outer optimizer, place in the round; save one per rank.
@@ -370,6 +354,7 @@ class LocalSteps(Driver):
         its update is saved with the step at which it is due. The inner optimizer and the model's buffers save
         themselves. Everything is plain data and tensors, which ``torch.load(weights_only=True)`` reads.
         """
+        self._check()
         return {
             **self._header(self.num_steps),
             **{name: getattr(self, name) for name in STREAMING},
@@ -377,7 +362,7 @@ class LocalSteps(Driver):
             "steps_in_round": self.steps_in_round,
             "fragments": [fragment.save() for fragment in self._fragments],
             "buckets": [v.save(is_apart=each.is_apart) for each in self._fragments for v in each.vectors],
-            "buffers": [kept.clone() for kept in self.buffers.kept],
+            "buffers": {name: kept.clone() for name, kept in self.buffers.kept.items()},
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -397,9 +382,9 @@ class LocalSteps(Driver):
         vectors = iter(saved["buckets"])
         for fragment, place in zip(self._fragments, saved["fragments"], strict=True):
             fragment.load(place, [next(vectors) for _ in fragment.vectors])
-        self.buffers.kept = [kept.to(self.device) for kept in saved["buffers"]]
+        self.buffers.kept = {name: kept.to(self.device) for name, kept in saved["buffers"].items()}
         self.num_steps, self.steps_in_round = saved["step"], saved["steps_in_round"]
-        self._note_versions()
+        self._watch.forget_load()
 
     def close(self) -> None:
         """Let go of the optimizer: its steps exchange nothing any more. The model keeps this rank's weights."""

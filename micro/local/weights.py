@@ -64,6 +64,20 @@ class FlatWeights:
             weights.copy_(own[name])
 
     @torch.no_grad()
+    def changed(self) -> list[str]:
+        """Return the names of parameters that are not what the global weights made them."""
+        own, starts = self._own(), self.layout.views(self.start)
+        if self.start.device.type == "cpu":  # where no look waits, equal ones are left out at one reading
+            starts = {
+                name: start for name, start in starts.items() if not torch.equal(own[name], start.to(self._dtype))
+            }
+        found = [  # NaN is left to the exchange
+            (own[name].ne(start.to(self._dtype)) & own[name].eq(own[name])).any() for name, start in starts.items()
+        ]
+        flags = torch.stack(found).tolist() if found else []  # host sync: once a round, before its first step
+        return [name for name, differs in zip(starts, flags, strict=True) if differs]
+
+    @torch.no_grad()
     def difference(self) -> Tensor:
         """Return how far this rank has moved (numel,): what its parameters began from, less what they are."""
         own, starts, found = self._own(), self.layout.views(self.start), torch.empty_like(self.start)

@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.comm import Comm
+from micro.local import save_round, take_round
 from tests.dist.on_ranks import of_all, on_ranks, the_same
 from tests.dist.processes import ranks
-from tests.local_training import ADAM, SGD, backward, flat, network, simulated
+from tests.local_training import ADAM, SGD, SPARSE, backward, flat, network, simulated
 from tests.refusals import refused
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
@@ -153,3 +155,65 @@ def test_ddp_may_go_on_within_a_replica_and_nowhere_else() -> None:
         backward(model, 1, rank)
         optimizer.step()
     the_same(flat(model))
+
+
+def load(model: nn.Module) -> None:
+    model.load_state_dict(network(has_norm=True).state_dict())
+
+
+def move(model: nn.Module) -> None:
+    nn.utils.vector_to_parameters(flat(model) + 1, model.parameters())
+
+
+def register(model: nn.Module) -> None:
+    model.register_buffer("more", torch.zeros(2))
+
+
+def fails_alone(at: int, change: Any, name: str) -> None:
+    rank, model = dist.get_rank(), network(has_norm=True)
+    optimizer = SGD(model.parameters())
+
+    def train(*steps: int) -> None:
+        for number in steps:
+            backward(model, number, rank)
+            optimizer.step()
+
+    with micro.LocalSteps(model, optimizer, micro.DenseReducer(), every=2) as local:
+        train(*range(at))
+        if rank == 1:
+            change(model)
+        refused(lambda: [train(at), local.finish()], name, error=RuntimeError)
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "name"),
+    [
+        (2, load, "a.weight"),
+        (2, move, "a.weight"),
+        (3, load, "a.weight"),
+        (3, register, "more"),
+    ],
+)
+def test_what_one_rank_alone_changes_ends_all_ranks_at_once(at: int, change: Any, name: str) -> None:
+    ranks(2).run(fails_alone, at, change, name, timeout_s=30)
+
+
+def takes_a_torn_file(folder: Path) -> None:
+    rank, model = dist.get_rank(), network()
+    optimizer, path = SGD(model.parameters()), folder / f"{dist.get_rank()}.pt"
+    with micro.LocalSteps(model, optimizer, SPARSE, every=1) as local:
+        backward(model, 0, rank)
+        optimizer.step()
+        save_round(local, path)
+    if rank == 1:
+        path.write_bytes(path.read_bytes()[:-2000])
+    with (
+        micro.LocalSteps(model, optimizer, SPARSE, every=1) as local,
+        pytest.raises((ValueError, RuntimeError)) as error,
+    ):
+        take_round(local, path)
+    assert "1.pt" in str(error.value)
+
+
+def test_a_torn_file_of_one_rank_ends_all_ranks_at_once(tmp_path: Path) -> None:
+    ranks(2).run(takes_a_torn_file, tmp_path, timeout_s=30)

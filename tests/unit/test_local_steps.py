@@ -323,16 +323,6 @@ def test_restarted_steps_go_back_to_the_buffers_that_were_loaded() -> None:
         assert_same(dict(run.model.state_dict()), loaded)
 
 
-def test_weights_that_change_within_a_round_are_found() -> None:
-    with Run(Comm()) as run:
-        run.train(0)
-        run.model.load_state_dict(network().state_dict())
-        refused(run.optimizer.step, "weights were changed in the middle of a round", error=RuntimeError)
-        run.local.restart()
-        run.train(1, 2)
-        assert (run.local.num_rounds, run.local.stats.num_steps) == (1, 2)
-
-
 @pytest.mark.usefixtures("one_rank")
 def test_what_one_rank_alone_does_wrong_is_refused() -> None:
     model = network()
