@@ -14,6 +14,7 @@ Reading order:
     messages           the only file that starts the collectives of steps (group_comm, private_comm: of which group)
     lockstep, simulate n ranks in one process
     parts              Part, build, known: parts by name, those of other packages too
+    retired            what micro no longer has, and what to use instead
     selectors/         which indices a rank sends; partition: which slice it searches
     exchanges/         how the ranks' indices and values meet; scope: a bucket, each parameter or the whole model
     codecs/            the bytes of values and of indices
@@ -30,6 +31,7 @@ Reading order:
 
 from typing import TYPE_CHECKING, Any
 
+from micro import retired
 from micro.checkpoints.rank_states import AllRanks, RankStates
 from micro.checkpoints.resizing import average
 from micro.codecs.base import Codec
@@ -86,7 +88,10 @@ def __getattr__(name: str) -> Any:
         from micro.planning.suggestion import suggest
 
         return suggest
-    raise AttributeError(f"module 'micro' has no attribute {name!r}")
+    raise AttributeError(retired.refusal_of_name(f"micro.{name}") or f"module 'micro' has no attribute {name!r}")
+
+
+retired.refuse_imports()
 
 
 __all__ = [

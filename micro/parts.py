@@ -24,7 +24,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
 
-from micro import zoo
+from micro import retired, zoo
 from micro.flat import Layout
 from micro.scalars import check_scalar
 
@@ -128,6 +128,9 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     names, types = [field.name for field in fields], _types(part)  # type: ignore[arg-type]  # a class is hashable
     for key in settings:
         if key not in names:
+            gone = retired.refusal_of_setting(part.name, key)
+            if gone:
+                raise ValueError(gone)
             has = ", ".join(names) or "no settings"
             raise ValueError(f"{base.kind} {part.name} has {has}, got '{key}'{_hint(key, names)}")
         if key in common:
@@ -150,7 +153,8 @@ def as_part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
 def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
     """Raise ValueError unless the part's rule is one of ``rules``."""
     if part.rule_name not in rules:
-        raise ValueError(f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
+        gone = retired.refusal_of_setting(part.name, f"rule={part.rule_name}")
+        raise ValueError(gone or f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
 
 
 def _load(base: type[P], name: Any) -> type[P]:
@@ -159,8 +163,9 @@ def _load(base: type[P], name: Any) -> type[P]:
     if name in own and name not in installed:
         return own[name]
     if not isinstance(name, str) or name not in installed:
-        choices = sorted({*own, *installed})
-        raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
+        choices, gone = sorted({*own, *installed}), retired.refusal_of_part(base.kind, str(name))
+        allowed = f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}"
+        raise ValueError(gone or allowed)
     entry = installed[name]
     where = f"{base.kind} '{name}' of package {_package(entry)}"
     if name in own:

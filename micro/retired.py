@@ -1,0 +1,85 @@
+"""What micro no longer has: public names, parts and settings, each with what to use instead. One line refuses each."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+NAMES: dict[str, str] = {}
+"""Dotted names that could be imported."""
+
+PARTS: dict[str, tuple[str, str]] = {}
+"""Names of parts: of which kind, and the successor."""
+
+SETTINGS: dict[tuple[str, str], str] = {}
+"""Settings of parts that are still there, and values of ``rule`` as ``rule=NAME``."""
+
+
+def refusal_of_name(name: str) -> str | None:
+    """Return the line that refuses a dotted name, None where it is not one that went."""
+    return f"{name} is no longer in micro: {NAMES[name]}" if name in NAMES else None
+
+
+def refusal_of_part(kind: str, name: str) -> str | None:
+    """Return the line that refuses a part of a kind, None where it is not one that went."""
+    gone, successor = PARTS.get(name, ("", ""))
+    return f"{kind} '{name}' is no longer in micro: {successor}" if gone == kind else None
+
+
+def refusal_of_setting(part: str, setting: str) -> str | None:
+    """Return the line that refuses a setting of a part, None where it is not one that went."""
+    successor = SETTINGS.get((part, setting))
+    return f"{setting} of {part} is no longer in micro: {successor}" if successor else None
+
+
+def refusal_of_state(description: Any) -> str | None:
+    """Return the line that refuses a state by its method (see micro.checkpoints.description), None where all is here.
+
+    A state of a method that was saved without such a description has its name alone, a text.
+    """
+    lines = _in_text(description) if isinstance(description, str) else _in_description(description)
+    line = next(lines, None)
+    return f"state was saved with what went: {line}" if line else None
+
+
+def _in_text(method: str) -> Iterator[str]:
+    name, _, rule = method.partition(" (")
+    lines = [refusal_of_part(PARTS[word][0], word) for word in name.split() if word in PARTS]
+    lines.append(refusal_of_setting(name, f"rule={rule.removesuffix(')')}"))
+    yield from filter(None, lines)
+
+
+def _in_description(description: Any) -> Iterator[str]:
+    if isinstance(description, list):
+        for each in description:
+            yield from _in_description(each)
+    if not isinstance(description, Mapping):
+        return
+    name, settings = str(description.get("name")), description.get("settings")
+    if name in PARTS:
+        yield f"{refusal_of_part(PARTS[name][0], name)}"
+    given = settings if isinstance(settings, Mapping) else {}
+    for key, value in given.items():
+        words = () if value is None else (key, f"{key}={value}")
+        yield from filter(None, (refusal_of_setting(name, word) for word in words))
+    for each in description.values():
+        yield from _in_description(each)
+
+
+class Finder:
+    """Refuses imports of modules and names that went; it comes last, so that nothing else passes through it."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Raise ImportError for a name that went."""
+        line = refusal_of_name(name)
+        if line:
+            raise ImportError(line, name=name)
+        return None
+
+
+def refuse_imports() -> None:
+    """Have the import system ask Finder about what it does not find."""
+    if Finder not in sys.meta_path:
+        sys.meta_path.append(Finder)
