@@ -69,7 +69,6 @@ from micro.selectors.leader import Leader
 from micro.selectors.micro import Micro
 from micro.selectors.per_tensor import PerTensor
 from micro.selectors.randomk import RandomK
-from micro.selectors.scaled import Scaled
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
 from micro.sign_sgd import SignSGD
@@ -131,7 +130,6 @@ __all__ = [
     "RandomK",
     "RankStates",
     "Reducer",
-    "Scaled",
     "Selector",
     "ShardedAttachment",
     "Shortest",

@@ -6,10 +6,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-NAMES: dict[str, str] = {}
+NAMES: dict[str, str] = {
+    "micro.Scaled": "use micro.build(micro.Selector, {'name': 'scaled_elements', 'selector': ...})",
+}
 """Dotted names that could be imported."""
 
-PARTS: dict[str, tuple[str, str]] = {}
+PARTS: dict[str, tuple[str, str]] = {
+    "scaled": ("selector", "use scaled_elements"),
+}
 """Names of parts: of which kind, and the successor."""
 
 SETTINGS: dict[tuple[str, str], str] = {}

@@ -12,7 +12,7 @@ from micro.flat import Layout
 from micro.health import Finite, is_number
 from micro.kernels.sums import Sums
 from micro.requests import Once, Reduction, known
-from micro.scales import AnyScales
+from micro.scales import ElementScales
 
 
 class Overlap(Enum):
@@ -46,7 +46,7 @@ class Step:
     layer_densities: tuple[float, ...] | None = None
     sums: Sums | None = None
     is_finite: Finite = True
-    scales: AnyScales | None = None
+    scales: ElementScales | None = None
 
 
 @dataclass(frozen=True, slots=True)

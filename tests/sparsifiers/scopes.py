@@ -30,7 +30,6 @@ ROWS: tuple[Row, ...] = (
     sparse("per_tensor+micro+agreed", micro.PerTensor(selector=micro.Micro()), EXACT),
     sparse("per_tensor+micro+published", micro.PerTensor(selector=micro.Micro(rule="published")), None),
     sparse("per_tensor+leader", micro.PerTensor(selector=micro.Leader()), EXACT),
-    sparse("scaled+micro+agreed", micro.Scaled(selector=micro.Micro()), EXACT),
     sparse("scaled_elements+micro+agreed", ScaledElements(selector=micro.Micro()), EXACT),
     sparse("in_pieces+topk+gather", micro.TopK(), BUILD_UP, exchange=PIECES[0], num_collectives=3, **UNSAID),
     sparse("in_pieces+micro+agreed", micro.Micro(), EXACT, exchange=PIECES[1], num_collectives=3, **UNSAID),

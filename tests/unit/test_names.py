@@ -23,7 +23,9 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
     ),
     ("sparsifier=dgc", "sparsifier.feedback=residual"): ("dgc+feedback_residual", "DGC, feedback residual"),
     ("sparsifier=accordion", "sparsifier.policy=null"): ("topk_layers", "Top-k, per layer"),
-    ("sparsifier=micro_scaled", "sparsifier.selector.selector=topk"): ("scaled_topk", "scaled_topk"),
+    ("sparsifier=micro_scaled_elements", "sparsifier.selector.selector=topk"): (
+        *("scaled_elements_topk", "scaled_elements_topk"),
+    ),
     ("sparsifier=fft", "sparsifier.reducer=powersgd"): ("powersgd", label("powersgd")),
     ("sparsifier=topk", "sparsifier.name=micro"): ("topk", "Top-k"),
     ("sparsifier=micro", "sparsifier.name=mine", "sparsifier.codec=half"): ("mine", "mine"),

@@ -20,7 +20,6 @@ from micro.planning.theory import top_k_error
 from micro.planning.volumes import calls_of, volume_of
 from micro.scope import scoped
 from micro.selectors.estimated import Fit
-from micro.selectors.scaled import Scaled
 from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.deft import Deft
 from tests.refusals import NOTHING, refused
@@ -50,7 +49,7 @@ TWO_LEVELS = volume_of(two_level(micro.DenseReducer()), 100, 4)
 
 NEEDED: dict[str, dict[str, Any]] = {  # what a part is not built without
     "estimated": {"fit": "dgc"},
-    **{name: {"selector": "topk"} for name in ("per_tensor", "scaled", "scaled_elements")},
+    **{name: {"selector": "topk"} for name in ("per_tensor", "scaled_elements")},
     "in_pieces": {"piece_mb": 1},
     **{name: {"density": 0.1} for name in ("constant", "dct", "fft")},
     "accordion": {"density": 0.1, "high": 0.5, "interval": 2},
@@ -139,11 +138,13 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: micro.PerTensor(selector=micro.PerTensor(selector=TOPK)), "selector", "per_tensor topk"),
     (lambda: micro.SparseReducer(micro.Micro(slack=0.2), 0.1, exchange=micro.DSA()), "slack", "exchange dsa"),
     *(
-        (lambda each=each, scaling=scaling: scaling(selector=each), word, "weighs each parameter")
-        for scaling in (Scaled, ScaledElements)
-        for each, word in ((micro.TopK(scope="layer"), "topk"), (Deft(), "deft"), (Scaled(selector=MICRO), "scaled"))
+        (lambda each=each: ScaledElements(selector=each), word, "weighs each parameter")
+        for each, word in (
+            *((micro.TopK(scope="layer"), "topk"), (Deft(), "deft")),
+            (ScaledElements(selector=MICRO), "scaled_elements"),
+        )
     ),
-    (lambda: Scaled(selector=micro.RandomK()), "randomk", "magnitudes"),
+    (lambda: ScaledElements(selector=micro.RandomK()), "randomk", "magnitudes"),
     (lambda: ScaledElements(selector=micro.Estimated(fit="gaussiank")), "gaussiank", "law"),
     (lambda: ScaledElements(selector=MICRO, memory=-0.1), "memory", -0.1),
     (lambda: ScaledElements(selector=MICRO, eps=0.0), "eps", 0.0),
