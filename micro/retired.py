@@ -8,11 +8,13 @@ from typing import Any
 
 NAMES: dict[str, str] = {
     "micro.Scaled": "use micro.build(micro.Selector, {'name': 'scaled_elements', 'selector': ...})",
+    "micro.zoo.accordion": "use micro.ByName, which sets the density by the names of parameters",
 }
 """Dotted names that could be imported."""
 
 PARTS: dict[str, tuple[str, str]] = {
     "scaled": ("selector", "use scaled_elements"),
+    "accordion": ("density", "use by_name, or TopK(scope='layer')"),
 }
 """Names of parts: of which kind, and the successor."""
 

@@ -20,9 +20,7 @@ PARTS: dict[str, dict[str, str]] = {
         "terngrad": "terngrad:TernGrad",
     },
     "micro.index_codecs": {},
-    "micro.densities": {
-        "accordion": "accordion:Accordion",
-    },
+    "micro.densities": {},
     "micro.reducers": {
         "dct": "dct:DCTReducer",
         "fft": "fft:FFTReducer",

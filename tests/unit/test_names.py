@@ -22,7 +22,6 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
         *("micro+reducer_split", "MiCRO, reducer split"),
     ),
     ("sparsifier=dgc", "sparsifier.feedback=residual"): ("dgc+feedback_residual", "DGC, feedback residual"),
-    ("sparsifier=accordion", "sparsifier.policy=null"): ("topk_layers", "Top-k, per layer"),
     ("sparsifier=micro_scaled_elements", "sparsifier.selector.selector=topk"): (
         *("scaled_elements_topk", "scaled_elements_topk"),
     ),

@@ -52,7 +52,6 @@ NEEDED: dict[str, dict[str, Any]] = {  # what a part is not built without
     **{name: {"selector": "topk"} for name in ("per_tensor", "scaled_elements")},
     "in_pieces": {"piece_mb": 1},
     **{name: {"density": 0.1} for name in ("constant", "dct", "fft")},
-    "accordion": {"density": 0.1, "high": 0.5, "interval": 2},
     "warmup": {"density": 0.01, "start_density": 0.5, "steps": 5},
     "by_name": {"density": 0.1, "patterns": {"a": 0.2}},
 }
@@ -66,7 +65,7 @@ KINDS: dict[str, type[Any]] = {
     "fit": Fit,
     "schedule": Schedule,
 }
-UNCHECKED = {"seed", "each", "ends", "decays"}  # any number, a part that refuses by itself, lists
+UNCHECKED = {"seed", "each", "ends"}  # any number, a part that refuses by itself, lists
 AROUND = {"sparse", "split", "two_level"}  # reducers that are made of others
 PARTS = [(kind, name) for kind, base in KINDS.items() for name in micro.known(base) if name not in AROUND]
 
@@ -78,7 +77,6 @@ BUILT: list[tuple[str, dict[str, Any], str, Any]] = [  # at the ends of a range,
     ("selector", {"name": "threshold", "value": 0.0}, "value", 0.0),
     ("selector", {"name": "exdyna", "tolerance": 1.0}, "tolerance", 1.0),
     ("selector", {"name": "estimated", "fit": "x"}, "dgc, dgc_published", "x"),
-    ("density", {"name": "accordion", "density": 0.1, "high": 0.05, "interval": 2}, "high", 0.05),
     ("density", {"name": "warmup", "density": 0.1, "start_density": 0.5, "steps": 5, "stages": 6}, "stages", 6),
     ("density", {"name": "by_name", "density": 0.1, "patterns": {}}, "patterns", {}),
     ("density", {"name": "by_name", "density": 0.1, "patterns": [0.1]}, "patterns", [0.1]),

@@ -41,7 +41,7 @@ MOST = {  # waits of a settled step of one bucket, and the rows with so many: th
     "gaussiank+repaired sidco+*+repaired sidco+p* dgc+repaired redsync* deft+published threshold+gather*": 5,
     "two_level+micro": 5,
     "gaussiank* sidco* dgc* threshold gtopk+published dsa split+micro split+two_level*": 4,
-    "micro* exdyna* *+micro+* accordion* two_level*": 3,
+    "micro* exdyna* *+micro+* two_level*": 3,
     "topk+union* topk+layers+union topk+layers+by_name chunks* deft* gtopk split*": 2,
     "*": 1,
 }

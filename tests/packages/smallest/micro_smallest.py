@@ -99,7 +99,12 @@ class Upper(Codec):
 
     def encode(self, values: Tensor, key: Key) -> Tensor:
         """Return the upper halves."""
-        return values.to(torch.float32).view(torch.int16)[1::2].clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        return (
+            values.to(torch.float32)
+            .view(torch.int16)[1::2]
+            .clone(memory_format=torch.contiguous_format)
+            .view(torch.uint8)
+        )
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
         """Return the values, whose lower halves are zero."""
