@@ -9,12 +9,21 @@ from typing import Any
 NAMES: dict[str, str] = {
     "micro.Scaled": "use micro.build(micro.Selector, {'name': 'scaled_elements', 'selector': ...})",
     "micro.zoo.accordion": "use micro.ByName, which sets the density by the names of parameters",
+    "micro.zoo.natural": "use micro.Int8",
+    "micro.zoo.onebit": "use micro.Sign",
 }
 """Dotted names that could be imported."""
 
 PARTS: dict[str, tuple[str, str]] = {
     "scaled": ("selector", "use scaled_elements"),
     "accordion": ("density", "use by_name, or TopK(scope='layer')"),
+    "sage": ("fit", "use gaussiank"),
+    "sage_published": ("fit", "use gaussiank_published"),
+    "redsync": ("fit", "use gaussiank"),
+    "redsync_published": ("fit", "use gaussiank_published"),
+    "sidco_published": ("fit", "use sidco"),
+    "natural": ("codec", "use int8"),
+    "onebit": ("codec", "use sign"),
 }
 """Names of parts: of which kind, and the successor."""
 

@@ -14,8 +14,6 @@ PARTS: dict[str, dict[str, str]] = {
         "gtopk": "gtopk:GTopK",
     },
     "micro.codecs": {
-        "natural": "natural:Natural",
-        "onebit": "onebit:OneBit",
         "range_float": "range_float:RangeFloat",
         "terngrad": "terngrad:TernGrad",
     },
