@@ -25,11 +25,11 @@ Reading order:
     ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone; sign_sgd
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
-    planning/          suggest: which method to begin with; costs, traces, bucket schedules, theory
+    planning/          costs, traces, bucket schedules, volumes, theory
     zoo/               rules and baselines of papers, imported when they are named
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from micro import retired
 from micro.checkpoints.rank_states import AllRanks, RankStates
@@ -76,17 +76,10 @@ from micro.simulate import Simulation
 from micro.stats import StepStats
 from micro.summary import StepSummary
 
-if TYPE_CHECKING:
-    from micro.planning.suggestion import suggest
-
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "suggest":  # the planner is loaded by who asks it
-        from micro.planning.suggestion import suggest
-
-        return suggest
     raise AttributeError(retired.refusal_of_name(f"micro.{name}") or f"module 'micro' has no attribute {name!r}")
 
 
@@ -152,5 +145,4 @@ __all__ = [
     "build",
     "detach",
     "known",
-    "suggest",
 ]

