@@ -14,6 +14,9 @@ NAMES: dict[str, str] = {
     "micro.suggest": "read docs/choosing.md; python -m experiments.doctor predicts steps",
     "micro.planning.suggestion": "read docs/choosing.md; python -m experiments.doctor predicts steps",
     "micro.planning.schedules.dear": "use micro.planning.schedules.exact",
+    "micro.integrations.wandb": "call run.log(step.numbers()) in on_step, see docs/watching.md",
+    "micro.integrations.tensorboard": "call writer.add_scalar in on_step, see docs/watching.md",
+    "micro.integrations.on_step": "give micro.attach a function, on_step=",
 }
 """Dotted names that could be imported."""
 
