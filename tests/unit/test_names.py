@@ -16,7 +16,9 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
     ("sparsifier.selector=threshold",): ("threshold", "Hard-threshold"),
     ("sparsifier=topk", "sparsifier.selector=micro"): ("micro", "MiCRO"),
     ("sparsifier=topk", "sparsifier.exchange=oktopk"): ("topk+exchange_oktopk", "Top-k, exchange oktopk"),
-    ("sparsifier=micro", "sparsifier.codec=half", "sparsifier.indices=shortest"): ("micro_small", "MiCRO, small"),
+    ("sparsifier=micro", "sparsifier.codec=half", "sparsifier.indices=shortest"): (
+        *("micro+codec_half+indices_shortest", "MiCRO, codec half, indices shortest"),
+    ),
     ("sparsifier=micro_blocks", "sparsifier.selector.block=null"): ("micro", "MiCRO"),
     ("sparsifier=micro", "sparsifier.reducer={name: split, min_dims: 2}"): (
         *("micro+reducer_split", "MiCRO, reducer split"),
