@@ -80,9 +80,8 @@ class StatefulPart(Part, Generic[S]):
         return dict(dataclasses.asdict(state))  # type: ignore[call-overload]
 
     def load(self, saved: dict[str, Any]) -> S:
-        """Return the state that ``save`` described. A part without state ignores what an older version saved."""
-        state = self.start()
-        return state if isinstance(state, NoState) else type(state)(**saved)
+        """Return the state that ``save`` described. What an older version kept and this one does not is left out."""
+        return state_of(type(self.start()), saved)
 
     def regroup(self, state: S, old: Sequence[tuple[Layout, S]], layout: Layout) -> S:
         """Return the state of a new bucket whose parameters lay in the buckets ``old`` before.
@@ -100,6 +99,12 @@ class StatefulPart(Part, Generic[S]):
 
         Thresholds are not changed: methods find them again.
         """
+
+
+def state_of(kind: type[S], saved: Mapping[str, Any]) -> S:
+    """Return a state, a dataclass, from what was saved of it, without what it does not have."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: value for key, value in saved.items() if key in names})
 
 
 def known(base: type[P]) -> dict[str, type[P]]:

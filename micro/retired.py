@@ -37,7 +37,11 @@ PARTS: dict[str, tuple[str, str]] = {
 }
 """Names of parts: of which kind, and the successor."""
 
-SETTINGS: dict[tuple[str, str], str] = {}
+SETTINGS: dict[tuple[str, str], str] = {
+    ("micro", "slack"): "leave it out, indices travel by themselves",
+    ("micro", "block"): "leave it out, or use scaled_elements",
+    ("micro", "rule=repaired"): "use rule agreed",
+}
 """Settings of parts that are still there, and values of ``rule`` as ``rule=NAME``."""
 
 

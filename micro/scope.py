@@ -12,7 +12,6 @@ from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import WrappingReducer
-from micro.selectors.base import Traits
 from micro.selectors.per_tensor import PerTensor
 
 Scope = Literal["bucket", "tensor", "model"]
@@ -36,8 +35,6 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"scope={scope} means nothing for {reducer.name}, which chooses no elements: use scope=bucket")
     if scope == "model":
-        if Traits.SENDS_INDICES in reducer.selector.traits:
-            raise ValueError("scope=model sends bucket by bucket, a slack all indices at once: leave one of them out")
         _ = InPieces(each=reducer.exchange, ends=(1,))  # refuses what cannot be sent bucket by bucket
         return reducer
     return replace(reducer, selector=PerTensor(selector=reducer.selector))

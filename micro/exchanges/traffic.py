@@ -69,7 +69,7 @@ class Choice:
             distinct=distinct,
             updated=updated,
             knows_counts=choosing.knows_counts,
-            knows_indices=choosing.knows_indices or overlap is Overlap.SAME,
+            knows_indices=overlap is Overlap.SAME,
             has_ranges=choosing.searches == "range",
         )
 

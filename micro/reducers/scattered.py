@@ -88,7 +88,7 @@ def reduce_to_shards(reducer: SparseReducer, state: BucketState, grad: Tensor, c
         sent, shard = yield from _send_values(acc, places, transport)
     else:
         counts = yield from gather_counts(selection)
-        ascending = selection.indices if selection.all_indices is None else selection.indices.sort().values
+        ascending = selection.indices
         entries = SparseValues(ascending, kernels.gather(acc, ascending))
         sent, received = yield from add_up(entries, tuple(equal_slices(numel, n)), transport)
         shard = acc.new_zeros(numel // n)

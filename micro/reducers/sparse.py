@@ -190,7 +190,7 @@ class SparseReducer(WithDensity):
             in_update=None if overflow is None else int(overflow.min()),
             on_deliver=on_deliver,
             parts=None if self.feedback.sends_change else exchanged.update,
-            record=record | {"overfull": selection.overfull or exchanged.overfull},
+            record=record | {"overfull": exchanged.overfull},
         )
 
     @property
@@ -295,13 +295,6 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(
             f"density {parts.density_policy.name} differs by layer, {selector.name} does not: use topk, scope=layer, "
             "or per_tensor"
-        )
-    if Traits.SENDS_INDICES in selector.traits and (
-        exchange.name not in ("union", "gather") or parts.indices != Int32()
-    ):
-        given = f"exchange {exchange.full_name}, indices {parts.indices.name}"
-        raise ValueError(
-            f"{selector.full_name} with a slack sends indices itself, got {given}: use union or gather, with int32"
         )
     if overlap is not Overlap.SAME:
         parts.indices.check_density(parts.density_policy.density)

@@ -68,9 +68,9 @@ class ScaledElements(WrappingSelector[ScalingState]):
     The root of v stays finite.
 
     Costs per step: a vector of memory, of the residual's precision or float32, for the roots of v. They fade by a
-    number that all have in common, so that a step changes those alone that it updates. MiCRO's agreed rule reads them
-    beside its slice, where that is compiled; its other rules copy the slice that they search, other selectors have the
-    whole vector copied. Of messages one all-reduce of 8 L bytes for L parameters, in the first selection alone.
+    number that all have in common, so that a step changes those alone that it updates. MiCRO copies the slice that it
+    searches, other selectors have the whole vector copied. Of messages one all-reduce of 8 L bytes for L parameters, in
+    the first selection alone.
 
     Args:
         selector: which indices of the scaled vector: a part, its name, or a mapping.
@@ -92,7 +92,6 @@ class ScaledElements(WrappingSelector[ScalingState]):
     name: ClassVar[str] = "scaled_elements"
     state: ClassVar[type[ScalingState]] = ScalingState
     own_traits: ClassVar[Traits] = Traits.ALL_PARAMETERS
-    kept_traits: ClassVar[Traits] = Traits.OWN_DENSITY | Traits.SENDS_INDICES
 
     def __post_init__(self) -> None:
         if not 0 < self.eps < math.inf:

@@ -55,7 +55,6 @@ SENDING: dict[str, dict[str, Any]] = {
     "topk, oktopk": {"part": micro.TopK(), "exchange": micro.Oktopk()},
     "topk by layer": {"part": micro.TopK(scope="layer")},
     "micro": {"part": micro.Micro()},
-    "micro, repaired": {"part": micro.Micro(rule="repaired")},
     "micro, scaled": {"part": ScaledElements(selector=micro.Micro())},
     "micro by tensor": {"part": micro.PerTensor(selector=micro.Micro())},
     "exdyna": {"part": ExDyna(num_blocks=7, alignment=1)},

@@ -19,7 +19,6 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
     ("sparsifier=micro", "sparsifier.codec=half", "sparsifier.indices=shortest"): (
         *("micro+codec_half+indices_shortest", "MiCRO, codec half, indices shortest"),
     ),
-    ("sparsifier=micro_blocks", "sparsifier.selector.block=null"): ("micro", "MiCRO"),
     ("sparsifier=micro", "sparsifier.reducer={name: split, min_dims: 2}"): (
         *("micro+reducer_split", "MiCRO, reducer split"),
     ),

@@ -72,8 +72,6 @@ PARTS = [(kind, name) for kind, base in KINDS.items() for name in micro.known(ba
 BUILT: list[tuple[str, dict[str, Any], str, Any]] = [  # at the ends of a range, and settings that contradict each other
     ("selector", {"name": "topk2"}, "did you mean 'topk'", "topk2"),
     ("selector", {"name": "micro", "rul": "agreed"}, "did you mean 'rule'", "rul"),
-    ("selector", {"name": "micro", "slack": 1.0}, "slack", 1.0),
-    ("selector", {"name": "micro", "block": 8, "rule": "published"}, "block", "rule=published"),
     ("selector", {"name": "threshold", "value": 0.0}, "value", 0.0),
     ("selector", {"name": "exdyna", "tolerance": 1.0}, "tolerance", 1.0),
     ("selector", {"name": "estimated", "fit": "x"}, "dgc, dgc_published", "x"),
@@ -130,11 +128,9 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     *((lambda bad=bad: Constant(bad), "density must be in (0, 1]", bad) for bad in (0, -0.1, 1.1, math.nan, math.inf)),
     (lambda: micro.SparseReducer(MICRO, micro.ByName(patterns={"a": 0.2}, density=0.1)), "by_name", "micro"),
     (lambda: micro.ByName(patterns={"c*": 0.2}, density=0.1).check_parameters({"a": (1,)}), "'c*'", "'a'"),
-    (lambda: micro.PerTensor(selector=micro.Micro(slack=0.2)), "one message for each parameter", NOTHING),
     (lambda: micro.PerTensor(selector=Deft()), "selector", "deft"),
     (lambda: micro.PerTensor(selector=micro.TopK(scope="layer")), "selector", "topk"),
     (lambda: micro.PerTensor(selector=micro.PerTensor(selector=TOPK)), "selector", "per_tensor topk"),
-    (lambda: micro.SparseReducer(micro.Micro(slack=0.2), 0.1, exchange=micro.DSA()), "slack", "exchange dsa"),
     *(
         (lambda each=each: ScaledElements(selector=each), word, "weighs each parameter")
         for each, word in (
@@ -168,7 +164,6 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: micro.SparseReducer(micro.RandomK(unbiased=True), 0.1), "unbiased", "feedback=none"),
     (lambda: check_scaler(SCALER, two_level(DGC)), "clip", "feedback momentum"),
     (lambda: check_scaler(SCALER, scoped(THRESHOLD, "bucket")), "selector", "threshold"),
-    (lambda: scoped(micro.SparseReducer(micro.Micro(slack=0.1), 0.1), "model"), "scope=model", NOTHING),
     (lambda: scoped(two_level(SPARSE), "model"), "two_level", NOTHING),
     # what a plan is told
     (lambda: calls_of(two_level(SPARSE), 1000, 8), "two_level", NOTHING),

@@ -72,6 +72,14 @@ def _state_is_refused(method: dict[str, object], *parts: str) -> None:
     refused(lambda: saved_state.check_header(saved, method=describe(TOPK), **who), *parts)
 
 
+def test_a_state_of_a_part_that_stays_loads_without_what_went_of_it() -> None:
+    kept = {"lowest_bits": 5, "shift": 3, "surplus": 2.0}
+    agreed, exdyna = micro.Micro(), micro.build(micro.Selector, "exdyna")
+    assert agreed.save(agreed.load(kept | {"last": [4]})) == kept
+    saved = exdyna.save(exdyna.start())
+    assert exdyna.load(saved | {"threshold": kept | {"last": []}}).threshold == agreed.load(kept)
+
+
 @pytest.mark.parametrize(("group", "name"), WORDS)
 def test_a_word_that_went_is_refused_with_what_to_use(group: str, name: str) -> None:
     own = retired(group)[name]

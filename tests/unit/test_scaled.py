@@ -69,7 +69,7 @@ class _OfACopy(Selector[Any]):
 
 
 @grid(
-    selector=[MICRO, micro.Micro(slack=0.5), micro.Micro(rule="repaired"), micro.Micro(rule="published")],
+    selector=[MICRO, micro.Micro(rule="published")],
     dtype=[torch.float32, torch.float64, torch.bfloat16],
 )
 def test_what_is_compared_by_scale_is_what_a_scaled_copy_holds(selector: Any, dtype: Any) -> None:
@@ -97,7 +97,7 @@ def test_what_is_kept_follows_its_parameter_into_other_buckets() -> None:
 
 
 @grid(
-    selector=[MICRO, micro.Micro(block=16), TOPK, LEADER],
+    selector=[MICRO, TOPK, LEADER],
     world_size=[1, 3],
     memory=[0.9, 0.2, 0.0],  # the second makes the roots take in their factor
     settings=[{}, {"exchange": micro.Gather()}, {"feedback": micro.EF21()}],
