@@ -49,7 +49,7 @@ from micro.exchanges.dsa import DSA
 from micro.exchanges.gather import Gather
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.union import Union
-from micro.feedback import EF21, ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
+from micro.feedback import ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
 from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.local import LocalSteps, Outer
@@ -88,7 +88,6 @@ retired.refuse_imports()
 
 __all__ = [
     "DSA",
-    "EF21",
     "QSGD",
     "AllRanks",
     "Attachment",

@@ -17,6 +17,7 @@ NAMES: dict[str, str] = {
     "micro.integrations.wandb": "call run.log(step.numbers()) in on_step, see docs/watching.md",
     "micro.integrations.tensorboard": "call writer.add_scalar in on_step, see docs/watching.md",
     "micro.integrations.on_step": "give micro.attach a function, on_step=",
+    "micro.EF21": "use micro.ErrorFeedback",
 }
 """Dotted names that could be imported."""
 
@@ -34,6 +35,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "asc": ("schedule", "use mgwfbp"),
     "omgs": ("schedule", "use sparse_exact"),
     "capped": ("schedule", "use ddp"),
+    "ef21": ("feedback", "use residual"),
 }
 """Names of parts: of which kind, and the successor."""
 

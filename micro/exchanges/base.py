@@ -61,7 +61,6 @@ class Needs(Flag):
     RAW_VALUES = auto()  # it sends values as they are: no codec goes with it but `Raw`
     INT32_INDICES = auto()
     WHOLE_VECTOR = auto()  # to call it for each piece of the vector would give another result
-    NO_ESTIMATE = auto()  # its update is not the mean of what was sent, which a feedback could add to an estimate
     NO_MOMENTUM = auto()  # what a rank sends has entries that the rank did not choose, which keep their momentum
     NO_MOMENTUM_WITH_CODES = auto()  # the same, where a codec rounds
 

@@ -58,7 +58,7 @@ class DSA(Exchange[NoState]):
         """As published it keeps back the smallest of the whole choice, and sends values as they are."""
         if self.rule == "repaired":
             return Needs.NO_MOMENTUM_WITH_CODES
-        return Needs.RAW_VALUES | Needs.WHOLE_VECTOR | Needs.NO_ESTIMATE
+        return Needs.RAW_VALUES | Needs.WHOLE_VECTOR
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""

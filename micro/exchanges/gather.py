@@ -65,7 +65,7 @@ class Gather(Exchange[NoState]):
     @property
     def needs(self) -> Needs:  # type: ignore[override]  # depends on the rule
         """The whole vector, for rules that look at all pairs."""
-        return Needs.WHOLE_VECTOR | Needs.NO_ESTIMATE if self.rule else Needs.NOTHING
+        return Needs.WHOLE_VECTOR if self.rule else Needs.NOTHING
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""

@@ -171,6 +171,9 @@ def test_bytes_are_those_of_a_reduce_scatter() -> None:
     assert sizes["int8"][0] < all_bytes / 5
 
 
+FOLLOWING = micro.build(micro.Selector, {"name": "scaled_elements", "selector": "topk"})  # the update
+
+
 def sparse(**parts: Any) -> micro.SparseReducer:
     return micro.SparseReducer(micro.TopK(), 0.1, **parts)
 
@@ -182,7 +185,7 @@ def test_what_cannot_be_scattered_is_refused_on_all_ranks() -> None:
     wrong: dict[str, Callable[[], object]] = {
         "powersgd": lambda: attach_within(net, micro.PowerSGD()),
         "oktopk": lambda: attach_within(net, sparse(exchange=micro.Oktopk())),
-        "ef21": lambda: attach_within(net, sparse(feedback=micro.EF21(), exchange=micro.Gather())),
+        "scaled_elements": lambda: attach_within(net, micro.SparseReducer(FOLLOWING, 0.1)),
         "fully_shard": lambda: attach_within(Net(), EVERYTHING),
         "replicas": lambda: attach_within(
             build(init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))), EVERYTHING

@@ -7,7 +7,6 @@ from tests.sparsifiers.base import ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Band, 
 TOPK, LEADER, MICRO, HALF = micro.TopK(), micro.Leader(), micro.Micro(), micro.Half()
 LAYERS, MOMENTUM = micro.TopK(scope="layer"), micro.MomentumCorrection()
 BY_LAYER = Band(0.8, lambda world_size: 1.2 * world_size)  # at least one of each layer; k of each is rounded down
-EF21 = micro.EF21(smoothing=0.5)
 
 
 def by_name(density: micro.Density | float, seed: int) -> micro.Reducer:
@@ -25,7 +24,6 @@ ROWS: tuple[Row, ...] = (
     sparse("topk+gather+half", TOPK, BUILD_UP, exchange=GATHER, codec=HALF),
     sparse("topk+union+packed", TOPK, BUILD_UP, indices=Packed()),
     sparse("topk+gather+bitmap", TOPK, BUILD_UP, exchange=GATHER, indices=Bitmap()),
-    sparse("topk+gather+ef21", TOPK, BUILD_UP, exchange=GATHER, feedback=EF21, updated="other", **LOSSY),
     sparse("topk+layers+union", LAYERS, BY_LAYER),
     sparse("topk+layers+gather", LAYERS, BY_LAYER, exchange=GATHER),
     row("topk+layers+by_name", by_name, BY_LAYER, follows_density=False),

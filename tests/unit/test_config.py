@@ -84,7 +84,6 @@ MISTAKES = {
     "rounds.every=5 sparsifier=dgc optimizer.momentum=0": ("momentum", "gradient"),
     "rounds.every=5 rounds.lost_workers=go_on": ("cluster.world_size", "rounds.lost_workers"),
     "rounds.every=5 rounds.lost_workers=go_on cluster.world_size=4": ("rounds.lost_workers", "torchrun"),
-    "rounds.every=5 rounds.lost_workers=go_on cluster.world_size=2 sparsifier=ef21": ("lost", "feedback"),
 }
 
 

@@ -109,15 +109,6 @@ TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [  # selector, other part
     ("topk", {"exchange": {"name": "gtopk", "rule": "published"}, "indices": "packed"}, "gtopk", "packed"),
     ("topk", {"codec": {"name": "qsgd", "rule": "published"}}, "codec qsgd", "feedback=none"),
     ("topk", {"indices": "bitmap", "density": 0.01}, "indices bitmap", "0.01"),
-    *(
-        (
-            "topk",
-            {"feedback": "ef21", "exchange": {"name": name, "rule": rule}},
-            "feedback ef21",
-            f"{name} (rule {rule}",
-        )
-        for name, rule in (("gather", "senders"), ("gather", "published"), ("dsa", "published"), ("gtopk", "published"))
-    ),
     ("topk", {"feedback": "momentum", "exchange": "gtopk"}, "feedback momentum", "exchange gtopk"),
     ("topk", {"feedback": "momentum", "exchange": "dsa", "codec": "half"}, "feedback momentum", "exchange dsa"),
     ("everything", {"density": 0.5}, "everything", "density=1"),
@@ -145,7 +136,6 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: InPieces(ends=(3, 8)).pieces(7, 4), "ends of in_pieces", 8),
     (lambda: micro.ErrorFeedback(decay=0.0), "decay", 0.0),
     (lambda: micro.MomentumCorrection(momentum=1.0), "momentum of the feedback", 1.0),
-    (lambda: micro.SparseReducer(micro.Everything(), 1.0, feedback=micro.EF21()), "feedback", "ef21"),
     (lambda: micro.Layout(("a",), ((2**32, 2**32),)), f"numel of a layout must be in [1, {MAX_NUMEL}]", 2**64),
     # reducers around reducers
     (lambda: two_level(SPARSE, 0), "ranks_per_node", 0),

@@ -100,7 +100,7 @@ def test_what_is_kept_follows_its_parameter_into_other_buckets() -> None:
     selector=[MICRO, TOPK, LEADER],
     world_size=[1, 3],
     memory=[0.9, 0.2, 0.0],  # the second makes the roots take in their factor
-    settings=[{}, {"exchange": micro.Gather()}, {"feedback": micro.EF21()}],
+    settings=[{}, {"exchange": micro.Gather()}],
 )
 def test_mean_squares_are_those_that_adam_makes_of_the_updates(
     selector: Selector[Any], world_size: int, memory: float, settings: dict[str, Any]
