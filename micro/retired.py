@@ -18,6 +18,7 @@ NAMES: dict[str, str] = {
     "micro.integrations.tensorboard": "call writer.add_scalar in on_step, see docs/watching.md",
     "micro.integrations.on_step": "give micro.attach a function, on_step=",
     "micro.EF21": "use micro.ErrorFeedback",
+    "micro.exchanges.in_pieces": "use micro.Union or micro.Gather",
 }
 """Dotted names that could be imported."""
 
@@ -36,6 +37,7 @@ PARTS: dict[str, tuple[str, str]] = {
     "omgs": ("schedule", "use sparse_exact"),
     "capped": ("schedule", "use ddp"),
     "ef21": ("feedback", "use residual"),
+    "in_pieces": ("exchange", "use its inner exchange, union or gather"),
 }
 """Names of parts: of which kind, and the successor."""
 

@@ -17,7 +17,6 @@ from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.gather import Gather
-from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.traffic import Choice
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
@@ -214,8 +213,7 @@ class SparseReducer(WithDensity):
         keeps = isinstance(self.selector, Everything) or Traits.OWN_DENSITY in self.selector.traits
         if keeps or "published" in (self.rule_name or ""):
             return self
-        exchange = replace(self.exchange, each=Union()) if isinstance(self.exchange, InPieces) else Union()
-        return replace(self, selector=Everything(), density=1.0, exchange=exchange)
+        return replace(self, selector=Everything(), density=1.0, exchange=Union())
 
     def _write_(
         self, state: BucketState, grad: Tensor, exchanged: Exchanged, scale: float
@@ -262,8 +260,8 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if Traits.UNBIASED in selector.traits and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
-    needs = (exchange.each if isinstance(exchange, InPieces) else exchange).needs
-    has_others = Needs.NO_MOMENTUM in needs or (Needs.NO_MOMENTUM_WITH_CODES in needs and not parts.codec.lossless)
+    needs, is_coded = exchange.needs, not parts.codec.lossless
+    has_others = Needs.NO_MOMENTUM in needs or (Needs.NO_MOMENTUM_WITH_CODES in needs and is_coded)
     if parts.feedback.name == "momentum" and has_others:
         raise ValueError(
             f"feedback momentum clears it where a rank sends something, and what exchange {exchange.label} sends has "

@@ -8,7 +8,6 @@ import torch
 
 import micro
 from micro.density.base import target_count
-from micro.exchanges.in_pieces import InPieces
 from micro.planning.volumes import calls_of
 from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.exdyna import ExDyna
@@ -60,7 +59,6 @@ SENDING: dict[str, dict[str, Any]] = {
     "exdyna": {"part": ExDyna(num_blocks=7, alignment=1)},
     "leader": {"part": micro.Leader()},
     "gaussiank": {"part": micro.Estimated(fit="gaussiank"), "exchange": micro.Gather()},
-    "in pieces": {"part": micro.TopK(), "exchange": InPieces(each=micro.Gather(), ends=(100, 257))},
     "momentum": {"part": micro.TopK(), "feedback": micro.MomentumCorrection(momentum=0.5)},
 }
 

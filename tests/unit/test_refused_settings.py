@@ -11,7 +11,6 @@ import torch
 import micro
 from micro.density.constant import Constant
 from micro.drivers.loss_scale import check_scaler
-from micro.exchanges.in_pieces import InPieces
 from micro.flat import MAX_NUMEL
 from micro.planning.costs import Flat, Link
 from micro.planning.nodes import FlatOnNodes, seconds_of
@@ -50,7 +49,6 @@ TWO_LEVELS = volume_of(two_level(micro.DenseReducer()), 100, 4)
 NEEDED: dict[str, dict[str, Any]] = {  # what a part is not built without
     "estimated": {"fit": "dgc"},
     **{name: {"selector": "topk"} for name in ("per_tensor", "scaled_elements")},
-    "in_pieces": {"piece_mb": 1},
     **{name: {"density": 0.1} for name in ("constant", "dct", "fft")},
     "warmup": {"density": 0.01, "start_density": 0.5, "steps": 5},
     "by_name": {"density": 0.1, "patterns": {"a": 0.2}},
@@ -65,7 +63,7 @@ KINDS: dict[str, type[Any]] = {
     "fit": Fit,
     "schedule": Schedule,
 }
-UNCHECKED = {"seed", "each", "ends"}  # any number, a part that refuses by itself, lists
+UNCHECKED = {"seed"}  # any number
 AROUND = {"sparse", "split", "two_level"}  # reducers that are made of others
 PARTS = [(kind, name) for kind, base in KINDS.items() for name in micro.known(base) if name not in AROUND]
 
@@ -82,10 +80,6 @@ BUILT: list[tuple[str, dict[str, Any], str, Any]] = [  # at the ends of a range,
     ("exchange", {"name": "gather", "rule": "repaired"}, "rule of gather", "repaired"),
     ("exchange", {"name": "oktopk", "balance": 0.5}, "balance of oktopk", 0.5),
     ("exchange", {"name": "oktopk", "reevaluate": 5}, "reevaluate of oktopk", "rule=repaired"),
-    ("exchange", {"name": "in_pieces"}, "ends or piece_mb", None),
-    ("exchange", {"name": "in_pieces", "ends": (3,), "piece_mb": 1}, "ends or piece_mb", 1),
-    ("exchange", {"name": "in_pieces", "ends": (3, 3)}, "ends of in_pieces", (3, 3)),
-    ("exchange", {"name": "in_pieces", "each": "oktopk", "piece_mb": 1}, "whole vector", "oktopk"),
     ("codec", {"name": "int8", "block": 0}, "block of int8", 0),
     ("codec", {"name": "range_float", "bits": 3}, "bits of range_float", 3),
     ("codec", {"name": "range_float", "mantissa": 8}, "mantissa of range_float", 8),
@@ -102,7 +96,6 @@ BUILT: list[tuple[str, dict[str, Any], str, Any]] = [  # at the ends of a range,
 
 TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [  # selector, other parts, what is named
     ("leader", {"exchange": "gather"}, "exchange gather", "use exchange union"),
-    ("leader", {"exchange": {"name": "in_pieces", "each": "gather", "piece_mb": 1}}, "in_pieces gather", "one rank"),
     ("micro", {"exchange": "gtopk"}, "exchange gtopk", "whole vector"),
     ("randomk", {"exchange": "dsa"}, "exchange dsa", "same indices"),
     ("topk", {"exchange": "oktopk", "codec": "half"}, "exchange oktopk", "half"),
@@ -133,7 +126,6 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: ScaledElements(selector=micro.Estimated(fit="gaussiank")), "gaussiank", "law"),
     (lambda: ScaledElements(selector=MICRO, memory=-0.1), "memory", -0.1),
     (lambda: ScaledElements(selector=MICRO, eps=0.0), "eps", 0.0),
-    (lambda: InPieces(ends=(3, 8)).pieces(7, 4), "ends of in_pieces", 8),
     (lambda: micro.ErrorFeedback(decay=0.0), "decay", 0.0),
     (lambda: micro.MomentumCorrection(momentum=1.0), "momentum of the feedback", 1.0),
     (lambda: micro.Layout(("a",), ((2**32, 2**32),)), f"numel of a layout must be in [1, {MAX_NUMEL}]", 2**64),
