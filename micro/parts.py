@@ -131,16 +131,16 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     part = _load(base, settings.pop("name", None))
     fields = dataclasses.fields(part)  # type: ignore[arg-type]
     names, types = [field.name for field in fields], _types(part)  # type: ignore[arg-type]  # a class is hashable
-    for key in settings:
+    for key, value in settings.items():
+        gone = retired.refusal_of_setting(part.name, key) or retired.refusal_of_setting(part.name, f"{key}={value}")
+        if gone:
+            raise ValueError(gone)
         if key not in names:
-            gone = retired.refusal_of_setting(part.name, key)
-            if gone:
-                raise ValueError(gone)
             has = ", ".join(names) or "no settings"
             raise ValueError(f"{base.kind} {part.name} has {has}, got '{key}'{_hint(key, names)}")
         if key in common:
             raise ValueError(f"{key} of {part.name} is a setting of the whole method: leave it out of its part")
-        check_scalar(f"{key} of {part.name}", types.get(key, Any), settings[key])
+        check_scalar(f"{key} of {part.name}", types.get(key, Any), value)
     settings |= {key: value for key, value in common.items() if key in names}
     none = dataclasses.MISSING
     required = [field.name for field in fields if field.init and field.default is field.default_factory is none]
