@@ -2,7 +2,7 @@
 
 step   every method's reduction against its floor, the memory traffic that no sparse step can avoid, or, with --against
        REVISION, against another revision of this code
-rules  the density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale
+rules  the density that MiCRO's rules give, on synthetic gradients with a tenfold jump of scale
 network  training over links of a known rate, on hosts that are network namespaces: methods, schedules and local steps,
        measured and predicted, with the kernel's count of bytes (needs root)
 gpu    what a machine with GPUs does with this code, in half an hour: kernels, gloo and NCCL, every method, DDP, FSDP2,

@@ -14,6 +14,7 @@ Reading order:
     messages           the only file that starts the collectives of steps (group_comm, private_comm: of which group)
     lockstep, simulate n ranks in one process
     parts              Part, build, known: parts by name, those of other packages too
+    retired            what micro no longer has, and what to use instead
     selectors/         which indices a rank sends; partition: which slice it searches
     exchanges/         how the ranks' indices and values meet; scope: a bucket, each parameter or the whole model
     codecs/            the bytes of values and of indices
@@ -24,12 +25,13 @@ Reading order:
     ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone; sign_sgd
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
-    planning/          suggest: which method to begin with; costs, traces, bucket schedules, theory
+    planning/          costs, traces, bucket schedules, volumes, theory
     zoo/               rules and baselines of papers, imported when they are named
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from micro import retired
 from micro.checkpoints.rank_states import AllRanks, RankStates
 from micro.checkpoints.resizing import average
 from micro.codecs.base import Codec
@@ -47,7 +49,7 @@ from micro.exchanges.dsa import DSA
 from micro.exchanges.gather import Gather
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.union import Union
-from micro.feedback import EF21, ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
+from micro.feedback import ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
 from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.local import LocalSteps, Outer
@@ -67,7 +69,6 @@ from micro.selectors.leader import Leader
 from micro.selectors.micro import Micro
 from micro.selectors.per_tensor import PerTensor
 from micro.selectors.randomk import RandomK
-from micro.selectors.scaled import Scaled
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
 from micro.sign_sgd import SignSGD
@@ -75,23 +76,18 @@ from micro.simulate import Simulation
 from micro.stats import StepStats
 from micro.summary import StepSummary
 
-if TYPE_CHECKING:
-    from micro.planning.suggestion import suggest
-
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "suggest":  # the planner is loaded by who asks it
-        from micro.planning.suggestion import suggest
+    raise AttributeError(retired.refusal_of_name(f"micro.{name}") or f"module 'micro' has no attribute {name!r}")
 
-        return suggest
-    raise AttributeError(f"module 'micro' has no attribute {name!r}")
+
+retired.refuse_imports()
 
 
 __all__ = [
     "DSA",
-    "EF21",
     "QSGD",
     "AllRanks",
     "Attachment",
@@ -126,7 +122,6 @@ __all__ = [
     "RandomK",
     "RankStates",
     "Reducer",
-    "Scaled",
     "Selector",
     "ShardedAttachment",
     "Shortest",
@@ -149,5 +144,4 @@ __all__ = [
     "build",
     "detach",
     "known",
-    "suggest",
 ]

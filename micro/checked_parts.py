@@ -51,8 +51,7 @@ def _check_selection(where: str, selection: Selection, numel: int, _: Step, comm
     if selection.counts is not None:
         assert len(selection.counts) == comm.world_size, f"{where} returned counts of {len(selection.counts)} ranks"
         assert selection.counts[comm.rank] == selection.indices.numel(), f"{where} returned a wrong count"
-    if selection.all_indices is None:
-        assert (selection.indices.diff() > 0).all(), f"{where} returned indices that do not ascend"
+    assert (selection.indices.diff() > 0).all(), f"{where} returned indices that do not ascend"
 
 
 def _check_exchanged(where: str, exchanged: Exchanged, numel: int, *_: Any) -> None:

@@ -26,7 +26,6 @@ class Feedback(Part, ABC):
     kind: ClassVar[str] = "feedback"
     home: ClassVar[str] = "micro.feedback"
     group: ClassVar[str] = "micro.feedback"
-    sends_change: ClassVar[bool] = False  # of an estimate, which is the update: entries that are not sent are not lost
 
     @abstractmethod
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
@@ -63,15 +62,6 @@ class Feedback(Part, ABC):
 
     def clear_(self, grad: Tensor) -> None:
         """Make ``grad`` (numel,) zero, once the accumulator, which may be its memory, is not needed any more."""
-
-    def changed(self, memory: Memory, update: Sequence[SparseValues], scale: float, grad: Tensor) -> Tensor:
-        """Return the update (numel,) that follows from what all ranks sent, where that is a change of an estimate.
-
-        Args:
-            update: ``scale`` times the sum of these parts is the mean of what was sent.
-            grad: (numel,) memory that the result may have.
-        """
-        raise NotImplementedError("only a feedback that sends a change has an estimate")
 
     @abstractmethod
     def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
@@ -239,71 +229,6 @@ class MomentumCorrection(Feedback):
         """Take what was sent out of the accumulator, and the momentum out of those places altogether."""
         sent.take_from_(memory["residual"])
         sent.clear_in_(memory["momentum"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EF21(Feedback):
-    """Send how far the gradient is from an estimate of it, which all that was sent adds up to.
-
-    Each rank has an estimate h_i of its own gradient, and sends the compressed difference: ``h_i += C(g_i - h_i)``. All
-    ranks have h, the mean of the h_i, to which they add the mean of what was sent. h is the update: it is dense, and
-    what is sparse is its change. Nothing waits to be added up later, so that an old gradient is never applied; where
-    nothing is sent, the former estimate is applied again.
-
-    ``h`` is the mean of all h_i but for rounding, always: a step that is left out moves neither.
-
-    Args:
-        smoothing: in [0, 1). Above 0 the estimate is of ``v_i = smoothing v_i + (1 - smoothing) g_i``, with which small
-            batches do (EF21-SGDM, whose eta is 1 - smoothing). One more vector.
-
-    Source: Richtarik, Sokolov & Fatkhullin, EF21, NeurIPS 2021, arXiv 2106.05203; Fatkhullin, Tyurin & Richtarik,
-    Momentum Provably Improves Error Feedback!, NeurIPS 2023, arXiv 2305.15155. Differences: estimates and v_i begin at
-    zero, not at the first gradient, so that no step is dense.
-
-    Raises:
-        ValueError: smoothing outside of [0, 1).
-    """
-
-    smoothing: float = 0.0
-    name: ClassVar[str] = "ef21"
-    sends_change: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing of the feedback must be in [0, 1), got {self.smoothing}")
-
-    def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
-        """Return zeros, in single precision at least: this rank's estimate, the mean of all, and what is smoothed."""
-        smoothed = numel if self.smoothing else 0
-        sizes = {"residual": 0, "estimate": numel, "mean_estimate": numel, "smoothed": smoothed}
-        return _zeros(sizes, dtype, device)
-
-    def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
-        """Return how far the gradient is from its estimate, in the gradient's memory where that is wide enough."""
-        acc = grad.to(memory["estimate"].dtype)
-        first_bad = _drop_too_large_(acc)
-        if self.smoothing:
-            acc.copy_(memory["smoothed"].mul_(self.smoothing).add_(acc, alpha=1 - self.smoothing))
-        acc -= memory["estimate"]
-        return acc, _first_of(first_bad, _drop_too_large_(acc))
-
-    def changed(self, memory: Memory, update: Sequence[SparseValues], scale: float, grad: Tensor) -> Tensor:
-        """Return what the mean estimate will be with what all ranks sent, in the memory of ``grad`` where it fits."""
-        mean = memory["mean_estimate"]
-        out = grad if grad.dtype == mean.dtype else torch.empty_like(mean)
-        out.copy_(mean)
-        for part in update:
-            part.add_to_(out, alpha=scale)
-        return out
-
-    def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
-        """Add what was sent to this rank's estimate, and what all ranks sent to the mean estimate."""
-        sent.add_to_(memory["estimate"])
-        for part in update:
-            part.add_to_(memory["mean_estimate"], alpha=scale)
-
-    def keep_(self, memory: Memory, unsent: SparseValues) -> None:
-        """Keep nothing: the mean estimate has what the update lost when it was rounded, and is applied again."""
 
 
 def _zeros(sizes: dict[str, int], dtype: torch.dtype, device: torch.device) -> Memory:

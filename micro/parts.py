@@ -24,7 +24,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
 
-from micro import zoo
+from micro import retired, zoo
 from micro.flat import Layout
 from micro.scalars import check_scalar
 
@@ -80,9 +80,8 @@ class StatefulPart(Part, Generic[S]):
         return dict(dataclasses.asdict(state))  # type: ignore[call-overload]
 
     def load(self, saved: dict[str, Any]) -> S:
-        """Return the state that ``save`` described. A part without state ignores what an older version saved."""
-        state = self.start()
-        return state if isinstance(state, NoState) else type(state)(**saved)
+        """Return the state that ``save`` described. What an older version kept and this one does not is left out."""
+        return state_of(type(self.start()), saved)
 
     def regroup(self, state: S, old: Sequence[tuple[Layout, S]], layout: Layout) -> S:
         """Return the state of a new bucket whose parameters lay in the buckets ``old`` before.
@@ -100,6 +99,12 @@ class StatefulPart(Part, Generic[S]):
 
         Thresholds are not changed: methods find them again.
         """
+
+
+def state_of(kind: type[S], saved: Mapping[str, Any]) -> S:
+    """Return a state, a dataclass, from what was saved of it, without what it does not have."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: value for key, value in saved.items() if key in names})
 
 
 def known(base: type[P]) -> dict[str, type[P]]:
@@ -126,13 +131,16 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     part = _load(base, settings.pop("name", None))
     fields = dataclasses.fields(part)  # type: ignore[arg-type]
     names, types = [field.name for field in fields], _types(part)  # type: ignore[arg-type]  # a class is hashable
-    for key in settings:
+    for key, value in settings.items():
+        gone = retired.refusal_of_setting(part.name, key) or retired.refusal_of_setting(part.name, f"{key}={value}")
+        if gone:
+            raise ValueError(gone)
         if key not in names:
             has = ", ".join(names) or "no settings"
             raise ValueError(f"{base.kind} {part.name} has {has}, got '{key}'{_hint(key, names)}")
         if key in common:
             raise ValueError(f"{key} of {part.name} is a setting of the whole method: leave it out of its part")
-        check_scalar(f"{key} of {part.name}", types.get(key, Any), settings[key])
+        check_scalar(f"{key} of {part.name}", types.get(key, Any), value)
     settings |= {key: value for key, value in common.items() if key in names}
     none = dataclasses.MISSING
     required = [field.name for field in fields if field.init and field.default is field.default_factory is none]
@@ -150,7 +158,8 @@ def as_part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
 def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
     """Raise ValueError unless the part's rule is one of ``rules``."""
     if part.rule_name not in rules:
-        raise ValueError(f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
+        gone = retired.refusal_of_setting(part.name, f"rule={part.rule_name}")
+        raise ValueError(gone or f"rule of {part.name} must be one of {', '.join(rules)}, got '{part.rule_name}'")
 
 
 def _load(base: type[P], name: Any) -> type[P]:
@@ -159,8 +168,9 @@ def _load(base: type[P], name: Any) -> type[P]:
     if name in own and name not in installed:
         return own[name]
     if not isinstance(name, str) or name not in installed:
-        choices = sorted({*own, *installed})
-        raise ValueError(f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}")
+        choices, gone = sorted({*own, *installed}), retired.refusal_of_part(base.kind, str(name))
+        allowed = f"{base.kind} must be one of {', '.join(choices)}, got '{name}'{_hint(str(name), choices)}"
+        raise ValueError(gone or allowed)
     entry = installed[name]
     where = f"{base.kind} '{name}' of package {_package(entry)}"
     if name in own:

@@ -47,11 +47,6 @@ def uniform(words: tuple[int, int], count: int, device: torch.device) -> Tensor:
     return _shifted(bits(words, count, device), 8).to(torch.float32).mul_(2.0**-24)
 
 
-def mantissas(words: tuple[int, int], count: int, device: torch.device) -> Tensor:
-    """Return 23 random bits for each place (count,) int32, made of `bits`."""
-    return _shifted(bits(words, count, device), 9)
-
-
 def _shifted(word: Tensor, places: int) -> Tensor:
     """Return int32 ``word`` shifted to the right, filled with zeros."""
     return (word >> places) & ((1 << (32 - places)) - 1)

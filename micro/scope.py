@@ -1,18 +1,14 @@
-"""The vector in which a method selects, whatever travels together: a bucket, each parameter, or the whole model."""
+"""The vector in which a method selects: a bucket, each parameter, or the whole model."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Literal, get_args
 
-from micro.exchanges.in_pieces import InPieces
 from micro.flat import Layout
 from micro.reducers.base import Reducer
 from micro.reducers.sparse import SparseReducer
-from micro.reducers.split import Split
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import WrappingReducer
-from micro.selectors.base import Traits
 from micro.selectors.per_tensor import PerTensor
 
 Scope = Literal["bucket", "tensor", "model"]
@@ -23,7 +19,7 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
     """Return ``reducer`` as it selects within ``scope``; see micro.attach.
 
     Raises:
-        ValueError: no such scope, or the reducer selects nothing, or cannot send its selection in pieces.
+        ValueError: no such scope, the reducer selects nothing, or its selector does not go with the scope.
     """
     if scope not in get_args(Scope):
         raise ValueError(f"scope must be one of {', '.join(get_args(Scope))}, got '{scope}'")
@@ -35,28 +31,12 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
         return replace(reducer, reducer=scoped(reducer.reducer, scope))
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"scope={scope} means nothing for {reducer.name}, which chooses no elements: use scope=bucket")
-    if scope == "model":
-        if Traits.SENDS_INDICES in reducer.selector.traits:
-            raise ValueError("scope=model sends bucket by bucket, a slack all indices at once: leave one of them out")
-        _ = InPieces(each=reducer.exchange, ends=(1,))  # refuses what cannot be sent bucket by bucket
-        return reducer
-    return replace(reducer, selector=PerTensor(selector=reducer.selector))
+    return reducer if scope == "model" else replace(reducer, selector=PerTensor(selector=reducer.selector))
 
 
-def joined(reducer: Reducer, layouts: Sequence[Layout]) -> tuple[Reducer, Layout]:
-    """Return a reducer that selects over all buckets at once and sends bucket by bucket, and the layout of them all."""
+def joined(layouts: Sequence[Layout]) -> Layout:
+    """Return the layout of all buckets in one vector, in which scope=model selects and which one exchange sends."""
     if len(layouts) == 1:
-        return reducer, layouts[0]
+        return layouts[0]
     names = tuple(name for layout in layouts for name in layout.names)
-    shapes = tuple(shape for layout in layouts for shape in layout.shapes)
-    return _in_pieces(reducer, layouts), Layout(names, shapes)
-
-
-def _in_pieces(reducer: Reducer, layouts: Sequence[Layout]) -> Reducer:
-    """Return a reducer that sends what it selects of each layout by itself."""
-    if isinstance(reducer, Split):
-        sparse = [share.layout for share, _ in map(reducer.parts, layouts) if share is not None]
-        return replace(reducer, reducer=_in_pieces(reducer.reducer, sparse)) if len(sparse) > 1 else reducer
-    assert isinstance(reducer, SparseReducer)
-    ends = tuple(accumulate(layout.numel for layout in layouts))
-    return replace(reducer, exchange=InPieces(each=reducer.exchange, ends=ends))
+    return Layout(names, tuple(shape for layout in layouts for shape in layout.shapes))

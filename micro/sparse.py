@@ -12,7 +12,7 @@ from micro.flat import Layout
 from micro.health import Finite, is_number
 from micro.kernels.sums import Sums
 from micro.requests import Once, Reduction, known
-from micro.scales import AnyScales
+from micro.scales import ElementScales
 
 
 class Overlap(Enum):
@@ -46,7 +46,7 @@ class Step:
     layer_densities: tuple[float, ...] | None = None
     sums: Sums | None = None
     is_finite: Finite = True
-    scales: AnyScales | None = None
+    scales: ElementScales | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,11 @@ class Selection:
     """What one rank contributes to a step.
 
     Attributes:
-        indices: (k_r,) int32, unique; k_r may be 0. Ascending, but where ``all_indices`` has another order.
+        indices: (k_r,) int32, unique, ascending; k_r may be 0.
         counts: the k_r of every rank where the selection already made them known everywhere, else None.
         spans: the (start, stop) that each rank chose from, where it was not the whole vector; shortens packed indices.
         threshold: the cut on abs(acc) that was used, where there is one.
         scale: factor on the mean update (1 but for unbiased estimators).
-        all_indices: (sum(counts),) int32, what all ranks chose, in rank order, where it is known everywhere already.
-        overfull: whether a message of fixed capacity did not hold what was chosen; the same on all ranks.
     """
 
     indices: Tensor
@@ -68,8 +66,6 @@ class Selection:
     spans: tuple[tuple[int, int], ...] | None = None
     threshold: float | None = None
     scale: float = 1.0
-    all_indices: Tensor | None = None
-    overfull: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,8 +53,8 @@ class Promises:
 
     Attributes:
         band: where the density ends up; None where it is not controlled.
-        conserves_mass: what is not sent is kept, whatever the gradients: not so for means over senders, for estimates
-            in place of sums, and for public code that loses some.
+        conserves_mass: what is not sent is kept, whatever the gradients: not so for means over senders, and for
+            public code that loses some.
         traffic_within: a settled step's requests have the bytes that the parts state (``volume``), give or take this
             share and 4 bytes; None where parts do not state any.
         names_rank: an error about NaN names the rank.

@@ -81,16 +81,13 @@ class Choosing:
         calls: the collectives that choosing takes.
         count: elements that one rank chooses where ranks choose by themselves; None: k.
         knows_counts: whether all ranks know then how many each has chosen.
-        knows_indices: whether they know what each has chosen.
-        searches: the part of the vector that a rank searches: all of it, or a slice of its own, which is one range or
-            is dealt in blocks.
+        searches: the part of the vector that a rank searches: all of it, or a slice of its own, which is one range.
     """
 
     calls: Calls = ()
     count: float | None = None
     knows_counts: bool = False
-    knows_indices: bool = False
-    searches: Literal["all", "range", "blocks"] = "all"
+    searches: Literal["all", "range"] = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

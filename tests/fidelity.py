@@ -42,8 +42,8 @@ TAIL = """
 So `micro_published`, `exdyna_published`, `deft_published`, `topk`, `cltk` and `threshold` are what that code does, up
 to the last digits of a sum. In the recordings MiCRO's threshold only ever rises, by the factor 1.005: they
 say nothing of its fall. The published forms of the other methods (Gaussian-k, Ok-Topk, gTop-k, DGC,
-SIDCo, RedSync, SAGE, QSGD, TernGrad and so on) are held against independent rewrites of their public code, step by
-step, not against recordings of it. The repaired rules differ from these on purpose.
+QSGD, TernGrad and so on) are held against independent rewrites of their public code, step by step, not against
+recordings of it. The repaired rules differ from these on purpose.
 """
 REDUCERS = {  # the authors' class -> the method that stands for it
     "MicroReducer": "micro_published",

@@ -1,4 +1,4 @@
-"""The density that MiCRO's three rules give, on synthetic gradients with a tenfold jump of scale.
+"""The density that MiCRO's rules give, on synthetic gradients with a tenfold jump of scale.
 
 Simulated ranks with error feedback, four kinds of gradients; at two thirds of the steps the scale rises tenfold.
 """
@@ -25,8 +25,8 @@ from experiments.studies.gradient_sources import SHAPES, TITLES
 from micro.randomness import generator
 
 NAME = "rules"
-RULES = ("agreed", "repaired", "published")
-SETTLED = 20  # steps after which the repaired rule is held to its bound
+RULES = ("agreed", "published")
+SETTLED = 20  # steps after which a rule that steers is to have settled
 RECOVERED = 10  # steps after a jump that it is given
 STREAMS = {TITLES[stream]: SHAPES[stream] for stream in ("normal", "laplace", "student", "layers")}
 COLUMNS: Columns = {
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     note = f"{what}; {when}. * without the {RECOVERED} steps from there on."
     figure = draw_rules(frame, f"MiCRO's rules: {what}, scale x 10 at step {jump}")
     blocks = [note, tables.table(errors(frame, jump), COLUMNS)]
-    tables.write(frame, "MiCRO's three rules on synthetic gradients", blocks, arguments, console, figure)
+    tables.write(frame, "MiCRO's rules on synthetic gradients", blocks, arguments, console, figure)
 
 
 def errors(frame: pd.DataFrame, jump: int) -> pd.DataFrame:

@@ -10,7 +10,6 @@ import torch
 import micro
 import models
 from experiments.config.errors import UserError, as_user_error, shown
-from experiments.config.ranges import MOST
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
 from micro.density.constant import Constant
 from micro.local.checks import check_method
@@ -73,11 +72,8 @@ def build_schedule(config: TrainConfig) -> Schedule | None:
     return micro.build(Schedule, {"name": given.name, **given.settings})
 
 
-def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Reducer:
+def build_reducer(config: TrainConfig) -> micro.Reducer:
     """Return the reducer that the configuration describes.
-
-    Args:
-        steps_per_epoch: converts the epochs of a density policy to steps.
 
     Raises:
         UserError: a part that does not exist, a value out of range, or parts that do not go together.
@@ -85,7 +81,7 @@ def build_reducer(config: TrainConfig, *, steps_per_epoch: int = 1) -> micro.Red
     parts = config.sparsifier
     common: dict[str, Any] = {"nonfinite": config.nonfinite, "seed": config.seed}
     with as_user_error(TypeError, OverflowError):
-        common["density"] = _density(config, steps_per_epoch)
+        common["density"] = _density(config)
         if part_name(parts.reducer) not in ("sparse", *WRAPPING):
             whole = micro.build(micro.Reducer, parts.reducer, **common)
             _refuse_parts(config)
@@ -120,7 +116,7 @@ def _around(sparse: micro.Reducer, spec: Any) -> micro.Reducer:
     return micro.build(micro.Reducer, settings, reducer=_around(sparse, settings.pop("reducer", "sparse")))
 
 
-def _density(config: TrainConfig, steps_per_epoch: int) -> micro.Density[Any]:
+def _density(config: TrainConfig) -> micro.Density[Any]:
     warmup, policy = config.density_warmup, config.sparsifier.policy
     if policy is None:
         if not warmup.steps:
@@ -130,23 +126,7 @@ def _density(config: TrainConfig, steps_per_epoch: int) -> micro.Density[Any]:
         )
     if warmup.steps:
         raise UserError(f"density_warmup.steps is {warmup.steps}, but sparsifier.policy sets the density: leave one")
-    if isinstance(policy, dict):  # its settings in steps and densities
-        policy = dict(policy)
-        if "interval_epochs" in policy:
-            policy["interval"] = max(1, round(_positive("interval_epochs", policy) * steps_per_epoch))
-        if "high_factor" in policy:
-            policy["high"] = min(1.0, _positive("high_factor", policy) * config.density)
-        if policy.get("name") == "accordion":
-            policy.setdefault("decays", tuple(round(epoch * steps_per_epoch) for epoch in config.lr_milestones))
     return micro.build(micro.Density, policy, density=config.density)
-
-
-def _positive(key: str, settings: dict[str, Any]) -> float:
-    """Take a number above 0 out of the settings of a policy."""
-    value = settings.pop(key)
-    if type(value) not in (int, float) or not 0 < value <= MOST:
-        raise UserError(f"sparsifier.policy.{key} must be a number above 0, at most {MOST}, got {shown(value)}")
-    return float(value)
 
 
 def _feedback(config: TrainConfig) -> Any:
@@ -196,12 +176,10 @@ def _check_momenta(config: TrainConfig, method: micro.Reducer) -> None:
 def _check_schedule(config: TrainConfig, schedule: Schedule, reducer: micro.Reducer) -> None:
     if config.cluster.simulated:
         raise UserError(f"schedule={config.schedule.name} needs real workers, simulated ones have one bucket: use auto")
-    if not schedule.runs:
-        raise UserError(f"schedule {schedule.name} can be planned and simulated, but DDP cannot carry it out")
     if schedule.is_planned and any(isinstance(layer, micro.TwoLevel) for layer in layers(reducer)):
         raise UserError(
             f"schedule {schedule.name} plans from a link that was measured in one level, two_level has two: choose "
-            "schedule=layerwise, single, capped or ddp"
+            "schedule=layerwise, single or ddp"
         )
     for name in ("trace", "link") if schedule.is_planned else ("trace", "link", "select"):
         if (getattr(config.schedule, name) is None) == schedule.is_planned:

@@ -1,5 +1,6 @@
 """The files of conf/: what one holds, and the choices of a group."""
 
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from experiments.config.errors import UserError, one_line
+from experiments.config.errors import UserError, not_among, one_line
 from experiments.config.paths import CONF
 
 Values = dict[str, Any]
@@ -34,3 +35,16 @@ def read_yaml(path: Path) -> Values:
 def choices_of(group: str) -> list[str]:
     """Return the names that a group can be set to."""
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def retired(group: str) -> Values:
+    """Return what a group had, by name: its successor ``use``, and the label and order that published pages show."""
+    found: Values = read_yaml(CONF / "retired.yaml").get(group, {})
+    return found
+
+
+def no_choice(group: str, allowed: Iterable[str], given: str) -> str:
+    """Return the line that refuses a name that a group cannot be set to; of one that went it names the successor."""
+    if given in (gone := retired(group)):
+        return f"{group}={given} was removed: use {gone[given]['use']}"
+    return not_among(group, allowed, given)

@@ -19,7 +19,8 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from experiments.config.errors import UserError, not_among, one_line, short, shown, suggestion
+from experiments.config.conf_files import no_choice
+from experiments.config.errors import UserError, one_line, short, shown, suggestion
 from experiments.config.keys import kind_of
 
 _HINTS = ("To append", "1. ", "2. ", "object_type", "full_key", "reference_type", "See ")  # lines that help no user
@@ -75,7 +76,7 @@ def explained(error: Exception) -> str:
         return unreadable(str(error.override))
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, given = error.missing_cfg_file.rpartition("/")
-        return not_among(group, error.options, given)
+        return no_choice(group, error.options, given)
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         keys = list(cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else []
         return unknown_key(str(cause.key), key.rpartition(".")[0], keys)

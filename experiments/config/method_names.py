@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from experiments.config.conf_files import choices_of, read_yaml
+from experiments.config.conf_files import choices_of, read_yaml, retired
 from experiments.config.keys import Flat, defaults_of_schema, flat
 from experiments.config.paths import CONF
 from experiments.config.schema import SparsifierConfig, TrainConfig
@@ -115,10 +115,11 @@ def usual_rules() -> dict[tuple[str, str], str | None]:
 
 @cache
 def description(method: str) -> dict[str, str]:
-    """Return the label and order of a method's yaml; empty where it has no file or no such comment."""
+    """Return the label and order of a method's yaml, or of a method that went; else an empty mapping."""
     path = METHODS / f"{method}.yaml"
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return {match[1]: match[2] for line in lines if (match := COMMENT.fullmatch(line))}
+    if not path.is_file():
+        return {key: str(value) for key, value in retired("sparsifier").get(method, {}).items()}
+    return {match[1]: match[2] for line in path.read_text().splitlines() if (match := COMMENT.fullmatch(line))}
 
 
 def place(method: str) -> tuple[float, str]:

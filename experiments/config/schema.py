@@ -220,7 +220,7 @@ class OptimizerConfig:
             for all else, or sign: every weight moves by the rate.
         momentum: of sgd.
         nesterov: none; pytorch: a step of g + momentum * m; published: of g + m, as the public code of MiCRO, DEFT,
-            ExDyna and SAGE (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step
+            ExDyna and DEFT (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step
             so 2 g.
         betas: of adam and adamw, also beside muon.
         momentum_at: update: the momentum is that of the average; gradient: each worker's own, before its residual (the

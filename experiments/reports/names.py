@@ -49,8 +49,6 @@ OTHERS = {  # models, data sets and schedules by the key of their registry
     "mgwfbp": "merged (MG-WFBP)",
     "exact": "exact plan",
     "ddp": "DDP's own",
-    "asc": "ASC-WFBP",
-    "dear": "DeAR",
 }
 
 

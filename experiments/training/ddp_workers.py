@@ -32,7 +32,7 @@ class DdpWorkers(GradientWorkers):
         )
         self._attachment = micro.attach(
             self._ddp,
-            build_reducer(config, steps_per_epoch=self.num_steps),
+            build_reducer(config),
             scope=config.scope,
             clip=self._clip(config.lr),
             clip_norm=config.optimizer.clip_norm,

@@ -171,7 +171,7 @@ class RoundWorkers(Workers):
         local = micro.LocalSteps(
             model,
             optimizer,
-            scoped(build_reducer(config, steps_per_epoch=max(1, self.num_steps // rounds.every)), config.scope),
+            scoped(build_reducer(config), config.scope),
             every=rounds.every,
             outer=micro.Outer(lr=rounds.lr, momentum=rounds.momentum, nesterov=rounds.nesterov),
             buffers=rounds.buffers,

@@ -3,7 +3,7 @@
 from functools import cache, lru_cache, partial
 
 import micro
-from micro.planning.costs import Network, gather_part
+from micro.planning.costs import Network
 from micro.planning.nodes import seconds_of
 from micro.planning.schedules.base import Messages, Problem, Seconds, no_time
 from micro.planning.traces import Trace
@@ -19,7 +19,7 @@ def problem_of(
 ) -> Problem:
     """Return the problem of scheduling the reduction of a trace's gradients by ``reducer`` over a network.
 
-    A single worker neither sends nor selects. Only the dense method ends with an all-gather that can be delayed.
+    A single worker neither sends nor selects.
 
     Args:
         select: seconds of the method's selection over the number of elements; the dense method has none.
@@ -55,7 +55,7 @@ def problem_of(
         )
 
     if isinstance(reducer, micro.DenseReducer):
-        return Problem(trace, exchange, gather=partial(gather_part, network))
+        return Problem(trace, exchange)
     selecting = no_time if select is None else selection
     if not reducer.shares_rounds:
         return Problem(trace, exchange, selecting)

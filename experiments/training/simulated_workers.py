@@ -42,7 +42,7 @@ class SimulatedWorkers(GradientWorkers):
         self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         self.layout = micro.Layout.of({name: self._parameters[name] for name in self._ready_order()})
         self.watch: Callable[[int, Tensor], object] = lambda rank, gradient: None
-        reducer = reducer or scoped(build_reducer(config, steps_per_epoch=self.num_steps), config.scope)
+        reducer = reducer or scoped(build_reducer(config), config.scope)
         reducer.check_parameters(dict(zip(self.layout.names, self.layout.shapes, strict=True)))
         self._simulate = partial(micro.Simulation, reducer, self.layout, config.world_size, device=task.device)
         self._simulation = self._simulate()

@@ -75,6 +75,7 @@ def _difference(place: str, saved: Any, own: Any) -> tuple[str, str] | None:
             found = _difference(f"{place} {key}".strip(), saved.get(key), own.get(key))
             if found is not None:
                 return found
+        return None  # a setting that is None, and one that is not there
     joint = " " if (_is_part(saved) and _is_part(own)) or not place else "="
     return f"{place}{joint}{_word(saved)}".strip(), f"{place}{joint}{_word(own)}".strip()
 

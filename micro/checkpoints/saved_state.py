@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from micro import retired
 from micro.checkpoints.description import misfit
 
 FORMAT = "micro.attachment"
@@ -54,4 +55,7 @@ def check_header(saved: Any, *, rank: int, world_size: int, scope: str, method: 
     found = (f"scope={saved['scope']}", f"scope={scope}") if saved["scope"] != scope else None
     found = misfit(saved["method"], method) or found
     if found is not None:
+        gone = retired.refusal_of_state(saved["method"])
+        if gone:
+            raise ValueError(gone)
         raise ValueError(f"state was saved with {found[0]}, this reducer has {found[1]}: use the method that saved it")

@@ -74,8 +74,7 @@ def attach(
             group is made for the thread, with the backend, the timeout and the options of the model's own, and
             destroyed by ``close``; yours is left as it is.
         on_step: called on this rank with the statistics of each step, at the end of its backward, before the optimizer
-            steps. An exception in it comes out of backward(); the gradients are reduced then. See
-            micro.integrations.wandb and micro.integrations.tensorboard.
+            steps. An exception in it comes out of backward(); the gradients are reduced then.
         scaler: the GradScaler that scales the loss. A step that is not finite is left to it, whatever the reducer's
             policy: all gradients become Inf, so that the scaler leaves out the optimizer's step and lowers the scale.
             What is kept follows the scale. clip is in units of unscaled gradients.

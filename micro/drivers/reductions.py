@@ -163,15 +163,15 @@ class Reductions:
             limit = self.clip * self._loss_scale.value
             carried_out(self._clip_([vector.grad for vector in vectors], limit), self.comm)
         for part in [vectors] if self.whole_model and vectors else [[vector] for vector in vectors]:
-            reducer, layout = joined(self.reducer, [vector.layout for vector in part])
+            layout = joined([vector.layout for vector in part])
             grad = part[0].grad if len(part) == 1 else torch.cat([vector.grad for vector in part])
             state = self.states.of(layout, grad.dtype, grad.device)
             if self.bucket_names:
                 self.comm.begin_step()  # what came before the first is counted with it
             self.bucket_names += [vector.layout.names for vector in part]
             aside = {} if unused is None or not state.pieces() else set_aside_(state, unused(part))
-            begin = partial(reducer.reduction, state, grad)
-            under_way = self.comm.rounds.begin(begin, self.comm, shares=reducer.shares_rounds)
+            begin = partial(self.reducer.reduction, state, grad)
+            under_way = self.comm.rounds.begin(begin, self.comm, shares=self.reducer.shares_rounds)
             self._running.append(_Running(under_way, state, part, grad, aside))
 
     def advance(self) -> None:

@@ -60,8 +60,6 @@ class Needs(Flag):
     NOTHING = 0
     RAW_VALUES = auto()  # it sends values as they are: no codec goes with it but `Raw`
     INT32_INDICES = auto()
-    WHOLE_VECTOR = auto()  # to call it for each piece of the vector would give another result
-    NO_ESTIMATE = auto()  # its update is not the mean of what was sent, which a feedback could add to an estimate
     NO_MOMENTUM = auto()  # what a rank sends has entries that the rank did not choose, which keep their momentum
     NO_MOMENTUM_WITH_CODES = auto()  # the same, where a codec rounds
 
@@ -69,16 +67,14 @@ class Needs(Flag):
 class Exchange(StatefulPart[S], ABC):
     """A way in which the ranks' selections become one mean update, equal bit for bit on all ranks.
 
-    A subclass says in ``accepts`` which relations of index sets it takes, and in ``needs`` what else it depends on. One
-    that does not need the whole vector sends all that was chosen, remembers nothing, and uses of the step its number
-    and its seed alone.
+    A subclass says in ``accepts`` which relations of index sets it takes, and in ``needs`` what else it depends on.
     """
 
     kind: ClassVar[str] = "exchange"
     home: ClassVar[str] = "micro.exchanges"
     group: ClassVar[str] = "micro.exchanges"
     accepts: ClassVar[frozenset[Overlap]]
-    needs: ClassVar[Needs] = Needs.WHOLE_VECTOR
+    needs: ClassVar[Needs] = Needs.NOTHING
 
     @property
     def label(self) -> str:

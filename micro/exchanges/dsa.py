@@ -55,10 +55,8 @@ class DSA(Exchange[NoState]):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]  # depends on the rule
-        """As published it keeps back the smallest of the whole choice, and sends values as they are."""
-        if self.rule == "repaired":
-            return Needs.NO_MOMENTUM_WITH_CODES
-        return Needs.RAW_VALUES | Needs.WHOLE_VECTOR | Needs.NO_ESTIMATE
+        """As published it sends values as they are."""
+        return Needs.NO_MOMENTUM_WITH_CODES if self.rule == "repaired" else Needs.RAW_VALUES
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""

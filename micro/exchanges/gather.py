@@ -11,7 +11,7 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs import coding
 from micro.exchanges.averaging import AverageEncoded, mean_gathered_
-from micro.exchanges.base import Exchange, Needs, NoState, Transport
+from micro.exchanges.base import Exchange, NoState, Transport
 from micro.exchanges.gathering import (
     gather_header,
     gather_indices,
@@ -61,11 +61,6 @@ class Gather(Exchange[NoState]):
         if self.rule is not None and self.rule not in get_args(GatherRule):
             allowed = ", ".join(get_args(GatherRule))
             raise ValueError(f"rule of {self.name} must be {allowed} or left out, got '{self.rule}'")
-
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]  # depends on the rule
-        """The whole vector, for rules that look at all pairs."""
-        return Needs.WHOLE_VECTOR | Needs.NO_ESTIMATE if self.rule else Needs.NOTHING
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the sum of all ranks' pairs, divided by the number of ranks."""

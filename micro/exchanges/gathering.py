@@ -95,8 +95,6 @@ def gather_indices(
     comm, codec = transport.comm, transport.wire.indices
     if transport.overlap is Overlap.SAME or comm.world_size == 1:
         return selection.indices
-    if selection.all_indices is not None:
-        return selection.all_indices
     if transport.overlap is Overlap.LEADER:
         return (yield from _from_leader(selection, counts, numel, transport))
     is_plain = isinstance(codec, Int32)  # a shorter range makes it no shorter

@@ -85,7 +85,7 @@ class Oktopk(Exchange[OktopkState]):
     reevaluate: int | None = None
     name: ClassVar[str] = "oktopk"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT})
-    needs: ClassVar[Needs] = Needs.RAW_VALUES | Needs.WHOLE_VECTOR
+    needs: ClassVar[Needs] = Needs.RAW_VALUES
 
     def __post_init__(self) -> None:
         check_rule(self)

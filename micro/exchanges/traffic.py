@@ -1,7 +1,7 @@
 """What an exchange is expected to be given in a step: the choice of all ranks, from which follows what it sends."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -13,10 +13,10 @@ from micro.traffic import Bucket, Choosing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What the ranks choose of a bucket, or of a piece of it that is exchanged by itself.
+    """What the ranks choose of a bucket.
 
     Attributes:
-        numel, world_size, dtype: of the bucket or piece and of its accumulator.
+        numel, world_size, dtype: of the bucket and of its accumulator.
         overlap: how the ranks' index sets relate.
         wire: the forms of values and indices.
         k: target number of indices.
@@ -69,22 +69,8 @@ class Choice:
             distinct=distinct,
             updated=updated,
             knows_counts=choosing.knows_counts,
-            knows_indices=choosing.knows_indices or overlap is Overlap.SAME,
+            knows_indices=overlap is Overlap.SAME,
             has_ranges=choosing.searches == "range",
-        )
-
-    def part(self, share: float) -> "Choice":
-        """Return what lies in a piece of the vector, ``share`` of it, where choices lie evenly."""
-        return replace(
-            self,
-            numel=round(share * self.numel),
-            k=round(share * self.k),
-            chosen=share * self.chosen,
-            longest=share * self.longest,
-            distinct=share * self.distinct,
-            updated=None if self.updated is None else share * self.updated,
-            knows_counts=self.overlap is Overlap.SAME,
-            has_ranges=False,
         )
 
     @property

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.exchanges.averaging import AverageEncoded, mean_calls, mean_encoded_, mean_of
-from micro.exchanges.base import Exchange, Needs, NoState, Transport
+from micro.exchanges.base import Exchange, NoState, Transport
 from micro.exchanges.gathering import counts_calls, gather_counts, gather_indices, indices_calls
 from micro.exchanges.traffic import Choice
 from micro.kernels.reference import are_first, places_of
@@ -31,7 +31,6 @@ class Union(Exchange[NoState]):
 
     name: ClassVar[str] = "union"
     accepts: ClassVar[frozenset[Overlap]] = frozenset(Overlap)
-    needs: ClassVar[Needs] = Needs.NOTHING
     average_: ClassVar[AverageEncoded] = staticmethod(mean_encoded_)  # the values of all indices, which do not travel
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:

@@ -6,16 +6,13 @@ the last bin has no end.
 
 import math
 import operator
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from micro.kernels.bit_patterns import magnitude_of
-from micro.kernels.reference import places_of
 from micro.kernels.table import forms
-from micro.on_device import on_device
 
 NUM_BINS = 32  # counts that each rank sends: 128 bytes
 
@@ -108,78 +105,6 @@ def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int,
     return indices.index_select(0, kept)
 
 
-def surely_kept(last: Sequence[int], scale: float, share: float, roots: float) -> Tensor:
-    """Return (world_size,) float64 how many of its largest candidates each rank keeps in any case.
-
-    Args:
-        last: how many each rank kept in the last step. A slice is searched by the rank before in the next.
-        scale: how many are expected for each of those.
-        share, roots: ``share * expected - roots * sqrt(expected)`` are sure.
-    """
-    expected = torch.tensor([*last[1:], last[0]], dtype=torch.float64) * scale
-    return share * expected - roots * expected.sqrt()
-
-
-def message(
-    found: tuple[Tensor, Tensor, Tensor], *, start: int, lowest: int, shift: int, sure: float, capacity: int, width: int
-) -> Tensor:
-    """Return a rank's row: its counts, then candidates, filled up with zeros: int32.
-
-    Those of the highest bins, no more than ``sure`` of them, come first, ascending; then the others from the largest to
-    the smallest magnitude, the lowest index first among equals. A candidate is its place in the slice in ``width``
-    bytes, lowest byte first.
-
-    Args:
-        found: what `collect` returned.
-    """
-    indices, magnitudes, counts = found
-    bins, reached = _bins(magnitudes, lowest, shift), _reached(counts)
-    are_sure = bins >= (reached > sure).sum()
-    chosen = _in_order(magnitudes, are_sure, capacity)
-    row = counts.new_zeros(NUM_BINS + -(-capacity * width // 4))
-    row[:NUM_BINS] = counts
-    places = (indices.index_select(0, chosen) - start).view(torch.uint8).view(-1, 4)[:, :width]
-    row[NUM_BINS:].view(torch.uint8)[: width * chosen.numel()] = places.reshape(-1)
-    return row
-
-
-def _in_order(magnitudes: Tensor, are_sure: Tensor, capacity: int) -> Tensor:
-    """Return the places of those that come first in a `message`."""
-    if magnitudes.device.type != "cpu":  # the host reads nothing
-        return torch.argsort(magnitudes.where(~are_sure, torch.inf), descending=True, stable=True)[:capacity]
-    sure, others = torch.nonzero(are_sure).view(-1), torch.nonzero(~are_sure).view(-1)
-    room = capacity - sure.numel()
-    if 0 < room < others.numel():  # no others are put in order
-        others = others.index_select(0, forms(magnitudes).largest(magnitudes.index_select(0, others), room))
-    ranks = torch.argsort(magnitudes.index_select(0, others), descending=True, stable=True)
-    return torch.cat([sure, others.index_select(0, ranks)])[:capacity]
-
-
-def kept_by_all(
-    rows: Tensor, counts: Tensor, sure: Tensor, taken: tuple[int, ...], starts: list[int], *, capacity: int, width: int
-) -> Tensor | None:
-    """Return what all ranks keep, in rank order, each rank's as in its message: (sum(taken),) int32.
-
-    None, on all ranks alike, where a rank keeps more than its message holds, or less than counted as sure.
-
-    Args:
-        rows: (world_size, length) int32, every rank's `message`.
-        counts: (world_size, NUM_BINS) int32, the first of each, in the host's memory.
-        sure: (world_size,) as `surely_kept` returned it, in the host's memory.
-        taken: how many each rank keeps.
-        starts: where each rank's slice begins.
-    """
-    keeps, reached = torch.tensor(taken), _reached(counts)
-    fixed = torch.where(reached <= sure.view(-1, 1), reached, 0).amax(1)
-    if not bool(((fixed <= keeps) & (keeps <= capacity)).all()):
-        return None
-    n, numbers = rows.shape[0], on_device([*starts, *taken], torch.int32, rows.device).view(2, -1, 1)
-    wire = rows[:, NUM_BINS:].contiguous().view(torch.uint8)[:, : capacity * width].reshape(n, capacity, width)
-    places = torch.nn.functional.pad(wire, (0, 4 - width)).view(torch.int32).view(n, capacity)
-    are_kept = (torch.arange(capacity, device=rows.device) < numbers[1]).view(-1)
-    return (places + numbers[0]).view(-1).index_select(0, places_of(are_kept, sum(taken)))
-
-
 def _bins(magnitudes: Tensor, lowest: int, shift: int) -> Tensor:
     return ((magnitudes.view(torch.int32) - lowest) >> shift).clamp_(0, NUM_BINS - 1)
 
@@ -190,8 +115,3 @@ def _counts(bins: Tensor) -> Tensor:
         return torch.bincount(bins, minlength=NUM_BINS).to(torch.int32)
     counts = torch.zeros(NUM_BINS, dtype=torch.int32, device=bins.device)
     return counts.scatter_add_(0, bins.long(), torch.ones_like(bins))
-
-
-def _reached(counts: Tensor) -> Tensor:
-    """Return how many candidates are in each bin and above (..., NUM_BINS) int64."""
-    return counts.flip(-1).cumsum(-1).flip(-1)

@@ -154,12 +154,3 @@ def scaled(alpha_s: float, beta_s: float, fitted_at: int, algorithm: str = "ring
     """
     work = work_of(op, fitted_at, algorithm)
     return Link(alpha_s / work.messages, beta_s / (work.share * work.sent))
-
-
-def gather_part(network: Network, num_bytes: float) -> float:
-    """Return the seconds of an all-reduce's second half: every rank has the sum of its part, and all gather the parts.
-
-    Exactly, where the all-reduce is by ring or by halving and doubling.
-    """
-    whole = network.seconds("all_reduce", num_bytes)
-    return min(whole, network.seconds("gather_rows", num_bytes / network.world_size))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from micro import retired
 from micro.comm import Comm
 from micro.feedback import Memory
 from micro.flat import Layout, regroup
@@ -282,7 +283,8 @@ class Reducer(Part, ABC):
     def check_method(self, saved: dict[str, Any]) -> None:
         """Raise ValueError where a saved bucket is of another method."""
         if saved["method"] != self.method:
-            raise ValueError(f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind")
+            other = f"state is of {saved['method']}, the reducer is {self.method}: load it into its own kind"
+            raise ValueError(retired.refusal_of_state(saved["method"]) or other)
 
     def rebuild(
         self, layout: Layout, old: Sequence[BucketState], dtype: torch.dtype, device: torch.device

@@ -50,8 +50,8 @@ def check_scatters(reducer: Reducer) -> SparseReducer:
     exchange = reducer.exchange
     if not isinstance(exchange, Union) and not (isinstance(exchange, Gather) and exchange.rule is None):
         raise ValueError(f"within FSDP the exchange is union, or gather without a rule, got {exchange.full_name}")
-    if reducer.feedback.sends_change or type(reducer.selector).observe is not Selector.observe:
-        given = f"selector {reducer.selector.full_name}, feedback {reducer.feedback.name}"
+    if type(reducer.selector).observe is not Selector.observe:
+        given = f"selector {reducer.selector.full_name}"
         raise ValueError(f"within FSDP no rank has the whole update, which a part of this method follows: {given}")
     return reducer
 
@@ -88,7 +88,7 @@ def reduce_to_shards(reducer: SparseReducer, state: BucketState, grad: Tensor, c
         sent, shard = yield from _send_values(acc, places, transport)
     else:
         counts = yield from gather_counts(selection)
-        ascending = selection.indices if selection.all_indices is None else selection.indices.sort().values
+        ascending = selection.indices
         entries = SparseValues(ascending, kernels.gather(acc, ascending))
         sent, received = yield from add_up(entries, tuple(equal_slices(numel, n)), transport)
         shard = acc.new_zeros(numel // n)

@@ -17,7 +17,6 @@ from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.gather import Gather
-from micro.exchanges.in_pieces import InPieces
 from micro.exchanges.traffic import Choice
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
@@ -27,13 +26,13 @@ from micro.nonfinite import Finding, Policy, check_policy
 from micro.parts import StatefulPart
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, cut_
-from micro.reducers.rounding import write_, write_sum_
+from micro.reducers.rounding import write_sum_
 from micro.reducers.whole import Sent, send_all
 from micro.reducers.with_density import WithDensity
-from micro.requests import Once, Reduction
+from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.everything import Everything
-from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown, summed
+from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
 from micro.stats import Start, stats_of
 from micro.traffic import Bucket, Volume
 
@@ -189,8 +188,8 @@ class SparseReducer(WithDensity):
             is_finite=bool(exchanged.is_finite),
             in_update=None if overflow is None else int(overflow.min()),
             on_deliver=on_deliver,
-            parts=None if self.feedback.sends_change else exchanged.update,
-            record=record | {"overfull": selection.overfull or exchanged.overfull},
+            parts=exchanged.update,
+            record=record | {"overfull": exchanged.overfull},
         )
 
     @property
@@ -212,30 +211,21 @@ class SparseReducer(WithDensity):
         if density < 1.0:
             return self
         keeps = isinstance(self.selector, Everything) or Traits.OWN_DENSITY in self.selector.traits
-        if keeps or self.feedback.sends_change or "published" in (self.rule_name or ""):
+        if keeps or "published" in (self.rule_name or ""):
             return self
-        exchange = replace(self.exchange, each=Union()) if isinstance(self.exchange, InPieces) else Union()
-        return replace(self, selector=Everything(), density=1.0, exchange=exchange)
+        return replace(self, selector=Everything(), density=1.0, exchange=Union())
 
     def _write_(
         self, state: BucketState, grad: Tensor, exchanged: Exchanged, scale: float
     ) -> Reduction[Callable[[], None]]:
         """Write the update into ``grad``, if it is finite; return what then keeps what was not sent."""
-        update, unsent = exchanged.update, None
         if not exchanged.is_finite:
             return lambda: None
-        if self.feedback.sends_change:
-            if len(update) > 1 and grad.device.type == "cpu":
-                update = yield Once(work=lambda: (summed(exchanged.update),))  # added once, not once for each rank
-            changed = self.feedback.changed(state.memory, update, scale, grad)
-            if changed is not grad:
-                write_(changed, grad)
-        else:
-            self.feedback.clear_(grad)
-            unsent = yield from write_sum_(update, grad, scale=scale)
+        self.feedback.clear_(grad)
+        unsent = yield from write_sum_(exchanged.update, grad, scale=scale)
 
         def on_deliver() -> None:
-            self.feedback.settle_(state.memory, exchanged.sent, update, scale)
+            self.feedback.settle_(state.memory, exchanged.sent, exchanged.update, scale)
             if unsent is not None:
                 self.feedback.keep_(state.memory, unsent)
 
@@ -270,18 +260,8 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if Traits.UNBIASED in selector.traits and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
-    if isinstance(selector, Everything) and parts.feedback.sends_change:
-        raise ValueError(
-            f"feedback {parts.feedback.name} applies an estimate that chosen entries change, but the values of "
-            f"selector {selector.name} do not go through it: use a selector that chooses, or feedback=residual"
-        )
-    needs = (exchange.each if isinstance(exchange, InPieces) else exchange).needs
-    if parts.feedback.sends_change and Needs.NO_ESTIMATE in needs:
-        raise ValueError(
-            f"feedback {parts.feedback.name} adds up the mean of what is sent, which exchange {exchange.label} does "
-            "not give: leave its rule out"
-        )
-    has_others = Needs.NO_MOMENTUM in needs or (Needs.NO_MOMENTUM_WITH_CODES in needs and not parts.codec.lossless)
+    needs, is_coded = exchange.needs, not parts.codec.lossless
+    has_others = Needs.NO_MOMENTUM in needs or (Needs.NO_MOMENTUM_WITH_CODES in needs and is_coded)
     if parts.feedback.name == "momentum" and has_others:
         raise ValueError(
             f"feedback momentum clears it where a rank sends something, and what exchange {exchange.label} sends has "
@@ -295,13 +275,6 @@ def check_together(parts: SparseReducer) -> None:
         raise ValueError(
             f"density {parts.density_policy.name} differs by layer, {selector.name} does not: use topk, scope=layer, "
             "or per_tensor"
-        )
-    if Traits.SENDS_INDICES in selector.traits and (
-        exchange.name not in ("union", "gather") or parts.indices != Int32()
-    ):
-        given = f"exchange {exchange.full_name}, indices {parts.indices.name}"
-        raise ValueError(
-            f"{selector.full_name} with a slack sends indices itself, got {given}: use union or gather, with int32"
         )
     if overlap is not Overlap.SAME:
         parts.indices.check_density(parts.density_policy.density)

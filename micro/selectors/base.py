@@ -28,7 +28,6 @@ class Traits(Flag):
     BY_PARAMETER = auto()  # each parameter gets the density that the policy sets for it
     ALL_PARAMETERS = auto()  # it weighs parameters against each other: within one alone it makes no sense
     OWN_DENSITY = auto()  # a target density of 1 does not mean that every index is selected
-    SENDS_INDICES = auto()  # most selections make all ranks' indices known everywhere, without an exchange
     UNBIASED = auto()  # the update is scaled, so that its mean over draws is the dense mean
     WANTS_SUMS = auto()  # Step.sums are made while the gradient is added; not within `per_tensor`
     TAKES_SCALES = auto()  # it scales by Step.scales itself, what it searches alone

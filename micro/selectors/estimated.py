@@ -57,8 +57,8 @@ class Estimated(Selector[Any]):
     Each rank selects on its own, with a threshold of its own, so the union grows with the number of ranks (build-up).
 
     Args:
-        fit: how the k-th magnitude is estimated: a `Fit`, its name, or a mapping. 'gaussiank', 'sidco', 'dgc', 'sage',
-            'redsync' and 'reused' (Ok-Topk's); each followed by '_published' is the public code of its paper.
+        fit: how the k-th magnitude is estimated: a `Fit`, its name, or a mapping. 'gaussiank', 'sidco', 'dgc' and
+            'reused' (Ok-Topk's); but for 'sidco', each followed by '_published' is the public code of its paper.
 
     Source: that of the fit.
     """

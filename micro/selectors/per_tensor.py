@@ -35,7 +35,7 @@ class PerTensor(WrappingSelector[PerTensorState]):
     depends on how parameters were merged into buckets. Here each has its own k, floor(density * numel) and at least 1,
     its own state, which follows it into other buckets, and its own random numbers. The choices are joined, so that one
     exchange serves the bucket however many parameters it has. So does each collective of the selector itself: `Micro`
-    sends 128 bytes for each parameter (4 or 16 with its other rules), in one message.
+    sends 128 bytes for each parameter (4 with its published rule), in one message.
 
     Args:
         selector: which indices of a parameter: a part, its name, or a mapping.
@@ -58,7 +58,6 @@ class PerTensor(WrappingSelector[PerTensorState]):
         reasons = {
             Traits.BY_PARAMETER: "looks at each parameter separately already",
             Traits.ALL_PARAMETERS: "makes sense for all parameters together only",
-            Traits.SENDS_INDICES: "with a slack sends its indices in one message for each parameter",
             Traits.UNBIASED: "scales the update by one factor, which would differ from parameter to parameter",
         }
         if type(selector).observe is not Selector.observe:

@@ -1,4 +1,4 @@
-"""Steer one threshold, known to every rank, so that about k entries pass it at every step.
+"""Steer one threshold so that about k entries pass it at every step.
 
 A step that selects ``count`` entries also gives their mean log excess, ``tail = mean(log(abs(acc) / threshold))``
 (Hill, Annals of Statistics 1975): the inverse slope of log count against log threshold. So the threshold that would
@@ -6,9 +6,8 @@ have been right lay near ``log(threshold) + tail * (count / k - 1)``, to a stand
 `Track.observe` feeds these to a growing-memory alpha-beta filter of level and trend, and forecasts the next step's
 threshold. The linear form, not the log, keeps the mean of ``count`` at k.
 
-A `Track` says when its forecast is not good enough: the step then searches its threshold. Everything is relative:
-scaling the input by c scales every threshold by c. A track holds plain numbers, equal on all ranks when what they are
-made from is.
+A `Track` says when its forecast is not good enough. Everything is relative: scaling the input by c scales every
+threshold by c. A track holds plain numbers.
 """
 
 import math
@@ -65,14 +64,6 @@ class Track:
         """Forget everything."""
         for known in fields(self):
             setattr(self, known.name, known.default)
-
-    def aim(self, k: int) -> None:
-        """Carry the forecast along the tail to another k; a change beyond TOLERANCE makes the next step search."""
-        if self.k not in (0, k):
-            self.log_threshold = _in_range(self.log_threshold + self.tail * math.log(self.k / k))
-            if abs(math.log(k / self.k)) > math.log1p(TOLERANCE):
-                self.streak = 0
-        self.k = k
 
     def observe(self, *, threshold: float, count: int, tail: float, k: int) -> None:
         """Learn from a step.

@@ -14,15 +14,11 @@ PARTS: dict[str, dict[str, str]] = {
         "gtopk": "gtopk:GTopK",
     },
     "micro.codecs": {
-        "natural": "natural:Natural",
-        "onebit": "onebit:OneBit",
         "range_float": "range_float:RangeFloat",
         "terngrad": "terngrad:TernGrad",
     },
     "micro.index_codecs": {},
-    "micro.densities": {
-        "accordion": "accordion:Accordion",
-    },
+    "micro.densities": {},
     "micro.reducers": {
         "dct": "dct:DCTReducer",
         "fft": "fft:FFTReducer",

@@ -11,7 +11,7 @@ from micro.comm import Comm
 from micro.density.base import target_count
 from micro.flat import Layout
 from micro.partition import cyclic, equal_sizes
-from micro.parts import Rule, check_rule
+from micro.parts import Rule, check_rule, state_of
 from micro.requests import Reduction
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import Agreed
@@ -181,7 +181,7 @@ class ExDyna(Selector[ExDynaState]):
     def load(self, saved: dict[str, Any]) -> ExDynaState:
         """Return the state that ``save`` described."""
         lists = {name: list(saved[name]) for name in ("blocks", "loads", "counts")}  # steps change them in place
-        return ExDynaState(**saved | lists | {"threshold": self.balance.threshold.state(**saved["threshold"])})
+        return ExDynaState(**saved | lists | {"threshold": state_of(self.balance.threshold.state, saved["threshold"])})
 
     def select(self, state: ExDynaState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the indices of this rank's partition that pass the step's threshold."""
@@ -206,9 +206,7 @@ class ExDyna(Selector[ExDynaState]):
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return what the threshold's rule sends; see Selector."""
-        numel = layout.numel
-        count, longest = target_count(density, numel), -(-numel // world_size)
-        calls = self.balance.threshold.calls(count, longest, numel, world_size)
+        calls = self.balance.threshold.calls(target_count(density, layout.numel), layout.numel)
         return Choosing(calls=calls, knows_counts=True, searches="range")
 
 

@@ -57,9 +57,8 @@ class GTopK(Exchange[NoState]):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]  # depends on the rule
-        """The whole list, with values as they are; as published indices are sent as float64."""
-        needs = Needs.WHOLE_VECTOR | Needs.RAW_VALUES
-        return needs | (Needs.NO_MOMENTUM if self.rule == "repaired" else Needs.INT32_INDICES | Needs.NO_ESTIMATE)
+        """Values as they are; as published indices are sent as float64."""
+        return Needs.RAW_VALUES | (Needs.NO_MOMENTUM if self.rule == "repaired" else Needs.INT32_INDICES)
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the list that the tree ends with, divided by the number of ranks."""

@@ -147,7 +147,6 @@ def test_another_grouping_than_planned_is_told() -> None:
     [
         (("schedule=exact", "link", "sparsifier=dense"), "schedule.trace", NOTHING),
         (("schedule=layerwise", "trace", "link", "sparsifier=dense"), "schedule.trace", NOTHING),
-        (("schedule=dear",), "DDP", "dear"),
         (("schedule=single", "cluster=simulated"), "schedule=single", NOTHING),
         (("schedule=exact", "trace", "link", "select", "cluster.nproc_per_node=3"), "2 workers", 3),
         (("schedule=exact", "trace", "link", "model=mlp", "model.settings={hidden: 4}"), "another model", NOTHING),

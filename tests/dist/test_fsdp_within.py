@@ -37,7 +37,6 @@ REDUCERS = {
     "topk+union": micro.SparseReducer(micro.TopK(), 0.1),
     "micro": micro.SparseReducer(micro.Micro(), 0.1),
     "micro+half": micro.SparseReducer(micro.Micro(), 0.1, codec=micro.Half()),
-    "micro+slack": micro.SparseReducer(micro.Micro(slack=0.2, block=8), 0.1, exchange=micro.Gather()),
     "randomk": micro.SparseReducer(micro.RandomK(), 0.1),
 }
 
@@ -86,7 +85,7 @@ def beside_plain(world_size: int, name: str, **settings: Any) -> tuple[float, fl
 
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    [*((name, 2) for name in REDUCERS), *((name, 4) for name in ("all", "int8", "micro", "micro+slack"))],
+    [*((name, 2) for name in REDUCERS), *((name, 4) for name in ("all", "int8", "micro"))],
 )
 @on_ranks()
 def test_nothing_of_a_gradient_is_lost(name: str, world_size: int) -> None:
@@ -172,6 +171,9 @@ def test_bytes_are_those_of_a_reduce_scatter() -> None:
     assert sizes["int8"][0] < all_bytes / 5
 
 
+FOLLOWING = micro.build(micro.Selector, {"name": "scaled_elements", "selector": "topk"})  # the update
+
+
 def sparse(**parts: Any) -> micro.SparseReducer:
     return micro.SparseReducer(micro.TopK(), 0.1, **parts)
 
@@ -183,7 +185,7 @@ def test_what_cannot_be_scattered_is_refused_on_all_ranks() -> None:
     wrong: dict[str, Callable[[], object]] = {
         "powersgd": lambda: attach_within(net, micro.PowerSGD()),
         "oktopk": lambda: attach_within(net, sparse(exchange=micro.Oktopk())),
-        "ef21": lambda: attach_within(net, sparse(feedback=micro.EF21(), exchange=micro.Gather())),
+        "scaled_elements": lambda: attach_within(net, micro.SparseReducer(FOLLOWING, 0.1)),
         "fully_shard": lambda: attach_within(Net(), EVERYTHING),
         "replicas": lambda: attach_within(
             build(init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))), EVERYTHING

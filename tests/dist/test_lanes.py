@@ -32,6 +32,7 @@ from tests.small_models import kept
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 BACKWARD_DONE = threading.Event()
+OKTOPK = micro.SparseReducer(micro.TopK(), density=0.1, exchange=micro.Oktopk())
 
 
 def small(**settings: Any) -> DistributedDataParallel:
@@ -64,7 +65,7 @@ def test_backward_goes_on_while_a_bucket_waits_on_the_lane() -> None:
     assert attachment.exposed_s > 0
 
 
-@pytest.mark.parametrize(("world_size", "reducer"), [(2, TOPK), (3, MICRO)])
+@pytest.mark.parametrize(("world_size", "reducer"), [(2, TOPK), (3, MICRO), (2, OKTOPK)])
 @on_ranks()
 def test_a_choice_within_the_whole_model_does_not_depend_on_what_travels_together(
     world_size: int, reducer: micro.Reducer
@@ -75,6 +76,7 @@ def test_a_choice_within_the_whole_model_does_not_depend_on_what_travels_togethe
     assert alike(parted, whole, one_loss, range(4), rounding=0.0 if world_size == 2 else 1e-14)
     assert len(attachment.bucket_names) > 1, "one bucket: a test of nothing"
     assert attachment.stats[0].global_count == beside.stats[0].global_count
+    assert len(attachment.stats[0].calls) == len(beside.stats[0].calls), "one exchange, however many buckets"
 
 
 def lanes() -> set[threading.Thread]:

@@ -1,7 +1,8 @@
 """A worker that is killed within a round: the group that forms again goes on from the weights of the last one."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 import micro
 from micro.comm import Comm
+from micro.feedback import Memory
 from micro.local import LocalSteps, check_losable, regrouped, save_round, take_round
 from micro.zoo.exdyna import ExDyna
 from tests.local_training import ADAM, SPARSE, backward, flat, network, simulated
@@ -53,12 +55,22 @@ def test_what_all_ranks_keep_a_share_or_a_sum_of_cannot_be_lost(tmp_path: Path) 
     refused(lambda: check_losable(shared), "reducer two_level keeps a share of a node's residual on each of its ranks")
     model: nn.Module = network()
     optimizer = ADAM(model.parameters())
-    reducer = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather(), feedback=micro.EF21())
+    reducer = micro.SparseReducer(micro.TopK(), 0.2, micro.Gather(), feedback=Summing())
     with LocalSteps(model, optimizer, reducer, every=2, comm=Comm()) as local:
         refused(lambda: save_round(local, tmp_path / "0.pt"), "a worker cannot be lost; use feedback residual, or none")
         backward(model, 0, 0)
         optimizer.step()
         refused(lambda: save_round(local, tmp_path / "0.pt"), "a round is saved at its end", error=RuntimeError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summing(micro.ErrorFeedback):
+    """Keeps a sum over all ranks beside the residual, as a part of another package may."""
+
+    name: ClassVar[str] = "summing"
+
+    def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
+        return micro.ErrorFeedback.start(self, numel, dtype, device) | {"sum": torch.zeros(numel, device=device)}
 
 
 def trained(comm: Comm, path: Path, steps: int, saved: int, seed: int = 0) -> nn.Module:

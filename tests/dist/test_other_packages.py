@@ -81,6 +81,34 @@ def test_a_selector_of_another_package_trains_by_the_composed_configuration(tmp_
     assert all(row["local_density"] == pytest.approx(0.05, rel=0.02) for row in read_records(folder / "steps.jsonl"))
 
 
+LAWS = """
+import micro
+from micro.testing import check_laws
+smallest, pairs, upper = (
+    micro.build(kind, name)
+    for kind, name in ((micro.Selector, "smallest"), (micro.Exchange, "pairs"), (micro.Codec, "upper"))
+)
+by_parameter = micro.PerTensor(selector=smallest)
+compositions = (
+    dict(selector=smallest, exchange=pairs),
+    dict(selector=smallest, exchange=pairs, codec=upper),
+    dict(selector=micro.Micro(), exchange=pairs, codec=upper),
+    dict(selector=smallest, exchange=micro.Union(), codec=upper),
+    dict(selector=smallest, exchange=micro.Gather(), codec=upper, indices=micro.Shortest()),
+    dict(selector=smallest, exchange=pairs, feedback=micro.MomentumCorrection()),
+    dict(selector=by_parameter, exchange=pairs, codec=upper),
+)
+for parts in compositions:
+    check_laws(micro.SparseReducer(density=0.05, **parts), world_sizes=(1, 3))
+print("laws hold")
+"""
+
+
+def test_parts_of_another_package_obey_the_laws_with_ours_and_with_each_other(tmp_path: Path) -> None:
+    install(tmp_path)
+    assert python("-c", LAWS, path=tmp_path) == "laws hold"
+
+
 REFUSE = """
 import micro
 for name in ("topk", "missing", "other_name", "no_part", "micro"):

@@ -15,7 +15,7 @@ from tests.sparsifiers import TABLE
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 
 LAYOUTS = tuple(micro.Layout((f"{place}.weight", f"{place}.bias"), ((5 + place, 24), (7,))) for place in range(4))
-SHARING = ("topk+gather", "leader", "micro+agreed", "micro+slack", "gtopk", "oktopk", "powersgd", "qsgd+union")
+SHARING = ("topk+gather", "leader", "micro+agreed", "gtopk", "oktopk", "powersgd", "qsgd+union")
 ROWS = {row.name: row for row in TABLE if row.name in SHARING}
 
 

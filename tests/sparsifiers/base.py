@@ -25,7 +25,7 @@ class Row:
         make: density or schedule, seed -> reducer.
         promises: what `micro.testing` checks.
         num_collectives: the fewest of a step on three or four ranks, where parts do not state their traffic.
-        follows_density: the target is the given density (dense ignores it, Accordion derives its own).
+        follows_density: the target is the given density (dense ignores it, ByName adds its own).
         seeded: another seed gives other indices.
         updated: elements of the update that are not zero are as many as are counted, or some of them, because codes of
             few bits round to zero, or have nothing to do with what is counted: the bins of a spectrum.

@@ -2,13 +2,11 @@
 
 import micro
 from micro.codecs.indices import Bitmap, Packed, Shortest
-from tests.sparsifiers.base import ABOUT, ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Band, Row, row, sparse, whole
+from tests.sparsifiers.base import ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Band, Row, row, sparse, whole
 
 TOPK, LEADER, MICRO, HALF = micro.TopK(), micro.Leader(), micro.Micro(), micro.Half()
-SLACK, LAYERS, MOMENTUM = micro.Micro(slack=0.2), micro.TopK(scope="layer"), micro.MomentumCorrection()
-STEERED = Band(0.5, lambda _world_size: 2.0, at_once=False)
+LAYERS, MOMENTUM = micro.TopK(scope="layer"), micro.MomentumCorrection()
 BY_LAYER = Band(0.8, lambda world_size: 1.2 * world_size)  # at least one of each layer; k of each is rounded down
-EF21 = micro.EF21(smoothing=0.5)
 
 
 def by_name(density: micro.Density | float, seed: int) -> micro.Reducer:
@@ -26,7 +24,6 @@ ROWS: tuple[Row, ...] = (
     sparse("topk+gather+half", TOPK, BUILD_UP, exchange=GATHER, codec=HALF),
     sparse("topk+union+packed", TOPK, BUILD_UP, indices=Packed()),
     sparse("topk+gather+bitmap", TOPK, BUILD_UP, exchange=GATHER, indices=Bitmap()),
-    sparse("topk+gather+ef21", TOPK, BUILD_UP, exchange=GATHER, feedback=EF21, updated="other", **LOSSY),
     sparse("topk+layers+union", LAYERS, BY_LAYER),
     sparse("topk+layers+gather", LAYERS, BY_LAYER, exchange=GATHER),
     row("topk+layers+by_name", by_name, BY_LAYER, follows_density=False),
@@ -42,11 +39,6 @@ ROWS: tuple[Row, ...] = (
     sparse("micro+agreed+half+shortest", MICRO, EXACT, codec=HALF, indices=Shortest()),
     sparse("micro+agreed+gather", MICRO, EXACT, exchange=GATHER),
     sparse("micro+agreed+decay", MICRO, EXACT, feedback=micro.ErrorFeedback(decay=0.95)),
-    sparse("micro+slack", SLACK, EXACT, **ABOUT),
-    sparse("micro+slack+gather", SLACK, EXACT, exchange=GATHER, **ABOUT),
-    sparse("micro+slack+half", SLACK, EXACT, codec=HALF, **ABOUT),
-    sparse("micro+blocks", micro.Micro(block=7), EXACT),
-    sparse("micro+repaired", micro.Micro(rule="repaired"), STEERED),
     sparse("micro+published", micro.Micro(rule="published"), None),
     whole("micro+at one", MICRO),
     whole("topk+gather+momentum+at one", TOPK, exchange=GATHER, feedback=MOMENTUM),

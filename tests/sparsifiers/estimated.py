@@ -1,4 +1,4 @@
-"""Thresholds that each rank estimates by itself: from fitted laws, samples, a bisection, or the step before."""
+"""Thresholds that each rank estimates by itself: from fitted laws, samples, or the step before."""
 
 from typing import Any
 
@@ -8,7 +8,6 @@ from tests.sparsifiers.base import ABOUT, BUILD_UP, EXACT, GATHER, LOSSY, Band, 
 
 NEAR = Band(0.5, lambda world_size: 4 / 3 * world_size)  # per rank, and ranks may all choose alike, or all differ
 CUT = Band(0.8, lambda world_size: world_size)
-BISECTED = Band(1.0, lambda world_size: 2 * world_size)
 UNION, MOMENTUM = micro.Union(), micro.MomentumCorrection()
 
 
@@ -31,16 +30,9 @@ ROWS: tuple[Row, ...] = (
     estimated("sidco+e+repaired", "sidco", NEAR),
     estimated("sidco+gp+repaired", sidco("sidco", "gamma"), NEAR),
     estimated("sidco+p+repaired", sidco("sidco", "pareto", stages=3), NEAR),
-    estimated("sidco+e+published", "sidco_published", None),
-    estimated("sidco+gp+published", sidco("sidco_published", "gamma"), None),
-    estimated("sidco+p+published", sidco("sidco_published", "pareto", stages=2), None),
     estimated("dgc+repaired", "dgc", NEAR, feedback=MOMENTUM),
     estimated("dgc+repaired+union", "dgc", NEAR, exchange=UNION, feedback=MOMENTUM),
     estimated("dgc+published", "dgc_published", CUT, feedback=MOMENTUM),
-    estimated("sage+repaired", "sage", NEAR, exchange=UNION),
-    estimated("sage+published", "sage_published", None, exchange=UNION),
-    estimated("redsync+repaired", "redsync", BISECTED),
-    estimated("redsync+published", "redsync_published", None),
     estimated("reused+union", "reused", BUILD_UP, exchange=UNION),
     estimated("oktopk", "reused", EXACT, exchange=Oktopk(), **ABOUT),
     estimated("oktopk+published", "reused_published", None, exchange=Oktopk(rule="published", balance=None), **ABOUT),

@@ -1,32 +1,19 @@
-"""DEFT, ExDyna, gTop-k, DSA, Accordion, PowerSGD, FFT sparsification, DeMo."""
+"""DEFT, ExDyna, gTop-k, DSA, PowerSGD, FFT sparsification, DeMo."""
 
 from typing import Any
 
 import micro
 from micro.exchanges.dsa import DSA
-from micro.parts import Rule
 from micro.reducers.powersgd import PowerSGD
 from micro.zoo.dct import DCTReducer
 from micro.zoo.deft import Deft
 from micro.zoo.exdyna import ExDyna
 from micro.zoo.fft import FFTReducer
 from micro.zoo.gtopk import GTopK
-from tests.sparsifiers.base import ABOUT, ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Row, row, sparse
+from tests.sparsifiers.base import ABOUT, ALONE, BUILD_UP, EXACT, LOSSY, Row, row, sparse
 
 TOPK, RESIDUAL, PUBLISHED = micro.TopK(), micro.ErrorFeedback(), micro.Gather(rule="published")
 WAVES: dict[str, Any] = {"updated": "other", "mixes": True}  # coefficients are counted; an update is made of many
-
-
-def accordion(name: str, rule: Rule) -> Row:
-    """Return the row of top-k by layer with Accordion's density: doubled where critical, checked every other step."""
-
-    def make(density: micro.Density[Any] | float, seed: int) -> micro.Reducer:
-        low = density.density if isinstance(density, micro.Density) else density
-        settings = {"name": "accordion", "density": low, "high": 2 * low, "interval": 2, "rule": rule}
-        policy = micro.build(micro.Density, settings)
-        return micro.SparseReducer(micro.TopK(scope="layer"), policy, exchange=GATHER, seed=seed)
-
-    return row(name, make, None, follows_density=False)
 
 
 def tiles(**settings: Any) -> DCTReducer:
@@ -44,8 +31,6 @@ ROWS: tuple[Row, ...] = (
     sparse("dsa", TOPK, BUILD_UP, exchange=DSA(), **ABOUT),
     sparse("dsa+published", TOPK, None, exchange=DSA(rule="published"), **ABOUT, **LOSSY),
     sparse("threshold+gather+published", micro.Threshold(), None, exchange=PUBLISHED, **LOSSY),
-    accordion("accordion", "repaired"),
-    accordion("accordion+published", "published"),
     row("powersgd", PowerSGD(rank=2, min_compression=1.5), EXACT, follows_density=False, mixes=True),
     row("fft", FFTReducer(density=0.05, feedback=ALONE), BUILD_UP, **WAVES, **LOSSY),
     row("fft+residual", FFTReducer(density=0.05, feedback=RESIDUAL), BUILD_UP, **WAVES),

@@ -8,8 +8,6 @@ from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
 from micro.selectors.everything import Everything
-from micro.zoo.natural import Natural
-from micro.zoo.onebit import OneBit
 from micro.zoo.range_float import RangeFloat
 from micro.zoo.terngrad import TernGrad
 from tests.sparsifiers.base import ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Row, sparse, whole
@@ -37,15 +35,11 @@ ROWS: tuple[Row, ...] = (
     averaged("int8", Int8()),
     averaged("qsgd", QSGD(), seeded=True),
     averaged("terngrad", TernGrad(), seeded=True),
-    averaged("natural", Natural()),
     averaged("signsgd", Sign()),
-    averaged("onebit", OneBit()),
     averaged("two_means", TwoMeans()),
     to_all("signsgd", Sign()),
-    to_all("onebit", OneBit()),
     to_all("qsgd+published", QSGD(rule="published"), **RANDOM),
     to_all("terngrad+published", TernGrad(rule="published", clip=None), **RANDOM),
-    to_all("natural+published", Natural(rule="published"), **RANDOM),
     sparse("topk+union+range_float", micro.TopK(), BUILD_UP, codec=RangeFloat(), **SOME),
     sparse("topk+gather+range_float", micro.TopK(), BUILD_UP, codec=RangeFloat(bits=10), exchange=GATHER, **SOME),
     sparse("micro+agreed+range_float", micro.Micro(), EXACT, codec=RangeFloat(), **SOME),

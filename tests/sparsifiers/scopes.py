@@ -1,16 +1,13 @@
-"""Methods within each tensor, in units of scales, in pieces, on some parameters, and between nodes of two ranks."""
+"""Methods within each tensor, in units of scales, on some parameters, and between nodes of two ranks."""
 
 from typing import Any
 
 import micro
-from micro.exchanges.in_pieces import InPieces
 from micro.selectors.scaled_elements import ScaledElements
 from tests.sparsifiers.base import BUILD_UP, EXACT, GATHER, Row, row, sparse
 
 MICRO, TOPK = micro.SparseReducer(micro.Micro(), 0.05), micro.SparseReducer(micro.TopK(), 0.05, exchange=GATHER)
 POWERSGD = micro.PowerSGD(rank=2, min_compression=1.5)
-PIECE_MB = 1100 / 2**20  # one piece of the laws' 257 elements in single precision, two in double
-PIECES = [InPieces(each=each, piece_mb=PIECE_MB) for each in (GATHER, micro.Union())]
 UNSAID: dict[str, Any] = {"traffic_within": None}
 SPLIT: dict[str, Any] = {"follows_density": False}
 BIAS: dict[str, Any] = {"dense": ("a.bias",), "names_rank": False, **SPLIT}  # whose mean is the same on all ranks
@@ -30,10 +27,7 @@ ROWS: tuple[Row, ...] = (
     sparse("per_tensor+micro+agreed", micro.PerTensor(selector=micro.Micro()), EXACT),
     sparse("per_tensor+micro+published", micro.PerTensor(selector=micro.Micro(rule="published")), None),
     sparse("per_tensor+leader", micro.PerTensor(selector=micro.Leader()), EXACT),
-    sparse("scaled+micro+agreed", micro.Scaled(selector=micro.Micro()), EXACT),
     sparse("scaled_elements+micro+agreed", ScaledElements(selector=micro.Micro()), EXACT),
-    sparse("in_pieces+topk+gather", micro.TopK(), BUILD_UP, exchange=PIECES[0], num_collectives=3, **UNSAID),
-    sparse("in_pieces+micro+agreed", micro.Micro(), EXACT, exchange=PIECES[1], num_collectives=3, **UNSAID),
     row("split+micro", matrices(MICRO), EXACT, **BIAS),
     row("split+topk+gather", micro.Split(reducer=TOPK, dense=("*a*.weight",)), BUILD_UP, dense=("a.weight",), **SPLIT),
     row("split+powersgd", matrices(POWERSGD), EXACT, mixes=True, **BIAS),

@@ -14,7 +14,7 @@ from tests.finished_runs import finished
 
 Row = dict[str, Any]
 NUMEL = 270_000
-RULES = {"micro": "agreed", "micro_published": "published", "micro_repaired": "repaired"}
+RULES = {"micro": "agreed", "micro_published": "published"}
 STAGES = ("compute_s", "select_s", "exchange_s", "rest_s")
 # build-up, scatter of the density, and milliseconds of STAGES
 TRAITS: dict[str, tuple[float, float, tuple[float, ...]]] = {
@@ -24,7 +24,6 @@ TRAITS: dict[str, tuple[float, float, tuple[float, ...]]] = {
     "threshold": (2.6, 0.3, (40.8, 2.1, 7.9, 3.8)),
     "micro": (1.0, 0.08, (41.0, 0.7, 4.9, 3.6)),
     "micro_published": (0.85, 0.12, (41.0, 0.7, 4.8, 3.6)),
-    "micro_repaired": (1.0, 0.1, (41.0, 0.7, 4.9, 3.6)),
 }
 TASKS = {  # model, data set, and the measures of an epoch in which a run got so far, from 0 to 1
     "images": ("resnet18", "cifar10", lambda share: {"test_loss": 1 - share, "accuracy": share}),

@@ -66,7 +66,7 @@ def test_keys_of_mappings_are_added_set_and_removed() -> None:
     assert shown("model.settings", "model=mlp", "+model.settings.depth=2") == {"hidden": 64, "depth": 2}
     assert shown("model.settings", "model=mlp", "++model.settings.hidden=8") == {"hidden": 8}
     assert shown("model.settings", "model=mlp", "~model.settings.hidden") == {}
-    assert shown("schedule.settings", "+schedule@schedule.settings=capped")["name"] == "capped"  # type: ignore[index]
+    assert shown("schedule.settings", "+schedule@schedule.settings=single")["name"] == "single"  # type: ignore[index]
 
 
 def test_configurations_come_from_folders_of_the_user() -> None:

@@ -12,12 +12,10 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-import torch
 
 pytest.importorskip("wandb")
 import wandb
 
-import micro
 from experiments import figures, track
 from experiments.config.errors import UserError
 from experiments.config.paths import ROOT
@@ -29,7 +27,6 @@ from experiments.tracking.sources import _read_file, read
 from experiments.tracking.wandb_mirror import live_mirror, mirror
 from experiments.training.preflight import prepare_runs
 from experiments.training.runner import execute
-from micro.integrations.wandb import log_to
 from tests.refusals import refused
 
 TINY = ["model=mlp", "cluster=simulated", "cluster.world_size=2", "epochs=1", "batch_size=64", "checkpoint.every_s=0"]
@@ -221,19 +218,6 @@ def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: 
     refused(lambda: read(["wandb-files", str(tmp_path / "cut")]), "holds no finished run", "1 unfinished")
     cut.write_bytes(json.dumps({"no": "such format"}).encode())
     refused(lambda: read(["wandb-files", str(tmp_path / "cut")]), "cannot read", cut)
-
-
-def test_the_steps_of_an_attachment_join_what_the_loop_logs(tmp_path: Path) -> None:
-    simulation = micro.Simulation(micro.SparseReducer(micro.Micro(), 0.1), micro.Layout.flat(100), 1)
-    with wandb.init(mode="offline", project="micro", dir=tmp_path) as run:
-        on_step = log_to(run)
-        for step in range(2):
-            on_step(micro.StepSummary(tuple(simulation.step(torch.randn(1, 100)).stats)))
-            run.log({"loss": 0.5 - step})
-        assert run.step == 2, "one step of W&B for each of the loop"
-    (file,) = tmp_path.rglob("*.wandb")
-    rows = [(row["loss"], row["micro/step"], row["micro/density"]) for row in _read_file(file).history()]
-    assert rows == [(0.5, 0, 0.1), (-0.5, 1, 0.1)]
 
 
 def test_a_server_without_a_key_is_refused_before_anything_starts() -> None:

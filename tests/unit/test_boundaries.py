@@ -45,7 +45,7 @@ NEVER = [  # importer, imported, importers of this one that may
     ("micro.selectors", "micro.exchanges", ()),
     ("micro.exchanges", "micro.selectors", ()),
     ("micro", "micro.integrations", ("micro.integrations",)),
-    ("micro", "micro.planning", ("micro.planning", "micro.testing", "micro.__init__")),
+    ("micro", "micro.planning", ("micro.planning", "micro.testing")),
     ("micro", "micro.zoo", ("micro.zoo", "micro.planning", "micro.testing", "micro.parts")),
     ("micro", "torch.distributed", (
         *("micro.group_comm", "micro.messages", "micro.objects", "micro.peer_failures", "micro.private_comm"),

@@ -18,8 +18,6 @@ from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
 from micro.kernels import table
-from micro.zoo.natural import Natural
-from micro.zoo.onebit import OneBit
 from micro.zoo.range_float import RangeFloat
 from micro.zoo.terngrad import TernGrad
 from tests.parts import normal
@@ -54,8 +52,6 @@ def along(codec: micro.Codec, size: Size) -> Case:
 CASES = {
     "half": Case(micro.Half(), coded(16, header=0)),
     "int8": Case(Int8(block=BLOCK), coded(8, block=BLOCK)),
-    "natural": Case(Natural(), coded(8)),
-    "onebit": Case(OneBit(block=BLOCK), coded(1, block=BLOCK, header=8)),
     "range_float": Case(RangeFloat(), coded(8)),
     "range_float, 11 bits": Case(RangeFloat(bits=11, mantissa=6), coded(11)),
     "range_float, 16 bits": Case(RangeFloat(bits=16), coded(16)),
@@ -66,7 +62,6 @@ CASES = {
     "qsgd, 9 bits": along(QSGD(block=BLOCK, bits=9), coded(9, block=BLOCK)),
     "terngrad": along(TernGrad(), ternary),
     "int8 at random": unbiased(Int8(block=BLOCK, stochastic=True), coded(8, block=BLOCK)),
-    "natural as published": unbiased(Natural(rule="published"), coded(8)),
     "qsgd as published": unbiased(QSGD(rule="published", block=BLOCK), coded(4, block=BLOCK)),
     "terngrad as published": unbiased(TernGrad(rule="published", clip=None), ternary),
 }
@@ -182,22 +177,9 @@ def mean_magnitudes(block: list[float]) -> list[float]:
     return [-mean if v < 0 else mean for v in block]
 
 
-def means_of_sides(block: list[float]) -> list[float]:
-    sides = [[v for v in block if (v < 0) == negative] for negative in (False, True)]
-    means = [sum(side) / len(side) if side else 0.0 for side in sides]
-    return [means[v < 0] for v in block]
-
-
-def nearest_powers(block: list[float]) -> list[float]:
-    powers = [2.0**e for e in range(-60, 10)]
-    return [math.copysign(min((abs(abs(v) - p), p) for p in powers)[1], v) if v else 0.0 for v in block]
-
-
 ORACLES: dict[micro.Codec, Callable[[list[float]], list[float]]] = {
     Int8(block=BLOCK): nearest_multiples,
     Sign(block=BLOCK): mean_magnitudes,
-    OneBit(block=BLOCK): means_of_sides,
-    Natural(): nearest_powers,
 }
 
 
@@ -206,17 +188,6 @@ def test_each_value_is_what_brute_force_gives(codec: micro.Codec, offset: float,
     values = values_of(dtype=dtype) + offset
     expected = torch.tensor([v for block in blocks_of(values) for v in ORACLES[codec](block)], dtype=torch.float64)
     torch.testing.assert_close(through(codec, values).double(), expected, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [  # the last are beneath single precision's own powers
-        ([2.0**-20, 2.0**-140, 2.0**-146, 2.0**-149], [2.0**-20, 0.0, 0.0, 0.0]),
-        ([2.0**100, 2.0**-26, 2.0**-27], [2.0**100, 2.0**-26, 0.0]),
-    ],
-)
-def test_natural_spends_no_power_above_the_largest(values: list[float], expected: list[float]) -> None:
-    assert through(Natural(), torch.tensor(values)).tolist() == expected
 
 
 @grid(bits=[2, 4, 8])

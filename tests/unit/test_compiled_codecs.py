@@ -18,8 +18,6 @@ from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.kernels import table, threads
-from micro.zoo.natural import Natural
-from micro.zoo.onebit import OneBit
 from micro.zoo.terngrad import TernGrad
 from tests import parts
 from tests.products import grid
@@ -35,16 +33,12 @@ CODECS: dict[str, Codec] = {
     "sign": Sign(),
     "sign, short blocks": Sign(block=8),
     "sign, no whole bytes": Sign(block=13),  # torch codes it
-    "onebit": OneBit(),
-    "onebit, short blocks": OneBit(block=24),
     "qsgd": QSGD(),
     "qsgd, 7 bits, short blocks": QSGD(bits=7, block=40),
     "qsgd, 16 bits, as published": QSGD(bits=16, rule="published"),
     "terngrad": TernGrad(),
     "terngrad, short blocks": TernGrad(block=24, clip=None),
     "terngrad, as published": TernGrad(rule="published"),
-    "natural": Natural(),
-    "natural, as published": Natural(rule="published"),
 }
 
 

@@ -22,11 +22,10 @@ MISTAKES = {
     "sparsifier.selector.rul=published": ("sparsifier.selector", "did you mean 'rule'"),
     "sparsifier.exchange=unoin": ("exchange", "did you mean 'union'"),
     "sparsifier.selector=null": ("sparsifier.selector", "sparsifier=dense"),
-    "sparsifier.policy={name:accordion,interval_epochs:a}": ("sparsifier.policy.interval_epochs", "'a'"),
     "sparsifier.reducer={name:split,min_dim:2}": ("min_dim", "did you mean 'min_dims'"),
     "sparsifier.reducer={name:two_level,ranks_per_node:3}": ("ranks_per_node", "got 3"),
     "sparsifier=cltk sparsifier.exchange=gather": ("exchange", "union"),
-    "sparsifier=accordion density_warmup.steps=5": ("density_warmup.steps", "5"),
+    "sparsifier.policy=constant density_warmup.steps=5": ("density_warmup.steps", "5"),
     "sparsifier=powersgd sparsifier.codec=half": ("sparsifier.codec", "half"),
     "sparsifier=dense optimizer.momentum_at=gradient": ("optimizer.momentum_at", "dense"),
     "sparsifier=sparseloco optimizer.momentum_at=gradient": ("optimizer.momentum_at", "0.95"),
@@ -85,7 +84,6 @@ MISTAKES = {
     "rounds.every=5 sparsifier=dgc optimizer.momentum=0": ("momentum", "gradient"),
     "rounds.every=5 rounds.lost_workers=go_on": ("cluster.world_size", "rounds.lost_workers"),
     "rounds.every=5 rounds.lost_workers=go_on cluster.world_size=4": ("rounds.lost_workers", "torchrun"),
-    "rounds.every=5 rounds.lost_workers=go_on cluster.world_size=2 sparsifier=ef21": ("lost", "feedback"),
 }
 
 

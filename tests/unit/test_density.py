@@ -1,4 +1,4 @@
-"""The density asked for is the density given: by a schedule, for the parameters of a pattern, by Accordion."""
+"""The density asked for is the density given: by a schedule, for the parameters of a pattern."""
 
 from itertools import pairwise
 from typing import Any
@@ -8,7 +8,6 @@ import torch
 
 import micro
 from micro.density.base import target_count
-from micro.exchanges.in_pieces import InPieces
 from micro.planning.volumes import calls_of
 from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.exdyna import ExDyna
@@ -55,13 +54,11 @@ SENDING: dict[str, dict[str, Any]] = {
     "topk, oktopk": {"part": micro.TopK(), "exchange": micro.Oktopk()},
     "topk by layer": {"part": micro.TopK(scope="layer")},
     "micro": {"part": micro.Micro()},
-    "micro, repaired": {"part": micro.Micro(rule="repaired")},
     "micro, scaled": {"part": ScaledElements(selector=micro.Micro())},
     "micro by tensor": {"part": micro.PerTensor(selector=micro.Micro())},
     "exdyna": {"part": ExDyna(num_blocks=7, alignment=1)},
     "leader": {"part": micro.Leader()},
     "gaussiank": {"part": micro.Estimated(fit="gaussiank"), "exchange": micro.Gather()},
-    "in pieces": {"part": micro.TopK(), "exchange": InPieces(each=micro.Gather(), ends=(100, 257))},
     "momentum": {"part": micro.TopK(), "feedback": micro.MomentumCorrection(momentum=0.5)},
 }
 
@@ -94,56 +91,3 @@ def test_parameters_have_the_density_of_the_first_pattern_that_matches(selector:
     out = simulated(selector, LAYERS, 1, density=policy).step(normal(1, LAYERS.numel))
     assert [int((piece != 0).sum()) for piece in LAYERS.split(out.update).values()] == [32, 8, 12]
     assert (out.stats[0].target_count, out.stats[0].target_density) == (52, 52 / LAYERS.numel)
-
-
-# --- Accordion: high where a layer's gradient changes, low elsewhere, the same on all ranks ---------------------------
-
-TWO = micro.Layout(("steady", "wild"), ((50,), (30,)))
-LOW, HIGH = 0.1, 0.5
-SAME = (1.0, 1.0)
-
-
-def accordion(**settings: Any) -> micro.Simulation:
-    spec = {"name": "accordion", "density": LOW, "high": HIGH, "interval": 2, **settings}
-    policy = micro.build(micro.Density, spec)
-    return simulated(micro.TopK(scope="layer"), TWO, 2, density=policy, exchange=micro.Gather())
-
-
-def run(simulation: micro.Simulation, scales: list[tuple[float, float]]) -> list[list[float]]:
-    """Return the density of each layer's update, step by step, where layers have these scales."""
-    densities = []
-    for steady, wild in scales:
-        row = torch.cat([torch.linspace(1, 2, 50) * steady, torch.linspace(1, 2, 30) * wild]).double()
-        pieces = TWO.split(simulation.step(row.expand(2, -1)).update).values()
-        densities.append([float((piece != 0).double().mean()) for piece in pieces])
-    return densities
-
-
-JUMPS = [SAME, SAME, SAME, (1, 9), SAME, (1, 3), (1, 3), (1, 3), (1, 3)]  # checks see every other
-GROWTH = [SAME, SAME, (1.4, 1.6)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "scales", "by_check"),  # the last: what a check every two steps decides
-    [
-        # a layer is critical at first and while its norm changes; the jump between two checks is not seen
-        ({}, JUMPS, [[HIGH, HIGH], [LOW, LOW], [LOW, LOW], [LOW, HIGH], [LOW, LOW]]),
-        ({"rule": "published"}, JUMPS, [[HIGH, HIGH], [LOW, LOW], [LOW, LOW], [LOW, HIGH], [LOW, LOW]]),
-        # a change must be larger than asked
-        ({"change": 0.5}, GROWTH, [[HIGH, HIGH], [LOW, HIGH]]),
-        ({"change": 0.3}, GROWTH, [[HIGH, HIGH], [HIGH, HIGH]]),
-        ({"change": 0.7}, GROWTH, [[HIGH, HIGH], [LOW, LOW]]),
-        # a lower learning rate makes the next check critical
-        ({"decays": (3,)}, [SAME] * 8, [[HIGH, HIGH], [LOW, LOW], [HIGH, HIGH], [LOW, LOW]]),
-    ],
-)
-def test_a_layer_is_critical_while_its_norm_changes(settings: Any, scales: Any, by_check: list[list[float]]) -> None:
-    assert run(accordion(**settings), scales) == [density for density in by_check for _ in range(2)][: len(scales)]
-
-
-@pytest.mark.parametrize(("rule", "critical"), [("published", False), ("repaired", True)])
-def test_published_looks_at_rank_0_alone(rule: str, critical: bool) -> None:
-    simulation, ones = accordion(rule=rule), torch.ones(2, TWO.numel, dtype=torch.float64)
-    for other in (1.0, 1.0, 10.0):  # rank 1's gradient grows, rank 0's does not
-        stats = simulation.step(ones * torch.tensor([[1.0], [other]])).stats
-    assert {(s.target_density, s.target_count) for s in stats} == {(HIGH, 40) if critical else (LOW, 8)}

@@ -1,7 +1,6 @@
-"""Exchanges against brute force, element by element, on simulated ranks: whole, in pieces, with codecs."""
+"""Exchanges against brute force, element by element, on simulated ranks, with codecs."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from torch import Tensor
 import micro
 from micro.comm import Traffic
 from micro.exchanges.base import Wire
-from micro.exchanges.in_pieces import InPieces
 from micro.kernels import largest
 from micro.sparse import Exchanged, Overlap
 from tests.exchanging import exchanged
@@ -181,54 +179,3 @@ def test_dsa_sends_sums_as_pairs_or_dense(world_size: int, rule: str, case: tupl
             "indices": 4 * leaving[rank] + (0 if is_dense else gathered([4 * count for count in held], rank)),
             "values": 8 * leaving[rank] + gathered([8 * count for count in (regions if is_dense else held)], rank),
         }
-
-
-# --- in pieces --------------------------------------------------------------------------------------------------------
-
-MEETINGS = [(each, o) for each in (micro.Union(), micro.Gather(), micro.DSA()) for o in Overlap if o in each.accepts]
-
-
-@grid(meeting=MEETINGS, world_size=[1, 3, 5], ends=[(40,), (4, 5, 39, 40), tuple(range(1, 41))])
-def test_pieces_change_no_bit(meeting: tuple[micro.Exchange, Overlap], world_size: int, ends: tuple[int, ...]) -> None:
-    (each, overlap), case = meeting, given(world_size, meeting[1])
-    pair = (run(kind, case, overlap)[0] for kind in (each, InPieces(each=each, ends=ends)))
-    for one, other in zip(*pair, strict=True):
-        assert torch.equal(dense(NUMEL, *other.update), dense(NUMEL, *one.update))
-        assert torch.equal(dense(NUMEL, other.sent), dense(NUMEL, one.sent))
-        assert (other.counts, other.num_updated, other.is_finite) == (one.counts, one.num_updated, True)
-
-
-def test_a_piece_asks_for_no_more_than_it_needs() -> None:
-    """Of four pieces two have no index of the leader; the same indices of all need no message of their own."""
-    for ends, overlap, broadcasts in (((1, 6, 10, 40), Overlap.LEADER, 2), ((10, 40), Overlap.SAME, 0)):
-        _, traffics = run(InPieces(ends=ends), given(3, overlap), overlap)
-        operations = [op for op, _ in traffics[0].calls]
-        assert (operations.count("broadcast"), operations.count("all_reduce")) == (broadcasts, len(ends))
-
-
-def test_indices_stay_packed_by_the_spans_they_were_chosen_from() -> None:
-    pieces = InPieces(ends=(10, 400, 700, 1000))
-    one, other = (
-        simulated(micro.Micro(), 1000, 3, exchange=exchange, indices=micro.Bitmap())
-        for exchange in (micro.Union(), pieces)
-    )
-    for step in range(3):
-        found = other.step(normal(3, 1000, seed=step))
-        assert torch.equal(one.step(normal(3, 1000, seed=step)).update, found.update)
-        sent = max(stats.indices_bytes for stats in found.stats)
-        assert sent <= 2 * (334 / 8 + 4)  # a bit for each place of the slice; a byte begun in each piece
-
-
-def test_rounding_is_drawn_anew_in_every_piece() -> None:
-    acc = torch.linspace(0.001, 1.0, 1000, dtype=torch.float64).repeat(2)[None]
-    case = Given(acc, [list(range(2000))])
-    (found,), _ = run(InPieces(ends=(1000, 2000)), case, Overlap.SAME, wire=Wire(micro.QSGD()))
-    assert not torch.equal(*found.sent.values.split(1000))
-
-
-@pytest.mark.parametrize(("numel", "piece_mb", "sizes"), [(10, 32 / 2**20, [4, 3, 3]), (3, 1e-9, [1] * 3), (5, 1, [5])])
-def test_pieces_of_so_many_mib_are_equal(numel: int, piece_mb: float, sizes: list[int]) -> None:
-    pieces = InPieces(piece_mb=piece_mb).pieces(numel, 8)
-    assert [stop - start for start, stop in pieces] == sizes
-    assert pieces[0][0] == 0
-    assert all(before[1] == after[0] for before, after in pairwise(pieces))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.exdyna import ExDyna, block_spans
 from tests.parts import normal, simulated
 
@@ -94,7 +95,7 @@ def test_partitions_cover_everything_once_and_never_get_too_small(rule: Any, num
         assert min(first) >= min(grid.num_blocks // (4 * world_size), 1)
 
 
-@pytest.mark.parametrize("selector", [ExDyna(num_blocks=64), micro.Scaled(selector=micro.Micro())])
+@pytest.mark.parametrize("selector", [ExDyna(num_blocks=64), ScaledElements(selector=micro.Micro())])
 def test_a_saved_state_can_be_loaded_again(selector: Any) -> None:
     """Steps, and a loss scale that changes, leave it as it was."""
     reducer = micro.SparseReducer(selector, 0.05)

@@ -15,7 +15,7 @@ from micro.randomness import generator
 from micro.selectors.fits.correction import strictly_above
 from micro.selectors.fits.gaussiank import folded_quantile, normal_quantile
 from micro.selectors.fits.laws import Law, gamma_quantile, log_moments, pareto_quantile
-from micro.selectors.fits.redsync import MARGIN, bisect
+from micro.selectors.fits.sidco import fit, stage_shares
 from tests.parts import kept, select, simulated
 from tests.products import grid
 
@@ -86,73 +86,18 @@ def phase(stride: int, *parts: int) -> int:
     return int(torch.randint(stride, (1,), generator=generator(*parts)))
 
 
-def sage(k: int, ways: set[Any], seed: int, rank: int) -> Oracle:
-    threshold, last = 1 / (2 * math.sqrt(k)), 1.0
-
-    def choose(acc: Array, step: int) -> list[int]:
-        nonlocal threshold, last
-        d = acc.size
-        size = int(d / (1 + d * 0.05 * 0.05))
-        drawn = torch.randint(d, (size,), generator=generator(seed, step, rank)).tolist()
-        mean = math.fsum(abs(acc[i]) for i in drawn) / size
-        if step:
-            alpha = mean / last
-            examined = np.count_nonzero(abs(acc) >= threshold * alpha) / d
-            gamma = 0.95 if examined * d / k < 0.1 else 1.05 if examined * d / k > 10 else 1.0
-            ways.add(gamma)
-            threshold *= alpha * 2 / (1 + math.exp(k / d - examined)) * gamma
-        last = mean
-        return np.flatnonzero(abs(acc) >= threshold).tolist()
-
-    return choose
-
-
-def redsync(k: int, ways: set[Any], seed: int, rank: int) -> Oracle:
-    def choose(acc: Array, step: int) -> list[int]:
-        magnitudes, low, high = abs(acc), 0.0, 1.0
-        while high - low > 0.2:
-            ratio = low + (high - low) / 2
-            cut = magnitudes.mean() + ratio * (magnitudes.max() - magnitudes.mean())
-            found = np.flatnonzero(magnitudes > cut).tolist()
-            if k < len(found) < 2 * k:
-                ways.add("found")
-                return found
-            low, high = (low, ratio) if len(found) < k / 2 else (ratio, high)
-        ways.add("too few" if len(found) <= k else "too many")
-        return found
-
-    return choose
-
-
-def sidco(law: Law, num_stages: int | None = None) -> Callable[..., Oracle]:
-    """Peaks over threshold with scipy's laws; stages change every five steps where no number is given."""
-
-    def make(k: int, ways: set[Any], seed: int, rank: int) -> Oracle:
-        stages, counts = num_stages or 1, list[int]()
-
-        def choose(acc: Array, step: int) -> list[int]:
-            nonlocal stages
-            ways.add(stages)
-            density, x, floor, threshold = k / acc.size, abs(acc), 0.0, 0.0
-            further = (density / 0.25) ** (1 / max(stages - 1, 1))
-            for stage, share in enumerate([density] if stages == 1 else [0.25, *[further] * (stages - 1)]):
-                excess = x
-                if stage:
-                    floor = x[x > threshold].min()
-                    excess = x[x > threshold] - floor
-                here = law if stage == 0 or law == "exponential" else "pareto"
-                threshold = floor + fitted(here, excess).isf(share)
-            found = np.flatnonzero(x > threshold).tolist()
-            counts.append(len(found))
-            if num_stages is None and len(counts) % 5 == 0:
-                mean = np.mean(counts[-5:]) / k
-                stages += -1 if mean > 1.2 else 1 if mean < 0.8 else 0
-                stages = min(max(stages, 1), math.ceil(math.log2(acc.size / k)))
-            return found
-
-        return choose
-
-    return make
+def sidco(law: Law, num_stages: int, k: int, acc: Array) -> float:
+    """Return SIDCo's threshold: peaks over threshold with scipy's laws."""
+    density, x, floor, threshold = k / acc.size, abs(acc), 0.0, 0.0
+    further = (density / 0.25) ** (1 / max(num_stages - 1, 1))
+    for stage, share in enumerate([density] if num_stages == 1 else [0.25, *[further] * (num_stages - 1)]):
+        excess = x
+        if stage:
+            floor = x[x > threshold].min()
+            excess = x[x > threshold] - floor
+        here = law if stage == 0 or law == "exponential" else "pareto"
+        threshold = floor + fitted(here, excess).isf(share)
+    return threshold
 
 
 def fitted(law: Law, x: Array) -> Any:
@@ -169,14 +114,6 @@ def fitted(law: Law, x: Array) -> Any:
 PUBLISHED: dict[str, tuple[Any, Callable[..., Oracle], float, set[Any]]] = {  # fit, its oracle, scale, ways to see
     "gaussiank": ("gaussiank_published", gaussiank, 1.0, {0, 1, 2}),
     "dgc": ("dgc_published", dgc, 1.0, {"cut", "lowered", "lowest", "all"}),
-    "redsync": ("redsync_published", redsync, 1.0, {"found", "too few", "too many"}),
-    "sage, far below": ("sage_published", sage, 0.003, {0.95}),
-    "sage, far above": ("sage_published", sage, 1.0, {1.0, 1.05}),
-    **{
-        f"sidco, {law}, {n}": ({"name": "sidco_published", "law": law, "stages": n}, sidco(law, n), 1.0, set())
-        for law in LAWS
-        for n in (None, 2, 3)
-    },
 }
 
 
@@ -190,7 +127,7 @@ def test_a_published_fit_is_the_public_code_step_for_step(method: str, world_siz
     choose = [oracle(k, ways, seed, rank) for rank in range(world_size)]
     rng, residuals = np.random.default_rng(world_size), np.zeros((world_size, d))
     kinds = [STREAMS["laplace"], STREAMS["normal"], lambda rng, d: rng.standard_t(1.5, d)]
-    if method.startswith(("redsync", "gaussiank", "dgc")):
+    if method.startswith(("gaussiank", "dgc")):
         kinds.insert(0, lambda rng, d: rng.uniform(-1, 1, d))
     for step in range(20):
         residuals += [kinds[step % len(kinds)](rng, d) * scale * (1 + step % 4) for _ in range(world_size)]
@@ -203,7 +140,13 @@ def test_a_published_fit_is_the_public_code_step_for_step(method: str, world_siz
         np.testing.assert_allclose(found.numpy(), update, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(kept(simulation).numpy(), residuals, rtol=1e-9, atol=1e-12)
     assert ways >= expected
-    assert "None" not in method or len(ways) > 1 or world_size > 1
+
+
+@grid(law=LAWS, num_stages=[1, 2, 3], stream=["laplace", "normal", "student"])
+def test_the_threshold_of_sidco_is_that_of_the_laws_that_it_names(law: Law, num_stages: int, stream: str) -> None:
+    acc, k = STREAMS[stream](np.random.default_rng(0), 2000), 40
+    found, _ = fit(torch.tensor(acc), law, stage_shares(k / acc.size, num_stages), None)
+    assert found == pytest.approx(sidco(law, num_stages, k, acc), rel=1e-9)
 
 
 def test_what_public_codes_do_in_rare_cases() -> None:
@@ -211,12 +154,8 @@ def test_what_public_codes_do_in_rare_cases() -> None:
     acc = torch.full((4000,), 1e-6, dtype=torch.float64)
     acc[at::97] = 1.0  # the sample sees nothing else: 0.8 ** 10 is far above the rest
     assert once("dgc_published", acc, 200) == list(range(at, 4000, 97))
-    acc = torch.zeros(100, dtype=torch.float64)
-    acc[:7], acc[7:40] = 1.0, 0.3  # k = 10: the first round finds 7, between k / 2 and k; lowering would find 40
-    assert once("redsync_published", acc, 10) == list(range(7))
     assert once("gaussiank_published", torch.zeros(100), 1) == once("gaussiank_published", torch.tensor([5.0]), 1) == []
     assert len(once("gaussiank_published", torch.full((64,), -3.0), 1)) == 64
-    assert once("sage_published", torch.full((1600,), 0.124), 16) == []  # it starts at 1 / (2 sqrt k) = 0.125
 
 
 # --- the repaired fits ------------------------------------------------------------------------------------------------
@@ -224,8 +163,6 @@ def test_what_public_codes_do_in_rare_cases() -> None:
 REPAIRED: dict[str, tuple[Any, float, float]] = {  # fit, and the least and the most that it selects, in k
     "gaussiank": ("gaussiank", 1 / 2, 4 / 3),
     "dgc": ("dgc", 1 / 2, 4 / 3),
-    "sage": ("sage", 1 / 2, 4 / 3),
-    "redsync": ("redsync", 1.0, 2.0),
     "reused": ("reused", 1.0, 1.0),
     **{
         f"sidco, {law}, {stages}": ({"name": "sidco", "law": law, "stages": stages}, 1 / 2, 4 / 3)
@@ -252,7 +189,7 @@ def test_the_largest_are_sent_near_k_with_error_feedback(fit: str, stream: str) 
         assert magnitudes[indices].min() >= found.threshold
         shares.append(indices.size / k)
         acc[indices] = 0
-    assert fit == "redsync" or 0.8 <= np.mean(shares[5:]) <= 1.1
+    assert 0.8 <= np.mean(shares[5:]) <= 1.1
 
 
 @grid(fit=REPAIRED, scales=[(1.0, 10.0, 100.0), (1.0, 1e-2), (1e-12,), (1e12,)], dtype=[torch.float32, torch.float64])
@@ -274,39 +211,18 @@ AWKWARD = {  # beside those of the laws
 }
 
 
-@grid(fit=[*REPAIRED, *(name for name in PUBLISHED if name.startswith("sidco"))], kind=AWKWARD)
+@grid(fit=REPAIRED, kind=AWKWARD)
 def test_awkward_vectors_have_an_outcome(fit: str, kind: str) -> None:
-    made, most = (REPAIRED[fit][0], REPAIRED[fit][2]) if fit in REPAIRED else (PUBLISHED[fit][0], math.inf)
+    made, _, most = REPAIRED[fit]
     selector, acc = micro.Estimated(fit=made), AWKWARD[kind]
     state, k = selector.start(), max(1, acc.numel() // 20)
     for index in range(12):
         count = select(selector, acc, k, state, index).indices.numel()
-        assert count <= most * k
-        assert fit not in REPAIRED or count
-
-
-def test_redsync_cuts_ties_and_its_floor_settles_or_is_forgotten() -> None:
-    assert once("redsync", torch.tensor([0.5, -1.0, 1.0, 0.0, 1.0, -1.0, 1.0, 1.0]), 2) == [1, 2]
-    rng, selector, k, shares = np.random.default_rng(0), micro.Estimated(fit="redsync"), 50, []
-    state = selector.start()
-    for step in range(30):
-        acc = torch.tensor(rng.laplace(size=20_000)).float()
-        if step > 5:
-            shares.append(int((acc.abs() >= state.floor).sum()) / (MARGIN * k))
-        select(selector, acc, k, state)
-    assert min(shares) > 0.5  # a step goes without only below 1 / MARGIN
-    assert max(shares) < 2.0
-    assert not select(selector, torch.zeros(100), 5, state).indices.numel()
-    assert state.floor is None
+        assert 0 < count <= most * k
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_bisection_ends_even_between_neighbours(dtype: torch.dtype) -> None:
-    for above in (1.0, 1e-30, 0.1, 12345.678):
-        low = torch.tensor(above, dtype=dtype)
-        up_to = float(torch.nextafter(low, low + 1))
-        assert bisect(0.0, 1e6, above=float(low), up_to=up_to, dtype=dtype) == up_to
-    assert bisect(0.0, 8.0, above=0.5, up_to=3.0, dtype=dtype) == 2.0  # 4, then 2
+def test_what_is_above_a_cut_is_larger_than_it(dtype: torch.dtype) -> None:
     x = torch.tensor([0.1, -0.1, 0.100001, 0.0], dtype=dtype)
     assert [strictly_above(x, cut)[0].tolist() for cut in (0.1, 0.0, math.nan)] == [[2], [0, 1, 2], []]
 

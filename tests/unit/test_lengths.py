@@ -13,7 +13,6 @@ import micro
 from micro.codecs.indices import Int32
 from micro.exchanges.base import Wire
 from micro.exchanges.gathering import gather_header
-from micro.exchanges.in_pieces import InPieces
 from micro.flat import MAX_NUMEL
 from micro.norms import norm, norms_of
 from micro.partition import cyclic_slice, equal_slice
@@ -39,8 +38,6 @@ EXCHANGES = (
     GTopK(rule="published"),
     micro.Oktopk(),
     micro.Oktopk(rule="published"),
-    InPieces(ends=(2**30 + 7, MAX_NUMEL)),
-    InPieces(each=micro.Gather(), ends=(1, 2**31 - 2, MAX_NUMEL)),
 )
 
 
@@ -54,7 +51,7 @@ def test_exchanges_keep_every_index_of_the_longest_vector(
     for rank, places in enumerate(chosen):
         for place in places:
             expected[place] = expected.get(place, 0.0) + (1.0 + rank) / world_size
-    if part.name == "union" or getattr(part, "each", part).name == "union":
+    if part.name == "union":
         expected = dict.fromkeys(expected, (1 + world_size) / 2)
     if part == micro.DSA(rule="published"):
         expected = {}  # sends what is above the smallest magnitude of a choice: of equal ones nothing
@@ -122,7 +119,7 @@ def test_norms_of_long_vectors_do_not_stop_to_grow() -> None:
 @pytest.mark.parametrize("world_size", [2, MANY])
 def test_predicted_bytes_of_the_longest_vector(world_size: int) -> None:
     layout = micro.Layout(("a", "b", "c"), ((2**15, 2**15), (2**15 - 1, 2**15), (2**15 - 1,)))
-    for row in (row for row in TABLE if not row.name.startswith("in_pieces")):  # of 1,100 bytes: they are too many
+    for row in TABLE:
         volume = volume_of(row.make(0.05, 0), MAX_NUMEL, world_size, layout=layout)
         assert all(0 <= size < 2**53 for _, size in volume.calls), row.name
         assert 0 < volume.between_bytes < 2 * 8 * MAX_NUMEL * world_size or not volume.num_nodes > 1, row.name

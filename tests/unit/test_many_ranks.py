@@ -14,8 +14,6 @@ NUMEL, DENSITY, FEW, MANY = 40_960, 0.05, 4, 1024
 METHODS = {
     "micro": micro.SparseReducer(micro.Micro(), DENSITY),
     "micro gather": micro.SparseReducer(micro.Micro(), DENSITY, micro.Gather()),
-    "micro slack": micro.SparseReducer(micro.Micro(slack=0.2), DENSITY),
-    "micro repaired": micro.SparseReducer(micro.Micro(rule="repaired"), DENSITY),
     "micro published": micro.SparseReducer(micro.Micro(rule="published"), DENSITY),
     "exdyna": micro.SparseReducer(ExDyna(), DENSITY),
     "leader": micro.SparseReducer(micro.Leader(), DENSITY),

@@ -16,14 +16,16 @@ OTHER_PARTS: dict[tuple[str, ...], tuple[str, str]] = {
     ("sparsifier.selector=threshold",): ("threshold", "Hard-threshold"),
     ("sparsifier=topk", "sparsifier.selector=micro"): ("micro", "MiCRO"),
     ("sparsifier=topk", "sparsifier.exchange=oktopk"): ("topk+exchange_oktopk", "Top-k, exchange oktopk"),
-    ("sparsifier=micro", "sparsifier.codec=half", "sparsifier.indices=shortest"): ("micro_small", "MiCRO, small"),
-    ("sparsifier=micro_blocks", "sparsifier.selector.block=null"): ("micro", "MiCRO"),
+    ("sparsifier=micro", "sparsifier.codec=half", "sparsifier.indices=shortest"): (
+        *("micro+codec_half+indices_shortest", "MiCRO, codec half, indices shortest"),
+    ),
     ("sparsifier=micro", "sparsifier.reducer={name: split, min_dims: 2}"): (
         *("micro+reducer_split", "MiCRO, reducer split"),
     ),
     ("sparsifier=dgc", "sparsifier.feedback=residual"): ("dgc+feedback_residual", "DGC, feedback residual"),
-    ("sparsifier=accordion", "sparsifier.policy=null"): ("topk_layers", "Top-k, per layer"),
-    ("sparsifier=micro_scaled", "sparsifier.selector.selector=topk"): ("scaled_topk", "scaled_topk"),
+    ("sparsifier=micro_scaled_elements", "sparsifier.selector.selector=topk"): (
+        *("scaled_elements_topk", "scaled_elements_topk"),
+    ),
     ("sparsifier=fft", "sparsifier.reducer=powersgd"): ("powersgd", label("powersgd")),
     ("sparsifier=topk", "sparsifier.name=micro"): ("topk", "Top-k"),
     ("sparsifier=micro", "sparsifier.name=mine", "sparsifier.codec=half"): ("mine", "mine"),

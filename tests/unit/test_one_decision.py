@@ -25,7 +25,7 @@ CPU, WORLD_SIZE = torch.device("cpu"), 3
 METHODS = [
     micro.SparseReducer(micro.Micro(), 0.05),
     micro.SparseReducer(micro.TopK(), 0.05, micro.Gather(), feedback=micro.MomentumCorrection()),
-    micro.SparseReducer(micro.Leader(), 0.05, feedback=micro.EF21()),
+    micro.SparseReducer(micro.Leader(), 0.05, feedback=micro.ErrorFeedback(decay=0.9)),
     micro.DenseReducer(),
     micro.PowerSGD(rank=1),
     micro.Split(reducer=micro.SparseReducer(micro.TopK(), 0.05), min_dims=2),

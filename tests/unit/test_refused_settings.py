@@ -11,7 +11,6 @@ import torch
 import micro
 from micro.density.constant import Constant
 from micro.drivers.loss_scale import check_scaler
-from micro.exchanges.in_pieces import InPieces
 from micro.flat import MAX_NUMEL
 from micro.planning.costs import Flat, Link
 from micro.planning.nodes import FlatOnNodes, seconds_of
@@ -20,7 +19,6 @@ from micro.planning.theory import top_k_error
 from micro.planning.volumes import calls_of, volume_of
 from micro.scope import scoped
 from micro.selectors.estimated import Fit
-from micro.selectors.scaled import Scaled
 from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.deft import Deft
 from tests.refusals import NOTHING, refused
@@ -50,10 +48,8 @@ TWO_LEVELS = volume_of(two_level(micro.DenseReducer()), 100, 4)
 
 NEEDED: dict[str, dict[str, Any]] = {  # what a part is not built without
     "estimated": {"fit": "dgc"},
-    **{name: {"selector": "topk"} for name in ("per_tensor", "scaled", "scaled_elements")},
-    "in_pieces": {"piece_mb": 1},
+    **{name: {"selector": "topk"} for name in ("per_tensor", "scaled_elements")},
     **{name: {"density": 0.1} for name in ("constant", "dct", "fft")},
-    "accordion": {"density": 0.1, "high": 0.5, "interval": 2},
     "warmup": {"density": 0.01, "start_density": 0.5, "steps": 5},
     "by_name": {"density": 0.1, "patterns": {"a": 0.2}},
 }
@@ -67,19 +63,16 @@ KINDS: dict[str, type[Any]] = {
     "fit": Fit,
     "schedule": Schedule,
 }
-UNCHECKED = {"seed", "each", "ends", "decays"}  # any number, a part that refuses by itself, lists
+UNCHECKED = {"seed"}  # any number
 AROUND = {"sparse", "split", "two_level"}  # reducers that are made of others
 PARTS = [(kind, name) for kind, base in KINDS.items() for name in micro.known(base) if name not in AROUND]
 
 BUILT: list[tuple[str, dict[str, Any], str, Any]] = [  # at the ends of a range, and settings that contradict each other
     ("selector", {"name": "topk2"}, "did you mean 'topk'", "topk2"),
     ("selector", {"name": "micro", "rul": "agreed"}, "did you mean 'rule'", "rul"),
-    ("selector", {"name": "micro", "slack": 1.0}, "slack", 1.0),
-    ("selector", {"name": "micro", "block": 8, "rule": "published"}, "block", "rule=published"),
     ("selector", {"name": "threshold", "value": 0.0}, "value", 0.0),
     ("selector", {"name": "exdyna", "tolerance": 1.0}, "tolerance", 1.0),
     ("selector", {"name": "estimated", "fit": "x"}, "dgc, dgc_published", "x"),
-    ("density", {"name": "accordion", "density": 0.1, "high": 0.05, "interval": 2}, "high", 0.05),
     ("density", {"name": "warmup", "density": 0.1, "start_density": 0.5, "steps": 5, "stages": 6}, "stages", 6),
     ("density", {"name": "by_name", "density": 0.1, "patterns": {}}, "patterns", {}),
     ("density", {"name": "by_name", "density": 0.1, "patterns": [0.1]}, "patterns", [0.1]),
@@ -87,10 +80,6 @@ BUILT: list[tuple[str, dict[str, Any], str, Any]] = [  # at the ends of a range,
     ("exchange", {"name": "gather", "rule": "repaired"}, "rule of gather", "repaired"),
     ("exchange", {"name": "oktopk", "balance": 0.5}, "balance of oktopk", 0.5),
     ("exchange", {"name": "oktopk", "reevaluate": 5}, "reevaluate of oktopk", "rule=repaired"),
-    ("exchange", {"name": "in_pieces"}, "ends or piece_mb", None),
-    ("exchange", {"name": "in_pieces", "ends": (3,), "piece_mb": 1}, "ends or piece_mb", 1),
-    ("exchange", {"name": "in_pieces", "ends": (3, 3)}, "ends of in_pieces", (3, 3)),
-    ("exchange", {"name": "in_pieces", "each": "oktopk", "piece_mb": 1}, "whole vector", "oktopk"),
     ("codec", {"name": "int8", "block": 0}, "block of int8", 0),
     ("codec", {"name": "range_float", "bits": 3}, "bits of range_float", 3),
     ("codec", {"name": "range_float", "mantissa": 8}, "mantissa of range_float", 8),
@@ -107,22 +96,12 @@ BUILT: list[tuple[str, dict[str, Any], str, Any]] = [  # at the ends of a range,
 
 TOGETHER: list[tuple[str, dict[str, Any], str, str]] = [  # selector, other parts, what is named
     ("leader", {"exchange": "gather"}, "exchange gather", "use exchange union"),
-    ("leader", {"exchange": {"name": "in_pieces", "each": "gather", "piece_mb": 1}}, "in_pieces gather", "one rank"),
     ("micro", {"exchange": "gtopk"}, "exchange gtopk", "whole vector"),
     ("randomk", {"exchange": "dsa"}, "exchange dsa", "same indices"),
     ("topk", {"exchange": "oktopk", "codec": "half"}, "exchange oktopk", "half"),
     ("topk", {"exchange": {"name": "gtopk", "rule": "published"}, "indices": "packed"}, "gtopk", "packed"),
     ("topk", {"codec": {"name": "qsgd", "rule": "published"}}, "codec qsgd", "feedback=none"),
     ("topk", {"indices": "bitmap", "density": 0.01}, "indices bitmap", "0.01"),
-    *(
-        (
-            "topk",
-            {"feedback": "ef21", "exchange": {"name": name, "rule": rule}},
-            "feedback ef21",
-            f"{name} (rule {rule}",
-        )
-        for name, rule in (("gather", "senders"), ("gather", "published"), ("dsa", "published"), ("gtopk", "published"))
-    ),
     ("topk", {"feedback": "momentum", "exchange": "gtopk"}, "feedback momentum", "exchange gtopk"),
     ("topk", {"feedback": "momentum", "exchange": "dsa", "codec": "half"}, "feedback momentum", "exchange dsa"),
     ("everything", {"density": 0.5}, "everything", "density=1"),
@@ -133,24 +112,22 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     *((lambda bad=bad: Constant(bad), "density must be in (0, 1]", bad) for bad in (0, -0.1, 1.1, math.nan, math.inf)),
     (lambda: micro.SparseReducer(MICRO, micro.ByName(patterns={"a": 0.2}, density=0.1)), "by_name", "micro"),
     (lambda: micro.ByName(patterns={"c*": 0.2}, density=0.1).check_parameters({"a": (1,)}), "'c*'", "'a'"),
-    (lambda: micro.PerTensor(selector=micro.Micro(slack=0.2)), "one message for each parameter", NOTHING),
     (lambda: micro.PerTensor(selector=Deft()), "selector", "deft"),
     (lambda: micro.PerTensor(selector=micro.TopK(scope="layer")), "selector", "topk"),
     (lambda: micro.PerTensor(selector=micro.PerTensor(selector=TOPK)), "selector", "per_tensor topk"),
-    (lambda: micro.SparseReducer(micro.Micro(slack=0.2), 0.1, exchange=micro.DSA()), "slack", "exchange dsa"),
     *(
-        (lambda each=each, scaling=scaling: scaling(selector=each), word, "weighs each parameter")
-        for scaling in (Scaled, ScaledElements)
-        for each, word in ((micro.TopK(scope="layer"), "topk"), (Deft(), "deft"), (Scaled(selector=MICRO), "scaled"))
+        (lambda each=each: ScaledElements(selector=each), word, "weighs each parameter")
+        for each, word in (
+            *((micro.TopK(scope="layer"), "topk"), (Deft(), "deft")),
+            (ScaledElements(selector=MICRO), "scaled_elements"),
+        )
     ),
-    (lambda: Scaled(selector=micro.RandomK()), "randomk", "magnitudes"),
+    (lambda: ScaledElements(selector=micro.RandomK()), "randomk", "magnitudes"),
     (lambda: ScaledElements(selector=micro.Estimated(fit="gaussiank")), "gaussiank", "law"),
     (lambda: ScaledElements(selector=MICRO, memory=-0.1), "memory", -0.1),
     (lambda: ScaledElements(selector=MICRO, eps=0.0), "eps", 0.0),
-    (lambda: InPieces(ends=(3, 8)).pieces(7, 4), "ends of in_pieces", 8),
     (lambda: micro.ErrorFeedback(decay=0.0), "decay", 0.0),
     (lambda: micro.MomentumCorrection(momentum=1.0), "momentum of the feedback", 1.0),
-    (lambda: micro.SparseReducer(micro.Everything(), 1.0, feedback=micro.EF21()), "feedback", "ef21"),
     (lambda: micro.Layout(("a",), ((2**32, 2**32),)), f"numel of a layout must be in [1, {MAX_NUMEL}]", 2**64),
     # reducers around reducers
     (lambda: two_level(SPARSE, 0), "ranks_per_node", 0),
@@ -169,7 +146,6 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: micro.SparseReducer(micro.RandomK(unbiased=True), 0.1), "unbiased", "feedback=none"),
     (lambda: check_scaler(SCALER, two_level(DGC)), "clip", "feedback momentum"),
     (lambda: check_scaler(SCALER, scoped(THRESHOLD, "bucket")), "selector", "threshold"),
-    (lambda: scoped(micro.SparseReducer(micro.Micro(slack=0.1), 0.1), "model"), "scope=model", NOTHING),
     (lambda: scoped(two_level(SPARSE), "model"), "two_level", NOTHING),
     # what a plan is told
     (lambda: calls_of(two_level(SPARSE), 1000, 8), "two_level", NOTHING),

@@ -1,6 +1,7 @@
 """Checkpoints of an attachment: what they say of themselves, which are refused, and what goes on from them."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,10 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.checkpoints.description import describe, misfit
 from micro.checkpoints.saved_state import VERSION
+from micro.comm import Comm
+from micro.density.base import Density, Target, target_count
 from micro.drivers.bucket_states import BucketStates
+from micro.requests import Reduction
 from micro.selectors.scaled_elements import ScaledElements
 from micro.wrappers import plain_names
-from micro.zoo.accordion import Accordion
 from micro.zoo.exdyna import ExDyna
 from tests.refusals import refused
 from tests.saving import through_a_file
@@ -35,6 +38,27 @@ class Crossed(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = self.last(self.middle(self.first(inputs).relu()).relu())
         return outputs
+
+
+@dataclass(slots=True)
+class Steps:
+    done: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Falling(Density[Steps]):
+    """A density that falls by a factor in each step that it has counted itself."""
+
+    density: float
+    factor: float
+    name: ClassVar[str] = "falling"
+    state: ClassVar[type[Steps]] = Steps
+
+    def target(self, state: Steps, grad: Tensor, step: int, layout: micro.Layout, comm: Comm) -> Reduction[Target]:
+        yield from ()
+        state.done += 1
+        density = self.density * self.factor**state.done
+        return Target(density, target_count(density, layout.numel))
 
 
 def composed(**parts: Any) -> micro.SparseReducer:
@@ -83,6 +107,16 @@ def test_a_run_goes_on_from_its_state_whether_it_has_rehearsed_or_not(
         assert second.bucket_names == attachment.bucket_names
 
 
+def test_a_density_goes_on_from_its_own_state() -> None:
+    (model, attachment), (resumed, second) = (
+        attached(composed(density=Falling(density=0.5, factor=0.7))) for _ in "12"
+    )
+    train(model, range(3))
+    resumed.load_state_dict(model.state_dict())
+    second.load_state_dict(through_a_file(attachment.state_dict()))
+    assert torch.equal(*(train(each, range(3, 4))[0] for each in (model, resumed)))
+
+
 def test_loading_leaves_gradients_and_hooks_alone() -> None:
     saved, (model, attachment) = saved_after_training(), attached()
     calls, watched = list[Tensor](), next(model.parameters())
@@ -98,9 +132,9 @@ def test_a_density_with_a_state_of_its_own_must_stay() -> None:
     def by_layer(density: Any) -> Any:
         return describe(composed(selector=micro.PerTensor(selector=micro.TopK()), density=density))
 
-    accordion, steadier = (Accordion(density=0.2, high=0.5, interval=steps) for steps in (2, 9))
-    assert misfit(by_layer(0.2), by_layer(accordion)) == ("density=schedule", "density=accordion (repaired)")
-    assert misfit(by_layer(accordion), by_layer(steadier)) is None
+    falling, steadier = (Falling(density=0.2, factor=factor) for factor in (0.5, 0.9))
+    assert misfit(by_layer(0.2), by_layer(falling)) == ("density=schedule", "density=falling")
+    assert misfit(by_layer(falling), by_layer(steadier)) is None
 
 
 @pytest.mark.slow

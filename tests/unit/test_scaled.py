@@ -1,4 +1,4 @@
-"""Magnitudes in units of a scale, by parameter or by element: the scale, where it begins, what it follows."""
+"""Magnitudes in units of each element's own scale: where it begins, what it follows."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,18 +11,15 @@ import micro
 from micro.comm import Comm
 from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
-from micro.selectors.scaled import Scaled
-from micro.selectors.scaled_elements import ScaledElements
-from micro.selectors.scaling import ScalingState
+from micro.selectors.scaled_elements import ScaledElements, ScalingState
 from micro.sparse import Overlap, Selection, Step
 from tests import parts
-from tests.parts import CPU, kept, normal
+from tests.parts import CPU, normal
 from tests.products import grid
 
 LAYOUT = micro.Layout(("large", "small"), ((100,), (100,)))
 STEP = Step(0, 20, 0, LAYOUT)
 MICRO, TOPK, LEADER = micro.Micro(), micro.TopK(), micro.Leader()
-SCALINGS: list[Any] = [Scaled, ScaledElements]
 
 
 def gradients(world_size: int, step: int) -> Tensor:
@@ -36,10 +33,9 @@ def simulated(selector: Selector[Any], world_size: int = 3, **parts_: Any) -> mi
 
 
 def squares(simulation: micro.Simulation) -> list[Tensor]:
-    """Return what each rank keeps: mean squares by parameter, or by element."""
+    """Return the mean squares (numel,) that each rank keeps."""
     saved = [rank["selector"] for rank in simulation.state_dict()["ranks"]]
-    found = [LAYOUT.flatten(selector["by_name"]) * selector["factor"] for selector in saved]
-    return found if found[0].numel() == 2 else [roots.square() for roots in found]
+    return [(LAYOUT.flatten(selector["by_name"]) * selector["factor"]).square() for selector in saved]
 
 
 def by_parameter(squared: Tensor) -> Tensor:
@@ -47,12 +43,9 @@ def by_parameter(squared: Tensor) -> Tensor:
     return torch.cat([squared[place].mean().expand(place.stop - place.start) for _, place in LAYOUT.slices()])
 
 
-# --- both -------------------------------------------------------------------------------------------------------------
-
-
-@grid(scaling=SCALINGS, selector=[MICRO, TOPK, LEADER])
-def test_a_parameter_of_small_gradients_is_served_like_one_of_large(scaling: Any, selector: Selector[Any]) -> None:
-    for wrapped in (selector, scaling(selector=selector)):
+@grid(selector=[MICRO, TOPK, LEADER])
+def test_a_parameter_of_small_gradients_is_served_like_one_of_large(selector: Selector[Any]) -> None:
+    for wrapped in (selector, ScaledElements(selector=selector)):
         seen, simulation = torch.zeros(LAYOUT.numel, dtype=torch.bool), simulated(wrapped)
         for step in range(8):
             seen |= simulation.step(gradients(3, step)).update != 0
@@ -76,21 +69,24 @@ class _OfACopy(Selector[Any]):
 
 
 @grid(
-    scaling=SCALINGS,
-    selector=[MICRO, micro.Micro(slack=0.5), micro.Micro(rule="repaired"), micro.Micro(rule="published")],
+    selector=[MICRO, micro.Micro(rule="published")],
     dtype=[torch.float32, torch.float64, torch.bfloat16],
 )
-def test_what_is_compared_by_scale_is_what_a_scaled_copy_holds(scaling: Any, selector: Any, dtype: Any) -> None:
+def test_what_is_compared_by_scale_is_what_a_scaled_copy_holds(selector: Any, dtype: Any) -> None:
     assert Traits.TAKES_SCALES in selector.traits
-    one, other = (simulated(scaling(selector=each), dtype=dtype) for each in (selector, _OfACopy(inner=selector)))
+    one, other = (
+        simulated(ScaledElements(selector=each), dtype=dtype) for each in (selector, _OfACopy(inner=selector))
+    )
     for step in range(8):
         grads = gradients(3, step).to(dtype) * (1e-3 if step == 6 else 1.0)
         assert torch.equal(one.step(grads).update, other.step(grads).update)
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_what_is_kept_follows_its_parameter_into_other_buckets(scaling: Any) -> None:
-    simulation, turned = simulated(scaling(selector=MICRO)), micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1])
+def test_what_is_kept_follows_its_parameter_into_other_buckets() -> None:
+    simulation, turned = (
+        simulated(ScaledElements(selector=MICRO)),
+        micro.Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1]),
+    )
     for step in range(2):
         simulation.step(gradients(3, step))
     before = [rank["selector"] for rank in simulation.state_dict()["ranks"]]
@@ -100,25 +96,11 @@ def test_what_is_kept_follows_its_parameter_into_other_buckets(scaling: Any) -> 
             assert torch.equal(old["by_name"][name] * old["factor"], new["by_name"][name] * new["factor"])
 
 
-def test_by_parameter_the_scale_is_a_running_mean_over_all_ranks_that_share_a_threshold() -> None:
-    simulation, first = simulated(Scaled(selector=MICRO, memory=0.5)), gradients(3, 0)
-    simulation.step(first)
-    before = squares(simulation)
-    assert all(torch.equal(each, before[0]) for each in before)
-    assert float(before[0][0]) == pytest.approx(float(first[:, :100].square().mean()))
-    left = float(kept(simulation)[:, :100].square().mean())
-    simulation.step(torch.zeros(3, LAYOUT.numel, dtype=torch.float64))
-    assert float(squares(simulation)[0][0]) == pytest.approx(0.5 * float(before[0][0]) + 0.5 * left)
-
-
-# --- by element -------------------------------------------------------------------------------------------------------
-
-
 @grid(
-    selector=[MICRO, micro.Micro(block=16), TOPK, LEADER],
+    selector=[MICRO, TOPK, LEADER],
     world_size=[1, 3],
     memory=[0.9, 0.2, 0.0],  # the second makes the roots take in their factor
-    settings=[{}, {"exchange": micro.Gather()}, {"feedback": micro.EF21()}],
+    settings=[{}, {"exchange": micro.Gather()}],
 )
 def test_mean_squares_are_those_that_adam_makes_of_the_updates(
     selector: Selector[Any], world_size: int, memory: float, settings: dict[str, Any]
@@ -163,13 +145,10 @@ def test_a_parameter_without_a_gradient_at_first_is_preferred_when_it_has_one() 
     assert int((simulation.step(gradients(3, 1)).update[100:] != 0).sum()) == 20
 
 
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_a_parameter_that_joins_begins_with_a_scale_of_its_own(scaling: Any) -> None:
-    size = 1 if scaling is Scaled else 100
-    state, acc = ScalingState(MICRO.start(), {"small": torch.rand(size, dtype=torch.float64)}), gradients(1, 0)[0]
-    parts.alone(scaling(selector=MICRO).select(state, acc, STEP, Comm()))
-    own = acc[:100].square().mean()
-    torch.testing.assert_close(state.by_name["large"], own.view(1) if size == 1 else own.sqrt().expand(100))
+def test_a_parameter_that_joins_begins_with_a_scale_of_its_own() -> None:
+    state, acc = ScalingState(MICRO.start(), {"small": torch.rand(100, dtype=torch.float64)}), gradients(1, 0)[0]
+    parts.alone(ScaledElements(selector=MICRO).select(state, acc, STEP, Comm()))
+    torch.testing.assert_close(state.by_name["large"], acc[:100].square().mean().sqrt().expand(100))
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
@@ -177,7 +156,11 @@ def test_squares_beyond_single_precision_are_scales_too(scale: float) -> None:
     """Of the scale of a parameter, and of what a residual forgets."""
     grads = normal(2, 2000, seed=0).float() * torch.tensor([1.0, scale]).repeat_interleave(1000)
     layout = micro.Layout(("a", "b"), ((1000,), (1000,)))
-    update = parts.simulated(Scaled(selector=micro.TopK()), layout, 2, dtype=torch.float32).step(grads).update
+    update = (
+        parts.simulated(ScaledElements(selector=micro.TopK(), eps=1e-30), layout, 2, dtype=torch.float32)
+        .step(grads)
+        .update
+    )
     assert min(update[:1000].count_nonzero(), update[1000:].count_nonzero()) > 50
     decaying = {"feedback": micro.ErrorFeedback(decay=0.9), "dtype": torch.float32}
     simulation = parts.simulated(micro.TopK(), 1000, 2, **decaying)

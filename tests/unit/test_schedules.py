@@ -13,9 +13,8 @@ from torch.distributed import _compute_bucket_assignment_by_size
 
 from micro.parts import build, known
 from micro.planning.schedules.base import Ends, Plan, Problem, Schedule, Seconds, groups_of, no_time, timeline
-from micro.planning.schedules.dear import Dear, used_s
 from micro.planning.schedules.exact import Exact, SparseExact
-from micro.planning.schedules.greedy import MgWfbp, Omgs
+from micro.planning.schedules.greedy import MgWfbp
 from micro.planning.tables import Curve
 from micro.planning.traces import Layer, Trace
 from tests.refusals import refused
@@ -118,7 +117,7 @@ def test_the_exact_schedules_find_the_best_of_all_groupings(num_layers: int, see
             assert end_s(problem, schedule.cut(problem)) == pytest.approx(best, rel=1e-12)
 
 
-# --- rules that decide about two neighbours ---------------------------------------------------------------------------
+# --- the rule that decides about two neighbours -----------------------------------------------------------------------
 
 
 def draw_binary(rng: random.Random, num_layers: int) -> tuple[Trace, float, float]:
@@ -131,11 +130,8 @@ def draw_binary(rng: random.Random, num_layers: int) -> tuple[Trace, float, floa
     return trace_of(ready, sizes), rng.randrange(0, 32) / 8, rng.choice((0.0, 2**-9, 2**-6))
 
 
-def published(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
-    """The public code of OMGS, and MG-WFBP's procedure where nothing is selected.
-
-    Layers count down to 1, all clocks are computed anew after each merge.
-    """
+def published(trace: Trace, exchange: Seconds) -> Ends:
+    """MG-WFBP's procedure: layers count down to 1, all clocks are computed anew after each merge."""
     count = len(trace.layers)
     ready = [0.0, *(layer.ready_s for layer in trace.layers)]
     backward = {count - i: ready[i + 1] - ready[i] for i in range(count)}
@@ -143,12 +139,12 @@ def published(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
     merged = set()
 
     def wait_of(layer: int) -> float:
-        """Return how long a layer waits for the lane after it was selected from."""
+        """Return how long a layer waits for the lane after it was computed."""
         clock = lane = 0.0
         for each in range(count, 0, -1):
             if each in merged:
                 continue
-            clock += backward[each] + select(size[each])
+            clock += backward[each]
             if each == layer:
                 return max(lane, clock) - clock
             lane = max(lane, clock) + exchange(size[each])
@@ -156,30 +152,22 @@ def published(trace: Trace, select: Seconds, exchange: Seconds) -> Ends:
 
     for layer in range(count, 1, -1):
         mine, following = size[layer], size[layer - 1]
-        more = select(mine + following) - select(mine) - select(following)
         saved = exchange(mine) + exchange(following) - exchange(mine + following)
-        if backward[layer - 1] + more - wait_of(layer) < saved:
+        if backward[layer - 1] - wait_of(layer) < saved:
             backward[layer - 1] += backward[layer]
             size[layer - 1] += mine
             merged.add(layer)
     return tuple(count - layer + 1 for layer in range(count, 0, -1) if layer not in merged)
 
 
-def test_rules_make_the_published_groups() -> None:
-    rng = random.Random(1)
-    differs, sizes = 0, set()
+def test_the_rule_makes_the_published_groups() -> None:
+    rng, sizes = random.Random(1), set()
     for _ in range(300):
         trace, start_up, per_byte = draw_binary(rng, rng.randrange(1, 20))
-        fixed, slope = rng.randrange(0, 8) / 8, rng.choice((0.0, 2**-8, 2**-6))
-        problem = Problem(trace, affine(start_up, per_byte), affine(fixed, slope))
-        ends = Omgs(rule="published").cut(problem)
-        assert ends == published(trace, problem.select, problem.exchange)
-        differs += ends != Omgs().cut(problem)
+        problem = Problem(trace, affine(start_up, per_byte), affine(0.5, 2**-8))  # a selection makes no difference
         ends = MgWfbp().cut(problem)
-        assert ends == published(trace, no_time, problem.exchange)
-        assert start_up == 0 or ends == Omgs().cut(replace(problem, select=no_time))
+        assert ends == published(trace, problem.exchange)
         sizes.add(len(ends))
-    assert differs > 10
     assert len(sizes) > 5
 
 
@@ -187,18 +175,7 @@ def test_mgwfbp_does_not_merge_at_a_loss() -> None:
     """Where one message costs more than two."""
     curve = Curve(sizes=(0, MIB, 2 * MIB), seconds=(1e-4, 0.010, 0.021))
     problem = Problem(trace_of([1e-3, 2e-3, 3e-3, 4e-3], [MIB] * 4), curve.at)
-    assert MgWfbp().cut(problem) == Omgs().cut(problem) == (1, 2, 3, 4)
-
-
-def test_asc_never_makes_a_gradient_wait_for_another() -> None:
-    merges = 0
-    for seed in range(100):
-        problem, lane = draw(seed, 15, sparse=False), 0.0
-        for sent in timeline(problem, build(Schedule, "asc").cut(problem)).transfers:
-            assert sent.sent_s == max(lane, problem.ready_s[sent.start])
-            lane = sent.done_s
-            merges += sent.stop - sent.start > 1
-    assert merges > 100
+    assert MgWfbp().cut(problem) == (1, 2, 3, 4)
 
 
 # --- fixed sizes ------------------------------------------------------------------------------------------------------
@@ -217,58 +194,13 @@ def test_caps_cut_where_ddp_cuts_and_ddp_rebuilds_any_plan_from_its_caps(seed: i
     rng = random.Random(seed)
     sizes = [rng.choice((1, 100, MIB // 2, MIB, 3 * MIB, 25 * MIB)) for _ in range(rng.randrange(1, 16))]
     problem = Problem(trace_of([0.0] * len(sizes), sizes), affine(1.0, 0.0))
-    for spec, caps in (
-        ("ddp", [MIB, 25 * MIB]),
-        ("capped", [25 * MIB]),
-        ({"name": "capped", "cap_mb": 0.3}, [int(0.3 * MIB)]),
-    ):
-        assert build(Schedule, spec).cut(problem) == buckets_of_torch(sizes, caps)
+    for name, caps in (("ddp", [MIB, 25 * MIB]), ("layerwise", [1]), ("single", [2**40])):
+        assert build(Schedule, name).cut(problem) == buckets_of_torch(sizes, caps)
     problem = draw(seed, 15, sparse=True)
-    plan = Omgs().plan(problem)
+    plan = SparseExact().plan(problem)
     caps = [int(cap * MIB) for cap in plan.bucket_caps_mb]
     ends = buckets_of_torch([layer.num_bytes for layer in problem.trace.layers], caps)
     assert [problem.num_bytes(*group) for group in groups_of(ends)] == list(plan.num_bytes)
-
-
-# --- DeAR -------------------------------------------------------------------------------------------------------------
-
-
-def forward_event_by_event(problem: Problem, ends: Ends) -> float:
-    """The length of backward and the next forward, from one queue of the lane and one of the processor."""
-    trace, count = problem.trace, len(problem.trace.layers)
-    clock = lane = 0.0
-    for start, stop in groups_of(ends):
-        size, begun = problem.num_bytes(start, stop), trace.layers[start - 1].ready_s if start else 0.0
-        clock += trace.layers[stop - 1].ready_s - begun + problem.select(size)
-        lane = max(lane, clock) + problem.exchange(size) - problem.gather(size)
-    clock = lane = max(clock + trace.backward_s - trace.layers[-1].ready_s, lane)
-    done, used = {}, [*used_s(trace)]
-    for group in sorted(groups_of(ends), reverse=True):
-        lane += problem.gather(problem.num_bytes(*group))
-        done.update(dict.fromkeys(range(*group), lane))
-    clock += used[-1]
-    for layer in range(count - 1, -1, -1):
-        compute = (used[layer - 1] if layer else trace.forward_s) - used[layer]
-        share = trace.update_s * trace.layers[layer].num_bytes / trace.num_bytes
-        clock = max(clock, done[layer]) + share + compute
-    return clock
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_dear_is_what_two_queues_do(seed: int) -> None:
-    rng, drawn = random.Random(seed), draw(seed, 9, sparse=bool(seed % 2))
-    trace = replace(drawn.trace, forward_s=rng.expovariate(0.5), update_s=rng.choice((0.0, rng.random())))
-    if seed % 3 == 0:
-        starts = sorted((rng.uniform(0, trace.forward_s) for _ in trace.layers), reverse=True)
-        layers = tuple(replace(layer, used_s=at) for layer, at in zip(trace.layers, starts, strict=True))
-        trace = replace(trace, layers=layers)
-    problem = replace(drawn, trace=trace, gather=lambda size: 0.5 * drawn.exchange(size))
-    for cap_mb in (1e-9, 300 / MIB, 900 / MIB, 1.0):
-        dear = Dear(cap_mb=cap_mb)
-        ends = dear.cut(problem)
-        step = dear.timeline(problem, ends)
-        assert step.step_s == pytest.approx(forward_event_by_event(problem, ends))
-        assert step.step_s == pytest.approx(trace.forward_s + step.end_s + trace.update_s)
 
 
 # --- plans and rounds -------------------------------------------------------------------------------------------------

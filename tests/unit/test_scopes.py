@@ -56,7 +56,7 @@ def test_each_parameter_gets_what_it_would_get_alone(name: str, world_size: int)
 
 @pytest.mark.parametrize("name", ["micro", "exdyna", "estimated"])
 def test_buckets_change_nothing_and_states_follow_their_parameters(name: str) -> None:
-    settings = {"micro": {"rule": "repaired"}, "estimated": {"fit": "sidco"}}.get(name, {})
+    settings = {"estimated": {"fit": "sidco"}}.get(name, {})
     reducer = micro.SparseReducer(PerTensor(selector={"name": name, **settings}), 0.1)
     whole, moved = simulated(reducer, LAYOUT, 3), [simulated(reducer, LAYOUT, 3)]
     for index in range(12):

@@ -51,7 +51,7 @@ def test_gradients_must_be_of_the_simulation(simulation: micro.Simulation, shape
     ("reducer", "world_size", "key", "given"),
     [
         (micro.SparseReducer(micro.TopK(), 0.1), 2, "world_size 2", 3),
-        (micro.SparseReducer(micro.Micro(rule="repaired"), 0.1), 3, "state is of micro (repaired)", "topk"),
+        (micro.SparseReducer(micro.Micro(), 0.1), 3, "state is of micro (agreed)", "topk"),
     ],
 )
 def test_a_state_of_another_world_or_method_is_refused(

@@ -6,7 +6,6 @@ import torch
 import micro
 from micro.operations import bytes_sent
 from micro.planning.volumes import calls_of, volume_of
-from micro.zoo.accordion import Accordion
 from tests.parts import simulated
 from tests.refusals import refused
 
@@ -63,7 +62,7 @@ def test_parameters_without_elements_send_nothing() -> None:
     layout = micro.Layout(("w", "b"), ((4,), (1,)))
     tensors = micro.SparseReducer(micro.PerTensor(selector=micro.Micro()), 0.1)
     assert volume_of(micro.TwoLevel(reducer=tensors, ranks_per_node=4), 5, 8, layout=layout).local_calls
-    layers = micro.SparseReducer(micro.TopK(scope="layer"), Accordion(density=0.01, high=1.0, interval=5))
+    layers = micro.SparseReducer(micro.TopK(scope="layer"), micro.ByName(patterns={"*": 1.0}, density=0.01))
     two_level = micro.TwoLevel(reducer=layers, ranks_per_node=4)
     stats = simulated(two_level, layout, 8).step(torch.randn(8, 5, dtype=torch.float64)).stats[0]
     assert (stats.target_count, stats.target_density) == (5, 1.0)

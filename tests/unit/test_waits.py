@@ -35,13 +35,12 @@ MOST = {  # waits of a settled step of one bucket, and the rows with so many: th
     "per_tensor+micro+agreed": 21,  # each of its layers may search
     "oktopk*": 14,
     "topk+oktopk": 11,
-    "redsync+published": 10,
-    "sidco+p+repaired sage+published": 7,
-    "gaussiank+*+slices *k+repaired+union dgc*+union sage* reused* dsa+published two_level+split*": 6,
-    "gaussiank+repaired sidco+*+repaired sidco+p* dgc+repaired redsync* deft+published threshold+gather*": 5,
+    "sidco+p+repaired": 7,
+    "gaussiank+*+slices *k+repaired+union dgc*+union reused* dsa+published two_level+split*": 6,
+    "gaussiank+repaired sidco+*+repaired dgc+repaired deft+published threshold+gather*": 5,
     "two_level+micro": 5,
-    "gaussiank* sidco* dgc* threshold gtopk+published dsa split+micro split+two_level*": 4,
-    "micro* exdyna* *+micro+* accordion* two_level*": 3,
+    "gaussiank* dgc* threshold gtopk+published dsa split+micro split+two_level*": 4,
+    "micro* exdyna* *+micro+* two_level*": 3,
     "topk+union* topk+layers+union topk+layers+by_name chunks* deft* gtopk split*": 2,
     "*": 1,
 }

@@ -1,4 +1,4 @@
-"""What is told of each step: the summary over all buckets, on_step, and the loggers made for it."""
+"""What is told of each step: the summary over all buckets, and on_step."""
 
 import threading
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 import micro
-from micro.integrations import tensorboard, wandb
 from tests.refusals import refused
 from tests.small_models import gradient, gradients, wrapped
 
@@ -70,30 +69,3 @@ def test_a_summary_adds_up_the_buckets() -> None:
     assert step.numbers().keys() >= {"density", "density_error", "bytes_sent", "threshold_min", "skipped"}
     gradient(model, 2, factor=NAN)
     assert (attachment.summary.skipped, attachment.summary.density) == (True, 0)
-
-
-class Writer:
-    """What TensorBoard's SummaryWriter and a run of W&B take."""
-
-    def __init__(self) -> None:
-        self.written: list[tuple[Any, ...]] = []
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
-        self.written.append((tag, scalar_value, global_step))
-
-    def log(self, data: dict[str, Any], *, commit: bool | None = None) -> None:
-        self.written.append((data, commit))
-
-
-def test_loggers_write_every_number_with_its_step_and_wandbs_with_what_the_loop_logs_next() -> None:
-    model, scalars, run = wrapped(), Writer(), Writer()
-    to_board, to_wandb = tensorboard.log_to(scalars, every=2), wandb.log_to(run, prefix="sparse/")
-    attachment = micro.attach(model, reducer(), on_step=lambda step: (to_board(step), to_wandb(step)))
-    for step in range(3):
-        gradient(model, step)
-    numbers = attachment.summary.numbers()
-    assert [each for each in scalars.written if each[2]] == [(f"micro/{name}", v, 2) for name, v in numbers.items()]
-    assert {step for _, _, step in scalars.written} == {0, 2}
-    assert run.written[-1] == ({"sparse/step": 2, **{f"sparse/{name}": v for name, v in numbers.items()}}, False)
-    for log_to, given in ((wandb.log_to, None), (tensorboard.log_to, "runs")):
-        refused(lambda log_to=log_to, given=given: log_to(given), "log_to", type(given).__name__)  # type: ignore[misc]

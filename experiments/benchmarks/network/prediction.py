@@ -11,7 +11,7 @@ from experiments.ranks.group import RankGroup
 from experiments.ranks.hosts import bits_per_s
 from experiments.studies.simulated_steps.steps import rescaled
 from experiments.training.schedule_problem import problem_of
-from micro.planning.schedules.base import Problem, Schedule
+from micro.planning.schedules.base import Problem, Schedule, timeline
 from micro.planning.tables import LinkTable, SelectTable
 from micro.planning.traces import Trace
 
@@ -75,5 +75,5 @@ class Prediction:
         own = "ddp" if isinstance(reducer, micro.DenseReducer) else "single"
         schedule = schedule or micro.build(Schedule, own)
         ends = schedule.cut(self.problem(method, reducer))
-        found = schedule.timeline(self.problem(method, reducer, compute_s), ends)
+        found = timeline(self.problem(method, reducer, compute_s), ends)
         return found.step_s - min(self.ahead_s, found.exposed_s)

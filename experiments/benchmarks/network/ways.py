@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import micro
 from experiments.config.builders import build_reducer
-from experiments.config.errors import UserError, suggestion
+from experiments.config.errors import UserError, as_user_error
 from experiments.config.keys import flat
 from experiments.config.schema import TrainConfig
 from experiments.reports.names import label
@@ -86,7 +86,5 @@ def config_of(words: list[str], world_size: int) -> TrainConfig:
 
 
 def _schedule(name: str) -> Schedule:
-    runnable = [name for name in micro.known(Schedule) if micro.build(Schedule, name).runs]
-    if name not in runnable:
-        raise UserError(f"a schedule must be one of {', '.join(runnable)}, got '{name}'{suggestion(name, runnable)}")
-    return micro.build(Schedule, name)
+    with as_user_error():
+        return micro.build(Schedule, name)

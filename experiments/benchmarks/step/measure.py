@@ -9,7 +9,7 @@ from experiments.profiles import method_steps
 from experiments.profiles.method_steps import Times
 from experiments.ranks.group import RankGroup
 
-WARMUP = 40  # MiCRO's repaired rule searches while residuals fill up, and steers after
+WARMUP = 40  # thresholds follow residuals while these fill up
 LEAST_WARMUP = 10
 LEAST_STEPS = 5
 

@@ -11,17 +11,16 @@ from experiments.studies.method_comparison.measure import Comparison, Comparison
 from experiments.studies.method_comparison.numbers import front_methods, sparse_rows
 
 HOW_TO_READ = """\
-Every method gets the same gradients on simulated ranks. Drawn gradients have the scale at which the threshold
-1 / (2 sqrt k) selects about k normal values; recorded ones are those of a dense training. *density / target* is the
-density of the update over the target density, a mean over steps; *error* its distance from 1, *worst* the largest
-after 20 steps (after half of fewer than 40). *sent* is bytes per rank and step over those of a dense all-reduce, of
-which *indices* and *values*. *one update* is ||update - mean|| / ||mean|| of the gradients, *all updates* the same of
-the sums of all steps up to the last; where the feedback corrects momentum, the mean is that of velocities. *mass kept*
-is the worst step's 1 - ||sum acc - sum residual - n update||_1 / ||sum acc||_1: below 1, something was neither sent nor
-kept; EF21 has none, for what it does not send is not meant to be sent later. *selection* is the fastest rank's time to
-choose indices, in times of torch.topk on the whole vector; ranks share the machine's cores, so it is an upper bound
-(selection.pdf shows one rank alone). Where a density policy counts epochs, one is one step here. Methods that choose
-nothing are left out of selection.pdf.
+Every method gets the same gradients on simulated ranks. Drawn gradients have the scale at which the threshold 1 / (2
+sqrt k) selects about k normal values; recorded ones are those of a dense training. *density / target* is the density
+of the update over the target density, a mean over steps; *error* its distance from 1, *worst* the largest after 20
+steps (after half of fewer than 40). *sent* is bytes per rank and step over those of a dense all-reduce, of which
+*indices* and *values*. *one update* is ||update - mean|| / ||mean|| of the gradients, *all updates* the same of the
+sums of all steps up to the last; where the feedback corrects momentum, the mean is that of velocities. *mass kept* is
+the worst step's 1 - ||sum acc - sum residual - n update||_1 / ||sum acc||_1: below 1, something was neither sent nor
+kept. *selection* is the fastest rank's time to choose indices, in times of torch.topk on the whole vector; ranks
+share the machine's cores, so it is an upper bound (selection.pdf shows one rank alone). Where a density policy counts
+epochs, one is one step here. Methods that choose nothing are left out of selection.pdf.
 """
 COLUMNS: Columns = {
     "density / target": Column("build_up", "{:.3g}"),

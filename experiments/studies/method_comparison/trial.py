@@ -54,7 +54,6 @@ class _Ledger:
         self._simulation = simulation
         feedback = getattr(simulation.reducer, "feedback", None)
         self._momentum, self._nesterov = getattr(feedback, "momentum", 0.0), getattr(feedback, "nesterov", False)
-        self._adds_up = not getattr(feedback, "sends_change", False)  # what is not sent is to be sent later
         numel = simulation.layout.numel
         self._rows = torch.empty(simulation.world_size, numel)
         self._velocity, self._mean_sum, self._update_sum = torch.zeros(3, numel, dtype=torch.float64).unbind()
@@ -81,7 +80,7 @@ class _Ledger:
             **{key: getattr(stats[0], key) for key in ("density_error", "build_up", "imbalance")},
             **{f"{kind}_share": _ratio(num_bytes, dense_bytes) for kind, num_bytes in sent.items()},
             "step_error": _ratio(float((update - mean).norm()), float(mean.norm())),
-            "mass_kept": self._mass_kept(n, update) if self._adds_up else math.nan,
+            "mass_kept": self._mass_kept(n, update),
             "select_s": min(s.select_s for s in stats),  # ranks share the cores: the least is nearest to one's own
         }
 

@@ -20,7 +20,7 @@ from micro.planning.traces import Trace
 DENSE = "dense"
 MEMORY_GB_S = 240.0  # assumed: neither measured nor published
 SORTED, SLICED = ("topk", "leader"), ("micro", "exdyna")  # a leader sorts while all others wait for it
-SCANNED = ("reused", "threshold", "gaussiank", "dgc", "redsync", "sidco", "sage")
+SCANNED = ("reused", "threshold", "gaussiank", "dgc", "sidco")
 SORT_S = 2.18896957e-10  # s of s x log2(x) for the top-k of a P102-100, literal in the public code of OMGS-SGD
 MATRICES = "powersgd"
 # Of a matrix method: kept (12) and cleared (4), copied to matrices (8), two products read it (8), one takes from it

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from micro.parts import build
-from micro.planning.schedules.base import Ends, Problem, Schedule, Timeline, no_time
+from micro.planning.schedules.base import Ends, Problem, Schedule, Timeline, no_time, timeline
 from micro.planning.traces import Layer, Trace
 
 Row = dict[str, Any]
@@ -17,9 +17,8 @@ EXACT, SPARSE_EXACT = "exact", "sparse_exact"
 def planned(problem: Problem, schedule: str) -> tuple[Ends, Timeline]:
     """Return the groups and the step of a schedule; the exact one knows of selection where there is any."""
     selects = problem.select is not no_time
-    part = build(Schedule, SPARSE_EXACT if schedule == EXACT and selects else schedule)
-    ends = part.cut(problem)
-    return ends, part.timeline(problem, ends)
+    ends = build(Schedule, SPARSE_EXACT if schedule == EXACT and selects else schedule).cut(problem)
+    return ends, timeline(problem, ends)
 
 
 def simulate_step(problem: Problem, schedule: str, world_size: int) -> Row:

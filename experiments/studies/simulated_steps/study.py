@@ -98,7 +98,7 @@ def study_of(options: argparse.Namespace) -> Study:
         with as_user_error(before=f"{method} on {network.name}: "):  # before anything is computed
             problem = methods.problem(trace, network.of(max(network.workers)), method)
             part = trace.num_bytes // 2  # the shapes in a part are not known, even where those of the whole are
-            _ = problem.exchange(part), problem.select(part), problem.gather(part)
+            _ = problem.exchange(part), problem.select(part)
     timed = [_computing(trace, options.compute_s) for trace in recorded]
     schedules = {DENSE: select_names(options.schedules, list(known(Schedule)), "schedules")}
     return Study(

@@ -23,7 +23,7 @@ NUM_SHARES = 200
 NUM_HISTOGRAM_BINS = 81
 NUM_CURVE_POINTS = 400
 SPAN = 8.0  # standard deviations that the histogram shows
-OPERATORS = ("topk", "gaussiank", "gaussiank_published", "dgc", "sidco", "redsync", "micro")
+OPERATORS = ("topk", "gaussiank", "gaussiank_published", "dgc", "sidco", "micro")
 
 
 def accumulators(

@@ -36,14 +36,11 @@ class Problem:
             selection share the processor.
         messages: of a group, its collectives in turn, each as the seconds of its latency and of its transfer, where
             groups share rounds (micro.rounds); None: a group's exchange is one message.
-        gather: of the seconds of `exchange`, those that can wait for the next forward (the all-gather that ends an
-            all-reduce); only a schedule that splits the two looks at it.
     """
 
     trace: Trace
     exchange: Seconds
     select: Seconds = no_time
-    gather: Seconds = no_time
     messages: Messages | None = None
 
     @cached_property
@@ -147,23 +144,18 @@ def groups_of(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
 class Schedule(Part, ABC):
     """A way to cut the layers of a model into groups: a frozen dataclass of its settings.
 
-    ``runs`` is False where DDP cannot carry it out: it can be planned and simulated. ``is_planned`` is False where the
-    cut follows from sizes alone, so that DDP makes the buckets by itself, whatever was measured.
+    ``is_planned`` is False where the cut follows from sizes alone, so that DDP makes the buckets by itself, whatever
+    was measured.
     """
 
     kind: ClassVar[str] = "schedule"
     home: ClassVar[str] = "micro.planning.schedules"
     group: ClassVar[str] = "micro.schedules"
-    runs: ClassVar[bool] = True
     is_planned: ClassVar[bool] = True
 
     @abstractmethod
     def cut(self, problem: Problem) -> Ends:
         """Return where each group ends, layers counted in backward order; the last end is the number of layers."""
-
-    def timeline(self, problem: Problem, ends: Sequence[int]) -> Timeline:
-        """Return a step under this schedule; most follow the common recurrence."""
-        return timeline(problem, ends)
 
     def bucket_cap_mb(self, model_mb: float) -> float | None:
         """Return the cap by which DDP makes this cut of a model of so many MiB, None for its default.
@@ -178,7 +170,7 @@ class Schedule(Part, ABC):
         names = [layer.name for layer in problem.trace.layers]
         groups = tuple(tuple(names[start:stop]) for start, stop in groups_of(ends))
         sizes = tuple(problem.num_bytes(*group) for group in groups_of(ends))
-        return Plan(schedule=self.name, groups=groups, num_bytes=sizes, step_s=self.timeline(problem, ends).step_s)
+        return Plan(schedule=self.name, groups=groups, num_bytes=sizes, step_s=timeline(problem, ends).step_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,29 +59,6 @@ class Single(BySize):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capped(BySize):
-    """Close a group when it has reached a fixed size, as DistributedDataParallel does with ``bucket_cap_mb``.
-
-    Args:
-        cap_mb: the size, in MiB.
-
-    Raises:
-        ValueError: a cap that is not positive.
-    """
-
-    cap_mb: float = 25.0
-    name: ClassVar[str] = "capped"
-
-    def __post_init__(self) -> None:
-        check_cap(self.cap_mb)
-
-    @property
-    def caps_mb(self) -> tuple[float, float]:
-        """The same cap for every group."""
-        return self.cap_mb, self.cap_mb
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ddp(BySize):
     """Group as DistributedDataParallel does by default: 1 MiB first, then 25 MiB each.
 
@@ -93,9 +70,3 @@ class Ddp(BySize):
 
     name: ClassVar[str] = "ddp"
     caps_mb = (1, 25)
-
-
-def check_cap(cap_mb: float) -> None:
-    """Raise ValueError unless a cap is positive."""
-    if not 0 < cap_mb < math.inf:
-        raise ValueError(f"cap_mb must be a number above 0, got {cap_mb}; for one group take schedule single")

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from micro.kernels import sums_above, sums_of
 from micro.kernels.sums import Sums
-from micro.parts import Rule
 from micro.selectors.base import Traits
 from micro.selectors.estimated import Fit
 from micro.selectors.fits.correction import Entries, select_near, strictly_above
@@ -113,21 +112,6 @@ class Sidco(Fit[SidcoState]):
         if selection.threshold and 0 < threshold < math.inf and tail > 0:  # along the tail of what was selected
             count *= math.exp(max(-50.0, min(50.0, math.log(selection.threshold / threshold) / tail)))
         return selection, count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedSidco(Sidco):
-    """What exceeds the fitted quantile as it is. Settings, source and differences: as `Sidco`, but for the factor."""
-
-    name: ClassVar[str] = "sidco_published"
-    rule: ClassVar[Rule] = "published"
-
-    def _beyond(
-        self, state: SidcoState, acc: Tensor, threshold: float, survivors: Entries | None, k: int, num_stages: int
-    ) -> tuple[Selection, float]:
-        """Return what exceeds the threshold, and how many those are."""
-        indices = passed(acc, threshold, survivors)[0]
-        return Selection(indices, threshold=threshold), float(indices.numel())
 
 
 def most_stages(density: float) -> int:

@@ -1,1 +1,1 @@
-"""How MiCRO's threshold follows the density: as published, repaired, and agreed by all ranks within the step."""
+"""How MiCRO's threshold follows the density: as published, and agreed by all ranks within the step."""

@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 from micro import kernels
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
-from micro.kernels.cuts import NUM_BINS, Cut, cut, kept_by_all, message
+from micro.kernels.cuts import NUM_BINS, Cut, cut
 from micro.requests import AllGather, AllReduce, Once, Reduction, known
 from micro.selectors import scans
 from micro.selectors.micro_rules.base import SHIFT, Search, ThresholdRule, magnitude_bins
-from micro.selectors.micro_rules.one_message import Room, candidate_bytes
 from micro.sparse import Selection
 from micro.traffic import COUNT_BYTES, Calls
 
@@ -33,13 +32,11 @@ class AgreedState:
         lowest_bits: where candidates begin, as bits of a float32; 0 where that must be searched.
         shift: bits that number the places within a bin.
         surplus: candidates wanted per selected index; doubled by every step that had too few.
-        last: what each rank kept in the last step, where candidates travel with their counts.
     """
 
     lowest_bits: int = 0
     shift: int = 18
     surplus: float = SURPLUS
-    last: list[int] = field(default_factory=list)
 
     def resolve(self, lowest_bits: int, highest_bits: int) -> None:
         """Begin the candidates at ``lowest_bits``, in bins as narrow as reaching ``highest_bits`` allows."""
@@ -67,12 +64,10 @@ class AgreedState:
 
 
 class _Found(NamedTuple):
-    """This rank's candidates, every rank's message (world_size, length) with its counts first, and where to cut."""
+    """This rank's candidates, and where to cut."""
 
     indices: Tensor
     magnitudes: Tensor
-    rows: Tensor
-    counts: Tensor
     cut: Cut
 
 
@@ -91,68 +86,43 @@ class Agreed(ThresholdRule[AgreedState]):
     same counts. They then collect once more, above a lower threshold from a histogram of the whole vector (one
     all-reduce).
 
-    With ``slack`` the candidates travel in the message of their counts, as many as the last step's counts make likely
-    to be enough, and this much more (`one_message`): what is kept is the same, and known to all ranks at once. Where
-    that was not enough, the indices are left to a message of their own.
-
     This rule is of this project; the slices and their rotation are MiCRO's.
     """
 
-    slack: float | None = None
     state: ClassVar[type[AgreedState]] = AgreedState
 
     def search(self, state: AgreedState, search: Search) -> Reduction[Selection]:
         """Take exactly k over all ranks, or all that is not zero where that is less; at a density of 1 everything."""
         everything = search.everything()
         if everything is not None:
-            state.lowest_bits, state.last = 0, []
+            state.lowest_bits = 0
             return everything
         k, rank, n = search.step.target_count, search.comm.rank, search.comm.world_size
-        room = None
-        if self.slack is not None and len(state.last) == n:
-            room = Room.after(state.last, k, self.slack, max(stop - start for start, stop in search.spans))
         is_known = bool(state.lowest_bits)
         if not is_known:
             yield from _reset_candidates(state, search)
-        found = yield from _find(state, search, room)
+        found = yield from _find(state, search)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * n)))
         if is_known and found.cut.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             yield from _reset_candidates(state, search)
-            found = yield from _find(state, search, room)
-        taken, all_indices = found.cut.taken, None
-        if room is not None:
-            starts, sizes = [start for start, _ in search.spans], {"capacity": room.capacity, "width": room.width}
-            all_indices = kept_by_all(found.rows, found.counts, room.sure, taken, starts, **sizes)
-        mine = _kept(state, found, rank) if all_indices is None else all_indices.split(list(taken))[rank]
-        threshold = state.threshold(found.cut)
+            found = yield from _find(state, search)
+        mine, threshold = _kept(state, found, rank), state.threshold(found.cut)
         state.prepare_next(threshold, found.cut, k)
-        state.last = [] if self.slack is None else list(taken)
-        is_overfull = room is not None and all_indices is None
-        return Selection(mine, counts=taken, threshold=threshold, all_indices=all_indices, overfull=is_overfull)
+        return Selection(mine, counts=found.cut.taken, threshold=threshold)
 
-    def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
-        """Return the gathering of counts by magnitude, and of candidates; at a density of 1 nothing travels."""
-        if count == numel:
-            return ()
-        candidates = 0 if self.slack is None else candidate_bytes(count / world_size, self.slack, longest, world_size)
-        return (("gather_rows", COUNT_BYTES * NUM_BINS + candidates),)
+    def calls(self, count: int, numel: int) -> Calls:
+        """Return the gathering of counts by magnitude; at a density of 1 nothing travels."""
+        return () if count == numel else (("gather_rows", COUNT_BYTES * NUM_BINS),)
 
 
-def _find(state: AgreedState, search: Search, room: Room | None) -> Reduction[_Found]:
-    """Return this rank's candidates, every rank's counts and the candidates in its message: one all-gather."""
+def _find(state: AgreedState, search: Search) -> Reduction[_Found]:
+    """Return this rank's candidates, and the cut by every rank's counts: one all-gather."""
     mine = yield from scans.collect(search.slice, search.start, state.lowest_bits, state.shift)
     indices, magnitudes, own_counts = mine
-    if room is None:
-        rows = yield AllGather(mine=own_counts)
-    else:
-        bins = {"start": search.start, "lowest": state.lowest_bits, "shift": state.shift}
-        sure = float(room.sure[search.comm.rank])  # in the host's memory
-        row = message(mine, **bins, sure=sure, capacity=room.capacity, width=room.width)
-        rows = yield AllGather(mine=row, kind="indices")
-    (counts,) = yield from known(rows[:, :NUM_BINS])
+    (counts,) = yield from known((yield AllGather(mine=own_counts)))
     place: Cut = yield Once(work=lambda: cut(counts, search.step.target_count))
-    return _Found(indices, magnitudes, rows, counts, place)
+    return _Found(indices, magnitudes, place)
 
 
 def _kept(state: AgreedState, found: _Found, rank: int) -> Tensor:

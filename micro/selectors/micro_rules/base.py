@@ -65,9 +65,5 @@ class ThresholdRule(ABC, Generic[S]):
         """Select from the slice, with indices in the vector of all slices, known counts and the threshold."""
 
     @abstractmethod
-    def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
-        """Return the collectives of a step in steady state that selects ``count`` of ``numel``.
-
-        Args:
-            longest: elements of the longest slice.
-        """
+    def calls(self, count: int, numel: int) -> Calls:
+        """Return the collectives of a step in steady state that selects ``count`` of ``numel``."""

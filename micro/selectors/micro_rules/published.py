@@ -50,6 +50,6 @@ class Published(ThresholdRule[PublishedState]):
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
         return Selection(indices + search.start, counts=counts, threshold=state.threshold)
 
-    def calls(self, count: int, longest: int, numel: int, world_size: int) -> Calls:
+    def calls(self, count: int, numel: int) -> Calls:
         """Return the gathering of counts."""
         return (("gather_rows", COUNT_BYTES),)
