@@ -4,13 +4,39 @@ torch walks over its hooks without a copy. One that is removed in the middle of 
 do, ends that step with an error; so the hooks here stay until Python ends.
 """
 
+import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+Hook = Callable[..., None]
+_RUNNER = Optimizer.profile_hook_step(lambda _: None).__code__  # of the function around ``step`` that runs its hooks
+
+
+def outermost(hook: Hook) -> Hook:
+    """Return a step hook that is called once a step, also where a subclass's ``step`` calls ``super().step()``.
+
+    torch runs the hooks of both.
+    """
+
+    def call(optimizer: Optimizer, *rest: object) -> None:
+        if not _is_inner(optimizer):
+            hook(optimizer, *rest)
+
+    return call
+
+
+def _is_inner(optimizer: Optimizer) -> bool:
+    """Return whether the hook that calls this is run by a step within another one of ``optimizer``."""
+    frame, found = sys._getframe(2), 0
+    while frame is not None:
+        found += frame.f_code is _RUNNER and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return found > 1
 
 
 class StepListener:

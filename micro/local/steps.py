@@ -15,6 +15,7 @@ from micro.comm import Comm
 from micro.drivers.attachment import Driver
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.meeting import meeting
+from micro.drivers.optimizer_steps import outermost
 from micro.drivers.settings import compared_with
 from micro.flat import real
 from micro.group_comm import GroupComm
@@ -157,9 +158,9 @@ class LocalSteps(Driver):
         if delay and isinstance(self.comm, GroupComm):
             self._lane = CallerLane(self.device) if self.device.type == "cuda" else ThreadLane(self.device)
         self._hooks = self._watch.hooks()
-        self._hooks += [each.register_step_pre_hook(self._before_step) for each in self.optimizers]
+        self._hooks += [each.register_step_pre_hook(outermost(self._before_step)) for each in self.optimizers]
         self._hooks += [each.register_step_post_hook(self._note_part_of_step) for each in self.optimizers[:-1]]
-        self._hooks.append(self.optimizers[-1].register_step_post_hook(lambda *_: self.after_step()))
+        self._hooks.append(self.optimizers[-1].register_step_post_hook(outermost(lambda *_: self.after_step())))
         checks.IN_USE.update(self.optimizers)
 
     @property

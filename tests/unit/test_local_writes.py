@@ -321,6 +321,26 @@ def test_a_step_on_the_instance_that_runs_hooks_counts_and_trying_it_takes_none(
         assert local.num_steps == 1
 
 
+class Decaying(torch.optim.SGD):
+    """Its step calls that of its parent, whose hooks torch runs too."""
+
+    def step(self, closure: Any = None) -> Any:
+        with torch.no_grad():
+            for group in self.param_groups:
+                torch._foreach_mul_(group["params"], 0.9)
+        return super().step(closure)
+
+
+def test_a_step_within_a_step_is_one() -> None:
+    model = network()
+    optimizer = Decaying(model.parameters(), lr=0.01)
+    with micro.LocalSteps(model, optimizer, micro.DenseReducer(), every=2, comm=Comm()) as local:
+        for step in range(4):
+            backward(model, 0, step)
+            optimizer.step()
+        assert (local.num_steps, local.num_rounds) == (4, 2)
+
+
 # --- parameters that nobody averages ---------------------------------------------------------------------------------
 
 
