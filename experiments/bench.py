@@ -2,7 +2,6 @@
 
 step   every method's reduction against its floor, the memory traffic that no sparse step can avoid, or, with --against
        REVISION, against another revision of this code
-rules  the density that MiCRO's rules give, on synthetic gradients with a tenfold jump of scale
 network  training over links of a known rate, on hosts that are network namespaces: methods, schedules and local steps,
        measured and predicted, with the kernel's count of bytes (needs root)
 gpu    what a machine with GPUs does with this code, in half an hour: kernels, gloo and NCCL, every method, DDP, FSDP2,
@@ -19,7 +18,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks import rules
 from experiments.benchmarks.gpu import command as gpu
 from experiments.benchmarks.network import command as network
 from experiments.benchmarks.step import command as step
@@ -47,7 +45,7 @@ def parser() -> Parser:
     """Return what reads the command line."""
     parser = Parser("experiments.bench", description=__doc__)
     commands = parser.add_subparsers(dest="benchmark", required=True)
-    for benchmark in (step, rules, network, gpu):
+    for benchmark in (step, network, gpu):
         command = commands.add_parser(
             benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0], description=benchmark.__doc__
         )

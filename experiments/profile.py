@@ -4,7 +4,7 @@ backward  when backward completes each gradient of a model: a trace
 link      how long each collective takes over its size: a table of the link
 select    what each method costs beside its collectives, over the number of elements: a table of selections
 
-Each writes one file and prints what is in it; link and select draw it beside the file. The ranks are processes that the
+Each writes one file and prints what is in it. The ranks are processes that the
 command starts; under torchrun or srun, on several hosts for instance, it joins the ranks it is given, and rank 0
 writes.
 

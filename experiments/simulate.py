@@ -1,16 +1,15 @@
 """How a step would go on other networks, with up to thousands of workers: ``python -m experiments.simulate``.
 
-Puts together traces of models (``python -m experiments.profile backward``), models of networks (conf/network, or a
-measured table) and schedules, and computes what a step takes: nothing is trained.
+Puts together traces of models (``python -m experiments.profile backward``), models of networks (conf/networks.yaml,
+or a measured table) and schedules, and computes what a step takes: nothing is trained.
 
     python -m experiments.simulate --trace results/published/traces/resnet50.json --workers 4,64,1024
 
     python -m experiments.simulate --network nvlink_25gbe --two-level
 
 Writes tables (csv, simulate.md) and figures: speed-up over workers; when backward computes and each group travels; up
-to which bandwidth each method is faster than dense; the published gains of merged gradients beside ours; double trees
-with the published slope and the usual one. With --two-level also levels.md, and figures of speed-up and bytes in one
-level and in two.
+to which bandwidth each method is faster than dense; the published gains of merged gradients beside ours. With
+--two-level also levels.md, and figures of speed-up and bytes in one level and in two.
 """
 
 import shlex
@@ -57,8 +56,8 @@ def parser() -> Parser:
     add, names, numbers = parser.add_argument, comma_list(str), comma_list(whole_number())
     help = "of models; the published by default"
     add("--trace", type=comma_list(to_path), default=TRACES, metavar="FILE,FILE", help=help)
-    help = "of conf/network, a yaml like those, or a table (json) of experiments.profile link, for its own number of "
-    help += "workers only (%(default)s)"
+    help = "of conf/networks.yaml, a yaml of such an entry with its name, or a table (json) of experiments.profile "
+    help += "link, for its own number of workers only (%(default)s)"
     add("--network", type=names, default="k80_10gbe", metavar="A,B", help=help)
     help = f"of the all-reduce, among {', '.join(ALGORITHMS)}; hierarchical: the network joins nodes; best: call by "
     help += "call the fastest of the flat ones; each network's own by default"

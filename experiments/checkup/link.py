@@ -1,4 +1,4 @@
-"""Whether sparsifying can pay: two ranks measured here, dense all-reduce against MiCRO, and what is first there."""
+"""Whether sparsifying can pay: a link and a selection measured on two ranks here, and predicted steps of methods."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +10,15 @@ import torch
 import micro
 import models
 from experiments.checkup.findings import Finding, either
+from experiments.config.errors import as_user_error
 from experiments.config.paths import ROOT
 from experiments.profiles.link import measure_op
 from experiments.profiles.select import own_seconds
 from experiments.ranks.group import RankGroup
 from experiments.reports.names import human, label
-from experiments.studies.advice.evidence import load_evidence
-from experiments.studies.advice.prediction import Setting, forms_of, predict
-from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S
+from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S, Methods, methods_of
 from experiments.studies.simulated_steps.networks import load_measured
+from experiments.studies.simulated_steps.steps import simulate_step
 from micro.group_comm import GroupComm
 from micro.planning.costs import Flat, Link, scaled
 from micro.planning.tables import Curve
@@ -32,7 +32,7 @@ SIZES = [64, 2**12, 2**16, 2**20, 2**22, 2**24]  # bytes of a vector
 REPEATS, SECONDS = 16, 3.0  # of each size where all of them take no longer
 STEPS = 5  # numbers of reductions, after a warm-up
 TRACE = ROOT / "results/published/traces/resnet18.json"
-LEVEL = 95  # percent of dense's end
+METHODS = (DENSE, "powersgd", "topk", "oktopk", "micro")
 ASSUMED = (
     "each worker has its own link, ring all-reduce, no overlap with backward; for GPUs and for links between machines "
     "use python -m experiments.profile link and select"
@@ -94,7 +94,7 @@ def measure() -> Measured:
 def link(
     rates_mbit: Sequence[float], latency_us: float | None, world_size: int, trace: Path | None
 ) -> Iterator[Finding]:
-    """Yield what two ranks measured, what follows for their link and for links of some rates, and what is first there.
+    """Yield what two ranks measured, what follows for their link and for links of some rates, and predicted steps.
 
     Args:
         latency_us: of those links; that of this machine where none is given.
@@ -114,7 +114,7 @@ def link(
         yield either(name, pays, "can pay" if pays else "cannot pay", _in_words(found, measured), **asdict(found))
     yield Finding("assumptions", "", ASSUMED)
     if world_size > 1:
-        yield from first_there(links, world_size, trace)
+        yield from predicted_steps(links, world_size, trace)
 
 
 def compare(link: Link, measured: Measured, world_size: int) -> Comparison:
@@ -142,28 +142,32 @@ def compare(link: Link, measured: Measured, world_size: int) -> Comparison:
     )
 
 
-def first_there(links: Mapping[str, Link], world_size: int, trace: Path | None) -> Iterator[Finding]:
-    """Yield for each link the method that takes least time to dense's accuracy, as `experiments.advise` predicts it.
+def predicted_steps(links: Mapping[str, Link], world_size: int, trace: Path | None) -> Iterator[Finding]:
+    """Yield for each link what a step takes with each of METHODS, as `experiments.simulate` predicts it.
+
+    Dense is in DDP's buckets, the others in one: what a training does unless set otherwise.
 
     Raises:
         UserError: the profile cannot be used.
     """
-    if not TRACE.exists():
-        yield Finding("first there", "unknown", "published trainings are in a clone alone", "absent")
+    if trace is None and not TRACE.exists():
+        yield Finding("steps", "unknown", "give a profile with --trace; a published one is in a clone alone", "absent")
         return
-    evidence, profile = load_evidence(None, LEVEL), load_measured(Trace, trace or TRACE)
+    profile = load_measured(Trace, trace or TRACE)
+    methods, selection = methods_of(METHODS, DENSITY, table=None, memory_gb_s=MEMORY_GB_S)
     for name, each in links.items():
-        setting = Setting(profile, world_size, each.alpha_s, None, MEMORY_GB_S)
-        rows = predict(forms_of(evidence, setting), _rate(each))
-        best = rows[(rows["why"] == "") & (rows["method"] != DENSE)].sort_values("time").iloc[0]
-        method, gain = label(best["method"], best["variant"]), float(best["time"])
-        density = "" if best["density"] == 1 else f" at density {best['density']:g}"
-        takes = f"{method}{density} takes {gain:.2g} of DDP's time to {LEVEL} % of dense's end"
-        note = f"{takes}; it pays {_below(best['border'])}"
-        data = {"method": best["method"], "time_of_dense": gain, "pays_below_bits_per_s": float(best["border"])}
-        yield either(f"first there, {name}", gain < 1, method if gain < 1 else label(DENSE), note, **data)
-    note = f"epochs of {evidence.words}; steps of {human(profile.model)}, predicted from its profile"
-    yield Finding("evidence", "", note)
+        with as_user_error(before=f"{trace or TRACE}: "):
+            steps = {method: _step_s(methods, method, profile, Flat(each, world_size)) for method in METHODS}
+        first = min(steps, key=lambda method: steps[method])
+        words = ", ".join(f"{label(method)} {_in_ms(seconds)}" for method, seconds in steps.items())
+        yield either(f"step, {name}", first != DENSE, label(first), words, first=first, steps_s=steps)
+    note = f"{human(profile.model)}, density {DENSITY:g}, {world_size} workers; selection by {selection}"
+    yield Finding("steps of", "", f"{note}. What a method costs in accuracy: docs/choosing.md")
+
+
+def _step_s(methods: Methods, method: str, trace: Trace, network: Flat) -> float:
+    problem, schedule = methods.problem(trace, network, method), "ddp" if method == DENSE else "single"
+    return float(simulate_step(problem, schedule, network.world_size)["step_s"])
 
 
 def human_rate(bits_per_s: float) -> str:
@@ -176,14 +180,15 @@ def human_rate(bits_per_s: float) -> str:
 def _in_words(found: Comparison, measured: Measured) -> str:
     if found.world_size == 1:
         return "One worker sends nothing: there is nothing to save."
-    dense, sparse, select = (
-        f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-        for seconds in (found.dense_s, found.sparse_s, measured.select_s)
-    )
+    dense, sparse, select = map(_in_ms, (found.dense_s, found.sparse_s, measured.select_s))
     return (
         f"The gradient of {MODEL} among {found.world_size} workers: dense all-reduce {dense}, MiCRO at density "
         f"{DENSITY:g} {sparse} ({select} to select). It pays {_below(found.break_even_bits_per_s)}."
     )
+
+
+def _in_ms(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
 def _below(rate: float) -> str:

@@ -16,7 +16,6 @@ from rich.console import Console
 
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_positive, whole_number
-from experiments.profiles.drawing import save_curves
 from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.markdown import table
 from micro.group_comm import GroupComm
@@ -29,13 +28,6 @@ SIZES = [4**power for power in range(3, 14)]
 FEWEST_REPEATS = 3
 FEWEST_SIZES = 2  # that make a curve
 ELEMENT_BYTES = 4
-BYTES_OF = {
-    "all_reduce": "the vector",
-    "gather_rows": "one rank's row",
-    "gather_lists": "one rank's list",
-    "scatter": "what one rank sends",
-    "broadcast": "the vector",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +142,7 @@ def merge(rows: list[Row], link: str) -> LinkTable:
 
 
 def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
-    """Write the table of the link, print it, draw it beside the file; returns the paths."""
+    """Write the table of the link and print it; returns the paths."""
     found = merge(rows, options.link or f"{rows[0]['backend']}, {rows[0]['world_size']} ranks")
     found.save(options.out)
     console.print(f"{found.link}\n\n{_table(found)}", soft_wrap=True, highlight=False)
@@ -160,9 +152,7 @@ def write(rows: list[Row], options: argparse.Namespace, console: Console) -> lis
                 f"{row['op']}: nothing above {row['sizes'][-1]:,.0f} of {row['largest_asked']:,} bytes was measured "
                 f"within its share of {options.seconds:g} s; raise --seconds for more"
             )
-    labels: dict[str, str] = {op: f"{op} ({BYTES_OF[op]})" for op in found.collectives}
-    title = f"Collectives: {found.link}; lines are fits"
-    return [options.out, *save_curves(found.collectives, labels, ("op", "bytes"), title, "bytes", options.out)]
+    return [options.out]
 
 
 def _table(found: LinkTable) -> str:

@@ -16,11 +16,9 @@ from rich.console import Console
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_density, whole_number
 from experiments.profiles import method_steps
-from experiments.profiles.drawing import save_curves
 from experiments.profiles.on_ranks import device_name
 from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.markdown import table
-from experiments.reports.names import label
 from experiments.studies.methods import build_methods, known_methods, select_names
 from micro.planning.tables import Curve, SelectTable
 
@@ -78,12 +76,11 @@ def merge(rows: list[Row], density: float) -> SelectTable:
 
 
 def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
-    """Write the table of selections, print it, draw it beside the file; returns the paths."""
+    """Write the table of selections and print it; returns the paths."""
     found = merge(rows, options.density)
     found.save(options.out)
     numbers = pd.DataFrame({row["method"]: row["seconds"] for row in rows}, index=rows[0]["numel"])
     cells = [[f"{numel:,}", *(f"{1e3 * each:.4g}" for each in own)] for numel, *own in numbers.itertuples()]
     title = f"Reduction without its collectives, density {found.density:g}, {found.world_size} ranks"
     console.print(f"{title}, ms\n\n{table(['elements', *numbers], cells)}", soft_wrap=True, highlight=False)
-    labels, title = {method: label(method) for method in found.methods}, f"{title}; lines are fits"
-    return [options.out, *save_curves(found.methods, labels, ("method", "numel"), title, "elements d", options.out)]
+    return [options.out]

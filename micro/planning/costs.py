@@ -5,13 +5,13 @@ vector, n the number of ranks. A rank sends one message at a time and receives o
 
     ring                 2 (n-1) alpha    2 (n-1)/n beta + (n-1)/n gamma
     halving_doubling     2 log2 n alpha   2 (n-1)/n beta + (n-1)/n gamma
-    double_tree          2 log2 n alpha   2 beta + gamma; as published: beta + gamma
+    double_tree          2 log2 n alpha   2 beta + gamma
     binary_tree          2 log2 n alpha   log2 n (2 beta + gamma)
     recursive_doubling   log2 n alpha     log2 n (beta + gamma)
 
 Source: Shi et al., MG-WFBP, TPDS 2021, arXiv 1912.09268, its table of all-reduce algorithms. Differences: its slope of
-double binary trees, beta + gamma, is below what any all-reduce needs from three ranks on, 2 (n-1)/n beta; that one is
-PUBLISHED_TREE here. Numbers of ranks that are no power of two take as many rounds as the next power; what folding in
+double binary trees is beta + gamma, which is below what any all-reduce needs from three ranks on, 2 (n-1)/n beta; here
+it is 2 beta + gamma. Numbers of ranks that are no power of two take as many rounds as the next power; what folding in
 the ranks left over adds beyond that is left out.
 """
 
@@ -70,16 +70,14 @@ def rounds(n: int) -> int:
     return (n - 1).bit_length()
 
 
-PUBLISHED_TREE = "double_tree_published"
 ALL_REDUCE: Mapping[str, Callable[[int], Work]] = {
     "ring": lambda n: Work(2 * (n - 1), (n - 1) / n, sent=2, added=1),
     "halving_doubling": lambda n: Work(2 * rounds(n), (n - 1) / n, sent=2, added=1),
     "double_tree": lambda n: Work(2 * rounds(n), 1, sent=2, added=1),
     "binary_tree": lambda n: Work(2 * rounds(n), rounds(n), sent=2, added=1),
     "recursive_doubling": lambda n: Work(rounds(n), rounds(n), added=1),
-    PUBLISHED_TREE: lambda n: Work(2 * rounds(n), 1, added=1),
 }
-ALGORITHMS = tuple(name for name in ALL_REDUCE if name != PUBLISHED_TREE)
+ALGORITHMS = tuple(ALL_REDUCE)
 
 
 def work_of(op: Op, n: int, algorithm: str) -> Work:
@@ -106,7 +104,7 @@ class Flat:
 
     Attributes:
         world_size: number of ranks; one rank alone takes no time.
-        algorithm: of the all-reduce, one of ALGORITHMS or PUBLISHED_TREE; see `work_of`.
+        algorithm: of the all-reduce, one of ALGORITHMS; see `work_of`.
 
     Raises:
         ValueError: no such algorithm, or no ranks.

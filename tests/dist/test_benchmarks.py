@@ -45,10 +45,3 @@ def test_parts_of_the_report_on_gpus_measure_ranks_on_the_cpu(part: str, names: 
 def test_methods_are_compared_with_the_cpu() -> None:
     (row,) = against_cpu(Settings(device="cpu", numel=2000, methods=()), "micro")
     assert (row["difference"], row["places"]) == (0, 0)
-
-
-def test_rules(tmp_path: Path) -> None:
-    table = bench(tmp_path, "rules", "--numel", "2000", "--density", "0.01", "--world-size", "2", "--steps", "6")
-    assert set(table["rule"]) == {"agreed", "published"}
-    assert len(table) == 2 * 4 * 6  # rules, gradients, steps
-    assert (tmp_path / "new" / "out" / "rules.pdf").exists()

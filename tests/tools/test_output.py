@@ -9,21 +9,19 @@ from typing import Any
 
 import pytest
 
-from experiments import advise, bench, compare, figures, profile, reproduce, simulate, staleness, theory
+from experiments import bench, compare, figures, profile, reproduce, simulate, theory
 from experiments.config.errors import OutputError
 from experiments.reports import output
 from tests.dist.rank_functions import called
 from tests.small_disks import MemoryDisk, mounted
 
 COMMANDS: dict[str, tuple[Callable[..., Any], list[str]]] = {
-    "advise": (advise.main, ["--link-mbit", "1"]),
     "simulate": (simulate.main, []),
-    "staleness": (staleness.main, []),
     "theory": (theory.main, []),
     "compare": (compare.main, []),
     "figures": (figures.main, []),
     "reproduce": (reproduce.main, ["micro"]),
-    **{f"bench {name}": (bench.main, [name]) for name in ("step", "rules", "network")},
+    **{f"bench {name}": (bench.main, [name]) for name in ("step", "network")},
 }
 PROFILES = {f"profile {name}": (profile.main, [name]) for name in ("link", "select", "backward")}
 

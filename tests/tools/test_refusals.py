@@ -92,13 +92,6 @@ WRONG: list[str | tuple[str, ...]] = [
     ("pages lnog", "page", "lnog", "did you mean 'long'"),
     ("pages --runs nowhere", "nowhere"),
     # tools
-    ("advise", "--link-mbit"),
-    ("advise --link-mbit 9 --evidence nowhere", "nowhere"),
-    "advise --link-mbit 9 --task gpt-text",
-    "staleness --steps 0",
-    ("staleness --methods micr", "micr", "did you mean 'micro'"),
-    ("staleness sparsifier=topk", "options of the command", "sparsifier=topk"),
-    ("staleness model=mlp dataset=synthetic rounds.every=5", "rounds.every", "5"),
     "simulate --workers 99999999999999999999",
     ("simulate --trace nowhere", "nowhere"),
     ("simulate --network nope", "network", "nope"),

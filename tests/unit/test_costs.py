@@ -7,7 +7,7 @@ import pytest
 
 import micro
 from micro.operations import OPS, Op, bytes_sent
-from micro.planning.costs import ALGORITHMS, PUBLISHED_TREE, Best, Flat, Link, Network
+from micro.planning.costs import ALGORITHMS, Best, Flat, Link, Network
 from micro.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork, level_bytes, seconds_of
 from micro.planning.tables import Curve, LinkTable
 from micro.planning.volumes import volume_of
@@ -137,7 +137,7 @@ def test_a_broadcast_takes_what_its_messages_take(n: int) -> None:
 def networks(n: int) -> list[Network]:
     """Return one of each kind for n = 2 m ranks."""
     on_nodes = [kind(intra=FAST, inter=LINK, ranks_per_node=2, num_nodes=n // 2) for kind in KINDS]
-    flat = [Flat(LINK, n, algorithm) for algorithm in (*ALGORITHMS, PUBLISHED_TREE)]
+    flat = [Flat(LINK, n, algorithm) for algorithm in ALGORITHMS]
     return [*flat, *on_nodes, Best((flat[0], flat[2]))]
 
 

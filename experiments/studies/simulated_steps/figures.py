@@ -109,14 +109,6 @@ def draw_breakdown(numbers: pd.DataFrame, density: str) -> Figure:
 
 
 @style()
-def draw_trees(numbers: pd.DataFrame, title: str) -> Figure:
-    """Efficiency with double trees under two slopes; columns model, slope, workers, schedule, efficiency."""
-    ways = look.lines_of((DENSE, each) for each in numbers["schedule"])
-    lines = parts.named_lines(["method", "schedule"], ways, in_legend_of)
-    return parts.figure_of_facets(title, numbers.assign(method=DENSE), ["model", "slope"], [EFFICIENCY], lines)
-
-
-@style()
 def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) -> Figure:
     """Up to which rate of a link each method is faster than dense; columns model, method, workers, border.
 

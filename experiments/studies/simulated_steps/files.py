@@ -38,6 +38,3 @@ def files(study: Study, frames: Frames, command: str) -> Iterator[tuple[str, Con
         rows = frames["headline"]
         title = "Step of other schedules / step of MG-WFBP at 64 workers, beside the published"
         yield "headline", (figures.draw_headline(rows, title), rows)
-    if "trees" in frames:
-        rows = frames["trees"]
-        yield "double-trees", (figures.draw_trees(rows, "Double trees on the link of k80_10gbe"), rows)

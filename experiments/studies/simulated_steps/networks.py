@@ -1,4 +1,4 @@
-"""The networks of a simulation: those of conf/network, scaled to any number of ranks, or a measured table."""
+"""The networks of a simulation: those of conf/networks.yaml, scaled to any number of ranks, or a measured table."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -6,11 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from experiments.config.conf_files import choices_of
+from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, as_user_error, check_choice
 from experiments.config.paths import CONF
 from micro.planning import costs
@@ -23,6 +19,7 @@ from micro.planning.traces import Trace
 FITTED = ("all_reduce", "all_gather")
 HIERARCHICAL, BEST = "hierarchical", "best"
 MEASURED = "measured"  # of a table
+NETWORKS = CONF / "networks.yaml"
 ALGORITHMS = (*costs.ALGORITHMS, HIERARCHICAL, BEST)
 INTRA, RANKS_PER_NODE = "v100_pcie", 8  # of nodes that --algorithm hierarchical asks for
 File = TypeVar("File", Trace, LinkTable, SelectTable)
@@ -63,7 +60,7 @@ class LinkValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """The nodes that a network joins: their ranks, and the name in conf/network of the network within a node."""
+    """The nodes that a network joins: their ranks, and the name in conf/networks.yaml of the network within a node."""
 
     ranks_per_node: int
     intra: str
@@ -115,7 +112,7 @@ class NetworkPreset:
                 return scaled(fit.alpha_s, fit.beta_s, fit.world_size, self.algorithm)
             beta_s = fit.beta_s * fit.world_size  # a byte of one rank is world_size bytes of all
             return scaled(fit.alpha_s, beta_s, fit.world_size, self.algorithm, op="gather_rows")
-        link, missing = self.link, f"network {self.name} has no {{}}: copy its yaml and give {{}}"
+        link, missing = self.link, f"network {self.name} has no {{}}: put its entry and its name into a yaml, with {{}}"
         if link.alpha_s is None:
             raise UserError(missing.format("alpha_s, seconds a message", "alpha_s"))
         if link.beta_s is None and link.rate_bps is None:
@@ -169,7 +166,7 @@ def network_choices(
     ranks_per_node: int | None = None,
     two_level: bool = False,
 ) -> Iterator[NetworkChoice]:
-    """Yield a network of conf/network, of a yaml or of a measured table, once with each algorithm; None: its own.
+    """Yield a network of conf/networks.yaml, of a yaml or of a measured table, once with each algorithm; None: its own.
 
     ``two_level`` says that nodes are needed whatever the algorithm.
 
@@ -224,22 +221,24 @@ def _one_link(name: str) -> str:
 
 
 def known_networks() -> list[str]:
-    """Return the names of conf/network."""
-    return choices_of("network")
+    """Return the names of conf/networks.yaml."""
+    return sorted(read_yaml(NETWORKS))
 
 
 def load_network(name_or_path: str | Path) -> NetworkPreset:
-    """Return a network of conf/network by name, or of a yaml of the same form by its path (with a suffix).
+    """Return a network of conf/networks.yaml by name, or that of a yaml by its path (with a suffix).
 
     Raises:
         UserError: no such network, a file that cannot be read, a field missing, unknown or out of its range.
     """
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        check_choice("network", known_networks(), str(name_or_path))
-        path = CONF / "network" / f"{name_or_path}.yaml"
-    with as_user_error(OSError, OmegaConfBaseException, YAMLError, RecursionError, before=f"{path}: "):
-        preset: NetworkPreset = read_as(NetworkPreset, OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+    path, name = Path(name_or_path), str(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        values = read_yaml(path)
+    else:
+        check_choice("network", known_networks(), name)
+        path, values = NETWORKS, {"name": name, **read_yaml(NETWORKS)[name]}
+    with as_user_error(before=f"{path}: "):
+        preset: NetworkPreset = read_as(NetworkPreset, values)
     return preset
 
 

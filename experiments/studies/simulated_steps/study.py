@@ -33,15 +33,13 @@ from experiments.studies.simulated_steps.steps import (
 )
 from experiments.training.schedule_problem import group_volume
 from micro.parts import known
-from micro.planning.costs import PUBLISHED_TREE, Flat
+from micro.planning.costs import Flat
 from micro.planning.nodes import NodeNetwork, level_bytes
 from micro.planning.schedules.base import Schedule
 from micro.planning.traces import Trace
 
-QUESTIONS = ("speedup", "breakdown", "timeline", "borders", "headline", "trees")
+QUESTIONS = ("speedup", "breakdown", "timeline", "borders", "headline")
 SPARSE_SCHEDULES = [EXACT, "single"]
-TREE_SCHEDULES = ("layerwise", "single", "mgwfbp")
-SLOPES = {"beta + gamma (published)": PUBLISHED_TREE, "2 beta + gamma": "double_tree"}
 POWERS = [2**power for power in range(12)]
 RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
 Frames = dict[str, pd.DataFrame]
@@ -248,20 +246,10 @@ def _headline(study: Study) -> Iterator[Row]:
             yield from ({"model": trace.model} | facts | row for row in gains.headline(trace))
 
 
-def _trees(study: Study) -> Iterator[Row]:
-    """Yield the speed-ups of dense schedules with double trees on the paper's cluster, under both slopes."""
-    for trace, workers, (slope, algorithm) in itertools.product(study.traces, study.workers, SLOPES.items()):
-        problem = study.methods.problem(trace, Flat(gains.cluster_link(), workers, algorithm), DENSE)
-        for schedule in TREE_SCHEDULES:
-            facts = {"model": trace.model, "slope": slope, "workers": workers, "schedule": schedule}
-            yield facts | simulate_step(problem, schedule, workers)
-
-
 ANSWERS: dict[str, Callable[[Study], Iterator[Row]]] = {
     "steps": _steps,
     "timeline": _timeline,
     "levels": _levels,
     "borders": _borders,
     "headline": _headline,
-    "trees": _trees,
 }

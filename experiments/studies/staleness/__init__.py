@@ -1,1 +1,0 @@
-"""How long elements wait between two updates, per parameter and method."""
