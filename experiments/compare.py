@@ -7,21 +7,20 @@ known laws, or recorded from a real training (the stream `recorded`; KEY=VALUE w
     python -m experiments.compare --max-gb 8 model=resnet20 dataset=cifar10 dataset.root=DIR
 
 Writes compare.csv (a row per method, stream and number of workers), compare.md and figures; after Ctrl-C, of what is
-done so far. The same command then goes on with the trials that are left, as long as the code is the same.
+done so far.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 from experiments.config.command_line import Parser, add_out, add_settings, run_command
-from experiments.config.errors import UserError
 from experiments.config.option_types import (
     comma_list,
     comma_list_or_none,
@@ -29,16 +28,13 @@ from experiments.config.option_types import (
     to_positive,
     whole_number,
 )
-from experiments.config.paths import ROOT
 from experiments.config.ranges import LARGEST_SEED
 from experiments.reports.figure_parts import write_files
 from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
-from experiments.runs.git_state import git_state
 from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.studies.method_comparison.files import files
 from experiments.studies.method_comparison.measure import ComparisonSettings, measure
-from experiments.studies.method_comparison.tasks import Results
 from experiments.studies.methods import known_methods, select_names
 from experiments.studies.selection_times import REPEATS, wide_spread
 
@@ -54,14 +50,11 @@ def _run(words: list[str]) -> int:
     settings = check_options(options)
     check_folder(options.out)
     with _progress_bar() as show_progress:
-        results = Results(options.out / "trials.jsonl", asdict(settings) | git_state(ROOT))
-        done = measure(settings, show_progress, results)
+        done = measure(settings, show_progress)
     title = "All methods on the same gradients"
     head = opening(title, "experiments.compare", words, max(settings.world_sizes))
     spread = wide_spread(done.timed)
     write_files(files(done, settings, head), options.out, notes={"selection": spread})
-    if not done.failures and not done.interrupted:
-        results.forget()
     for line in [*spread, *done.failures]:
         print(line)
     return 130 if done.interrupted else int(bool(done.failures))
@@ -82,10 +75,6 @@ def _progress_bar() -> Iterator[Callable[[str, int], None]]:
 
 def check_options(options: argparse.Namespace) -> ComparisonSettings:
     """Return what the command line asks for. Raises: UserError."""
-    if options.equal_bytes is not None:
-        select_names([options.equal_bytes], known_methods(), "--equal-bytes")
-        if max(options.world_sizes) == 1:
-            raise UserError("--equal-bytes needs workers that send: add a number above 1 to --world-sizes, got 1")
     methods = select_names(options.methods, known_methods(), "methods")
     given = vars(options) | {
         "methods": methods,
@@ -110,7 +99,6 @@ def parser() -> Parser:
         ("--world-sizes", numbers, "2,4,8,16,32,64", "N,N", "numbers of workers (%(default)s)"),
         ("--density", to_density, 0.01, None, "target of every method, in (0, 1] (%(default)s)"),
         ("--densities", comma_list(to_density), [], "P,P", "further ones, for error over compression, last stream"),
-        ("--equal-bytes", str, None, "METHOD", "find densities at which all send what this does, last stream"),
         ("--numel", number, 50_000, None, "length d of drawn gradients (%(default)s)"),
         ("--steps", number, 60, None, "steps of each run (%(default)s)"),
         ("--seed", whole_number(0, LARGEST_SEED), 0, None, "of drawn gradients (%(default)s)"),

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -15,7 +16,7 @@ import torch
 import micro
 from experiments.config.errors import UserError
 from experiments.studies.gradient_sources import RECORDED, TITLES, Gradients, check_size, synthetic
-from experiments.studies.method_comparison.tasks import Results, Task, carry_out, processes
+from experiments.studies.method_comparison.tasks import Ended, Task, carry_out, processes
 from experiments.studies.method_comparison.trial import Row, one_thread, trial
 from experiments.studies.methods import build_methods
 from experiments.studies.recorded_gradients import numel_of, record, training_config
@@ -23,7 +24,6 @@ from experiments.studies.selection_times import TIMES, reference_times, time_sel
 from micro import kernels
 
 FIGURE_WORLD_SIZE = 16  # of figures and tables that show one number of workers, where it was measured
-TOLERANCE, MAX_TRIALS = 0.02, 8  # of the bytes wanted, in the search for the density that sends as many
 WORTH_PROCESSES = 2e9  # elements of gradients over all trials, from where processes of their own gain
 
 
@@ -35,7 +35,6 @@ class ComparisonSettings:
         streams: of gradients, keys of gradient_sources.TITLES.
         world_sizes: numbers of simulated ranks, ascending.
         densities: further targets, for the error over compression on the last stream.
-        equal_bytes: a method; the others' densities are found at which they send as much, on the last stream.
         numel: length of drawn gradients.
         recorded_training: overrides of the training that is recorded, as for experiments.train.
         selection_lengths: numbers of elements at which selection is timed.
@@ -48,7 +47,6 @@ class ComparisonSettings:
     world_sizes: Sequence[int]
     density: float
     densities: Sequence[float] = ()
-    equal_bytes: str | None = None
     numel: int
     num_steps: int
     seed: int = 0
@@ -70,7 +68,6 @@ class Comparison:
     Attributes:
         rows: one per method, stream and world size; ``steps``: one per step of these.
         times: of selection, one per method and length.
-        matches: densities at which methods send as much as another one.
         tradeoffs: rows like the first, of further densities.
         failures: what went wrong, one line each.
         interrupted: the user stopped it.
@@ -79,7 +76,6 @@ class Comparison:
     rows: list[Row] = field(default_factory=list)
     steps: list[Row] = field(default_factory=list)
     times: list[Row] = field(default_factory=list)
-    matches: list[Row] = field(default_factory=list)
     tradeoffs: list[Row] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -98,12 +94,11 @@ class Comparison:
         getattr(self, kind).extend(result)
 
 
-def measure(settings: ComparisonSettings, show_progress: Callable[[str, int], None], results: Results) -> Comparison:
+def measure(settings: ComparisonSettings, show_progress: Callable[[str, int], None]) -> Comparison:
     """Run all methods on all streams and world sizes, and time their selection; Ctrl-C ends it early.
 
     Args:
         show_progress: is given the name of each task that ended, and how many there are.
-        results: what is among these is not measured again; what is measured is added.
 
     Raises:
         UserError: gradients that cannot be recorded, or that need more memory than allowed.
@@ -111,31 +106,41 @@ def measure(settings: ComparisonSettings, show_progress: Callable[[str, int], No
     _check(settings)
     kernels.prepare()
     methods = build_methods(settings.methods, settings.density)
-    done = Comparison()
+    done, found = Comparison(), {}
     with tempfile.TemporaryDirectory(prefix="micro-compare-") as folder, processes(num_processes(settings)) as pool:
         files = {stream: Path(folder) / stream for stream in settings.streams}
         trials = {stream: list(_trials(stream, methods, settings, path)) for stream, path in files.items()}
         times = list(_selections(methods, settings))
         every_task = [*(task for tasks in trials.values() for task in tasks), *times]
         try:
-            for stream, tasks in trials.items():
-                if any(task.name not in results.done for task in tasks):
-                    _make_file(stream, settings, files[stream])
-                for name in carry_out(tasks, results, pool):
-                    show_progress(name, len(every_task))
-                files[stream].unlink(missing_ok=True)
-            for name in carry_out(times, results, None):  # with nothing beside them
-                show_progress(name, len(every_task))
+            for ended in _carry_out_all(trials, times, settings, files, pool):
+                found[ended.task.name] = ended
+                show_progress(ended.task.name, len(every_task))
         except KeyboardInterrupt:
             done.interrupted = True
         except BrokenProcessPool:
-            why = "a process was killed, perhaps for want of memory; the same command does what is left"
-            done.failures.append(f"failed: {why}")
-    for task in every_task:
-        if task.name in results.done:
-            done.add(task.kind, results.done[task.name])
-    done.failures[:0] = [f"failed: {name}: {reason}" for name, reason in results.failed.items()]
+            done.failures.append("failed: a process was killed, perhaps for want of memory")
+    for ended in (found[task.name] for task in every_task if task.name in found):
+        if ended.failure:
+            done.failures.append(f"failed: {ended.task.name}: {ended.failure}")
+        else:
+            done.add(ended.task.kind, ended.result)
     return done
+
+
+def _carry_out_all(
+    trials: dict[str, list[Task]],
+    times: list[Task],
+    settings: ComparisonSettings,
+    files: dict[str, Path],
+    pool: ProcessPoolExecutor | None,
+) -> Iterator[Ended]:
+    """Carry out the trials of one stream after the other, then the timed selections with nothing beside them."""
+    for stream, tasks in trials.items():
+        _make_file(stream, settings, files[stream])
+        yield from carry_out(tasks, pool)
+        files[stream].unlink()
+    yield from carry_out(times, None)
 
 
 def num_processes(settings: ComparisonSettings) -> int:
@@ -184,7 +189,7 @@ def _read_file(path: Path) -> Gradients:
 
 
 def _trials(stream: str, methods: dict[str, micro.Reducer], settings: ComparisonSettings, path: Path) -> Iterator[Task]:
-    """Yield the trials on a stream; on the last one also at further densities, and the searches for equal bytes."""
+    """Yield the trials on a stream; on the last one also at further densities."""
     for n in settings.world_sizes:
         for name, reducer in methods.items():
             named = f"{name} on {TITLES[stream]} gradients, {n} workers"
@@ -195,47 +200,10 @@ def _trials(stream: str, methods: dict[str, micro.Reducer], settings: Comparison
         for name, reducer in build_methods(settings.methods, density).items():
             at_density = partial(_trial, path, name, reducer, settings.figure_world_size)
             yield Task(f"{name} at density {density:g}", "tradeoffs", at_density)
-    for name in settings.methods if settings.equal_bytes else ():
-        yield Task(f"{name} with the bytes of {settings.equal_bytes}", "matches", partial(_match, path, name, settings))
 
 
 def _trial(path: Path, method: str, reducer: micro.Reducer, world_size: int) -> tuple[Row, list[Row]]:
     return trial(method, reducer, _read_file(path), world_size=world_size)
-
-
-def match_bytes(method: str, wanted: float, density: float, gradients: Gradients, world_size: int) -> list[Row]:
-    """Return the density at which a method's bytes come nearest to those wanted, found by trials from ``density`` on.
-
-    Args:
-        wanted: bytes over those of a dense all-reduce.
-
-    Returns:
-        One row of method, density and bytes_share; none where the method sends everything, whatever its target.
-    """
-    rows: list[Row] = []
-    while len(rows) < MAX_TRIALS:
-        (reducer,) = build_methods([method], density).values()
-        row, _ = trial(method, reducer, gradients, world_size)
-        if row["density"] == 1.0 and density < 1:
-            return []
-        share = row["bytes_share"]
-        rows.append({"method": method, "density": density, "bytes_share": share})
-        if abs(share / wanted - 1) <= TOLERANCE:
-            break
-        density = float(f"{min(1.0, density * min(max(wanted / share, 0.1), 10.0)):.4g}")
-    return [min(rows, key=lambda row: abs(row["bytes_share"] / wanted - 1))]
-
-
-def _match(path: Path, method: str, settings: ComparisonSettings) -> list[Row]:
-    world_size = settings.figure_world_size
-    wanted = _bytes_share(path, str(settings.equal_bytes), settings.density, world_size)
-    return match_bytes(method, wanted, settings.density, _read_file(path), world_size)
-
-
-@lru_cache(maxsize=1)
-def _bytes_share(path: Path, method: str, density: float, world_size: int) -> float:
-    (reducer,) = build_methods([method], density).values()
-    return float(_trial(path, method, reducer, world_size)[0]["bytes_share"])
 
 
 _gradient = lru_cache(maxsize=1)(timing_gradient)

@@ -36,11 +36,10 @@ COLUMNS: Columns = {
     "selection": Column("select_topks", "{:.2g}"),
 }
 METHOD: Columns = {"method": Column("name")}
-MATCHES: Columns = {**METHOD, "density": Column("density", "{:.4g}"), "sent": Column("bytes_share", "{:.3g}")}
 
 
 def report(opening: str, done: Comparison, numbers: pd.DataFrame, world_size: int, settings: ComparisonSettings) -> str:
-    """Return the report: a table per stream, of one number of workers; the last one by their number; equal bytes."""
+    """Return the report: a table per stream, of one number of workers; the last one by their number."""
     named = numbers.assign(name=numbers["method"].map(label))
     sparse = set(sparse_rows(numbers)["method"])
     whole = [label(name) for name in in_order(numbers["method"]) if name not in sparse]
@@ -53,11 +52,6 @@ def report(opening: str, done: Comparison, numbers: pd.DataFrame, world_size: in
     for stream, rows in named[named["world_size"] == world_size].groupby("stream", sort=False):
         parts += _stream(TITLES[str(stream)], rows, settings)
     parts += _by_workers(named)
-    if done.matches:
-        reference = f"{label(str(settings.equal_bytes))} at density {settings.density:g}, {world_size} workers"
-        matches = pd.DataFrame(done.matches)
-        found = table_of(matches.assign(name=matches["method"].map(label)), MATCHES)
-        parts += [f"## Equal bytes: as many as {reference}\n", f"{found}\n"]
     return "\n".join(parts)
 
 
