@@ -34,9 +34,6 @@ _HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # a path with ~, which Hydra'
 
 ConfigStore.instance().store(name="schema", node=TrainConfig)
 OmegaConf.register_new_resolver(
-    "at", lambda paper, small, *, _root_: small if _root_.scale == "small" else paper, replace=True
-)  # in a recipe: ${at:PAPER,SMALL} chooses one of two values by the key scale
-OmegaConf.register_new_resolver(
     "if_given", lambda given, usual, value, otherwise: otherwise if given == usual else value, replace=True
 )  # in conf/train.yaml: where Hydra has a folder of its own
 

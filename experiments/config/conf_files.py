@@ -34,7 +34,8 @@ def read_yaml(path: Path) -> Values:
 
 def choices_of(group: str) -> list[str]:
     """Return the names that a group can be set to."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    folder = CONF / group
+    return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 
 
 def retired(group: str) -> Values:

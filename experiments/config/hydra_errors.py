@@ -19,7 +19,7 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from experiments.config.conf_files import no_choice
+from experiments.config.conf_files import no_choice, retired
 from experiments.config.errors import UserError, one_line, short, shown, suggestion
 from experiments.config.keys import kind_of
 
@@ -109,6 +109,8 @@ def cannot_remove(key: str) -> str:
 
 def unknown_key(name: str, parent: str, keys: Iterable[object]) -> str:
     """Return what is said of a key that is not one of ``parent``, a dotted key; empty for the whole configuration."""
+    if not parent and name in (gone := retired("key")):
+        return f"{name} was removed: use {gone[name]['use']}"
     known = [str(key) for key in keys if key != "hydra"]
     close = suggestion(name, known)
     said = f"'{short(name)}' is not a key of {parent or 'the configuration'}, which has {', '.join(known) or 'none'}"

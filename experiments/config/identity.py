@@ -23,7 +23,6 @@ NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do 
         *("cluster.max_restarts", "cluster.slurm", "cluster.num_threads", "cluster.timeout_s"),
         *("checkpoint", "save_weights", "tracking", "peak_tflops", "resume"),
         *("measure_residual_every", "measure_test_every"),
-        "scale",  # the values that it chooses are in the hash themselves
     }
 )
 

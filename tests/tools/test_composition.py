@@ -50,7 +50,7 @@ def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("experiment=micro_resnet18_cifar10", "scale=small", "epochs=4", "sparsifier=dense"),
+        ("experiment=small/micro_resnet18_cifar10", "epochs=4", "sparsifier=dense"),
         ("experiment=gaussiank_lstm_ptb", "density_warmup.stages=1", "sparsifier.selector={name: topk}"),
         ("experiment=digits", "sparsifier.codec={name: int8, block: 64}", "lr_milestones=[1, 2.5]", "lr=1e-3"),
         ("cluster=slurm", "cluster.nnodes=3", "cluster.slurm.setup=['module load cuda']", "seed=7"),

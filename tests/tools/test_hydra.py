@@ -40,7 +40,7 @@ def runs() -> set[str]:
 @pytest.mark.parametrize(
     "words",
     [
-        ["experiment=micro_lstm_wikitext2", "scale=small", "model=gpt_small", *SHORT],
+        ["experiment=small/micro_lstm_wikitext2", "model=gpt_small", *SHORT],
         ["experiment=cifar10_small", *WORDS, "sparsifier=fp16", "lr_milestones=[2]", "seed=3"],
     ],
 )

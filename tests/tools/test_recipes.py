@@ -1,4 +1,4 @@
-"""Every recipe of conf/experiment gives a run at both scales, with the published numbers at the paper's."""
+"""Every recipe of conf/experiment gives a run with the published numbers, and its small form one for a laptop."""
 
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,12 @@ from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 
 STUDIES = {  # of no paper: they have one form
-    *("cifar10_long", "cifar10_resnet20", "cifar10_small", "digits", "gpt_manuals", "gpt_wikitext103"),
+    *("cifar10_long", "cifar10_small", "digits", "gpt_manuals", "gpt_wikitext103"),
     "shakespeare_char",
     "neumf_movielens100k",
 }
 RECIPES = sorted({path.stem for path in (CONF / "experiment").glob("*.yaml")} - STUDIES)
-SCALES = ("paper", "small")
+SMALL = sorted(path.stem for path in (CONF / "experiment/small").glob("*.yaml"))
 WITHOUT_FILES = ("digits", "manuals", "latent")
 IMAGES_32 = {"in_channels": 3, "image_size": 32}
 SIZES = {
@@ -39,9 +39,12 @@ PUBLISHED = yaml.safe_load((Path(__file__).parent / "golden/recipes.yaml").read_
 
 
 @cache
-def forms(name: str) -> dict[str, TrainConfig]:
-    """Return a recipe at both scales."""
-    return {scale: compose_run([f"experiment={name}", f"scale={scale}"]) for scale in SCALES}
+def recipe(name: str) -> TrainConfig:
+    return compose_run([f"experiment={name}"])
+
+
+def all_forms() -> list[TrainConfig]:
+    return [recipe(name) for name in (*RECIPES, *(f"small/{name}" for name in SMALL))]
 
 
 def value(config: Any, key: str) -> Any:
@@ -53,12 +56,12 @@ def value(config: Any, key: str) -> Any:
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_paper_s_scale_has_the_published_numbers(name: str) -> None:
     expected = PUBLISHED[name]
-    assert {key: value(forms(name)["paper"], key) for key in expected} == expected
+    assert {key: value(recipe(name), key) for key in expected} == expected
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_small_scale_is_another_one(name: str) -> None:
-    paper, small = forms(name)["paper"], forms(name)["small"]
+@pytest.mark.parametrize("name", SMALL)
+def test_the_small_form_is_shorter(name: str) -> None:
+    paper, small = recipe(name), recipe(f"small/{name}")
     assert (small.world_size, small.cluster.simulated) == (4, True)
     assert small.epochs <= 3 < paper.epochs
     assert small.dataset.settings.get("num_train") == 8000 or small.dataset.name in WITHOUT_FILES
@@ -66,7 +69,7 @@ def test_the_small_scale_is_another_one(name: str) -> None:
 
 @pytest.mark.parametrize("dataset", SIZES)
 def test_a_data_set_knows_the_settings_that_recipes_give_it(dataset: str, tmp_path: Path) -> None:
-    chosen = [config.dataset for name in RECIPES for config in forms(name).values() if config.dataset.name == dataset]
+    chosen = [config.dataset for config in all_forms() if config.dataset.name == dataset]
     for settings in {str(config.settings): config.settings for config in chosen}.values():
         if dataset in WITHOUT_FILES:
             data.check(dataset, **settings)
@@ -76,7 +79,7 @@ def test_a_data_set_knows_the_settings_that_recipes_give_it(dataset: str, tmp_pa
 
 
 def test_every_model_and_method_can_be_built() -> None:
-    configs = [config for name in RECIPES for config in forms(name).values()]
+    configs = all_forms()
     for config in configs:
         check_parts(config)
     for config in {f"{config.model} {config.dataset.name}": config for config in configs}.values():
@@ -84,9 +87,9 @@ def test_every_model_and_method_can_be_built() -> None:
             build_model(config, SIZES[config.dataset.name])
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_the_command_line_wins_over_both_scales(scale: str) -> None:
+@pytest.mark.parametrize("name", ["micro_resnet18_cifar10", "small/micro_resnet18_cifar10"])
+def test_the_command_line_wins_over_a_recipe(name: str) -> None:
     words = ["epochs=7", "lr=0.3", "lr_milestones=[2]", "cluster.world_size=3", "dataset.settings.num_train=99"]
-    config = compose_run(["experiment=micro_resnet18_cifar10", f"scale={scale}", *words])
+    config = compose_run([f"experiment={name}", *words])
     assert (config.epochs, config.lr, config.lr_milestones) == (7, 0.3, [2])
     assert (config.world_size, config.dataset.settings["num_train"]) == (3, 99)

@@ -27,7 +27,7 @@ def test_the_name_follows_content_and_not_place() -> None:
 def test_a_name_stays() -> None:
     """Folders of runs and published tables have these names: a new setting belongs into ADDED."""
     assert run_name(compose_run(["cluster=simulated"])) == "resnet8-digits-micro-d0.01-w4-s0-975fe21f"
-    words = ["experiment=micro_lstm_wikitext2", "scale=small", "rounds.every=4"]
+    words = ["experiment=small/micro_lstm_wikitext2", "rounds.every=4"]
     assert run_name(compose_run(words)) == "lstm-manuals-micro-d0.01-w4-s0-0e172c3c"
 
 

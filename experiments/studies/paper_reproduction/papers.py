@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.config import schema
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
@@ -16,7 +15,7 @@ from experiments.studies.paper_reproduction.verdicts import Question
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
 SWEEP = "sweep"
-SCALES = (*schema.SCALES, "medium")  # medium: small models on real data, as long as dense improves; few have it
+SCALES = ("paper", "small", "medium")  # medium: small models on real data, as long as dense improves; few have it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
