@@ -176,7 +176,7 @@ def test_text_that_the_endings_leave_out_is_refused_and_read_when_it_is_named(
     contents = {name: f"{name} " * (1 if "README" in name else 20) for name in files}
     root = written(tmp_path, contents)
     for check in (data.check, data.sums):
-        refused(lambda check=check: check("text", str(root)), named, f"set endings to {endings}")
+        refused(lambda check=check: check("text", str(root)), named, "set endings to", endings)
     loaded = load("text", root, endings=endings)
     assert named in loaded.checksums
     learnt = as_bytes(loaded.train).decode()
