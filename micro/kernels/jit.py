@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba.cpython.printimpl  # noqa: F401 - else imported later, without the print that it is to know
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
