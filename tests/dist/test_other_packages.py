@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.records import read_records
+from micro import kernels
+from micro.kernels import table
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.dist
@@ -208,3 +210,26 @@ def test_where_numba_cannot_be_imported_torch_computes_and_says_so_once(
     assert printed.startswith("[[1], [1]]")
     assert all(printed.count(word) == 1 for word in says[1:])
     assert says or printed == "[[1], [1]]"
+
+
+NOTED = """
+import sys, torch
+sys.stderr = sys.stdout
+from micro import kernels
+kernels.NOTE_S = 0.0
+kernels.prepare()
+"""
+
+
+def test_a_start_that_compiles_nothing_says_nothing() -> None:
+    kernels.prepare()  # so that all loops are on disk
+    assert python("-c", NOTED) == ""
+
+
+def test_a_loop_that_is_not_on_disk_is_noticed_when_it_is_compiled() -> None:
+    numba, seen = pytest.importorskip("numba"), list[int]()
+    loop = numba.njit(lambda x: x + 1)
+    with table.module("jit").when_compiling(lambda: seen.append(1)):
+        for _ in range(2):
+            assert loop(1) == 2
+    assert seen == [1]
