@@ -12,11 +12,43 @@ from micro.requests import AllGather, Reduction
 Policy = Literal["stop", "skip"]
 """What to do about NaN or Inf: raise on all ranks, or make that step's update zero."""
 
-REMEDY = "Lower the learning rate, or set nonfinite=skip to leave such steps out"
+REMEDY = (
+    "If the loss is scaled, give attach its scaler=; otherwise lower the learning rate, or set nonfinite=skip to leave "
+    "such steps out"
+)
+MOST_SKIPPED = 100  # steps in a row; a GradScaler comes from 2^16 to a scale below 1 in 17
+MOST_NAMED = 3  # places in a message
 
 
 class NonFiniteGradient(RuntimeError):
     """A gradient or an update held NaN or Inf. Raised on all ranks in the same step; no residual was touched by it."""
+
+
+class SkippedSteps:
+    """Counts the steps that the policy leaves out one after the other; equal on all ranks, as each decision is."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def count(self, step: int, *, is_finite: bool) -> NonFiniteGradient | None:
+        """Count a step; return the error of one that is left out after so many others that nothing is trained."""
+        self._in_a_row = 0 if is_finite else self._in_a_row + 1
+        if self._in_a_row < MOST_SKIPPED:
+            return None
+        return NonFiniteGradient(
+            f"nothing was trained in {self._in_a_row} steps in a row up to step {step}: no gradient was finite, and "
+            "nonfinite=skip leaves such steps out. If the loss is scaled, give attach its scaler=; otherwise load "
+            "weights that are finite, or lower the learning rate"
+        )
+
+
+def error_at(places: Sequence[str], step: int) -> NonFiniteGradient:
+    """Return the error that names these places, such as "'conv.weight' on rank 1", or the first of them."""
+    more = [f"{len(places) - MOST_NAMED} more"] if len(places) > MOST_NAMED else []
+    return NonFiniteGradient(
+        f"gradient of {', '.join([*places[:MOST_NAMED], *more])} is not finite at step {step} (NaN, Inf or too large "
+        f"to be summed over ranks); nothing of it was kept. {REMEDY}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +93,4 @@ def report(findings: Sequence[Finding], step: int, device: torch.device) -> Redu
     for rank, found in enumerate(gathered.tolist()):  # host sync: the run ends here
         named = [f.layout.name_at(index) for f, index in zip(unknown, found, strict=True) if index >= 0]
         places += [f"'{name}' on rank {rank}" for name in named[:1]]
-    return NonFiniteGradient(
-        f"gradient of {', '.join(places)} is not finite at step {step}, or reaches, with its residual, "
-        f"2^100 (float64: 2^996), from where sums over ranks may overflow; nothing of it was kept. {REMEDY}"
-    )
+    return error_at(places, step)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import get_args
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -12,6 +11,7 @@ from micro.ddp.attachment import Attachment
 from micro.ddp.checks import check_group, check_held, check_model, check_one_ddp, check_parameters, chosen_lane
 from micro.ddp.hook import attached_to, hook_of
 from micro.drivers.lane import LaneChoice
+from micro.drivers.loss_scale import Scaler
 from micro.drivers.meeting import meeting
 from micro.drivers.settings import Choice, Settings
 from micro.reducers.base import Reducer
@@ -34,7 +34,7 @@ def attach(
     lane: LaneChoice | str = "auto",
     process_group: dist.ProcessGroup | None = None,
     on_step: Callable[[StepSummary], object] | None = None,
-    scaler: torch.amp.GradScaler | None = None,
+    scaler: Scaler | None = None,
 ) -> Attachment:
     """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
 
@@ -75,9 +75,11 @@ def attach(
             destroyed by ``close``; yours is left as it is.
         on_step: called on this rank with the statistics of each step, at the end of its backward, before the optimizer
             steps. An exception in it comes out of backward(); the gradients are reduced then.
-        scaler: the GradScaler that scales the loss. A step that is not finite is left to it, whatever the reducer's
-            policy: all gradients become Inf, so that the scaler leaves out the optimizer's step and lowers the scale.
-            What is kept follows the scale. clip is in units of unscaled gradients.
+        scaler: what scales the loss: a GradScaler, an object that holds one as ``_scaler`` (NativeScaler of timm), or,
+            for a scaler of your own, a function that returns the present scale (``lambda: trainer.loss_scale``), the
+            same on all ranks. A step that is not finite is left to your scaler, whatever the reducer's policy: all
+            gradients become Inf, so that it leaves out the optimizer's step and lowers the scale. What is kept follows
+            the scale. clip is in units of unscaled gradients.
 
     Returns:
         the attachment, which holds the statistics of the last step and everything a checkpoint needs.
@@ -91,8 +93,9 @@ def attach(
             behind. Out of an optimizer's step: it would use gradients that nothing has averaged. Out of backward():
             with clip, or momentum correction, it began with averaged gradients of the last one.
         PeerError: a rank did not call it.
-        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then, and
-            residuals are as if nothing had been sent; DDP's own work is done, so the model can be trained on.
+        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop, or after 100 skipped steps in a
+            row. All gradients are zero then, and residuals are as if nothing had been sent; DDP's own work is done, so
+            the model can be trained on.
     """
     settings = Settings(
         scope=scope,

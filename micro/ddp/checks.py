@@ -19,7 +19,11 @@ from micro.wrappers import ddp_models, reduced_parameters
 
 
 def check_model(model: DistributedDataParallel) -> None:
-    """Raise ValueError where DDP has no buckets, or the module makes sparse gradients."""
+    """Raise ValueError where DDP has no buckets, or the module has no parameters now or makes sparse gradients."""
+    if next(model.module.parameters(), None) is None:
+        raise ValueError(
+            "model has no parameters any more, as one over DTensors has none after its first forward: attach before it"
+        )
     if getattr(model, "_use_python_reducer", False):
         raise ValueError(
             "model was wrapped while torch._dynamo.config.optimize_ddp was 'python_reducer', with which DDP has no "

@@ -14,7 +14,7 @@ from micro.clipping import check_clip
 from micro.comm import Comm
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.gradient_watch import GradientWatch
-from micro.drivers.loss_scale import LossScale
+from micro.drivers.loss_scale import LossScale, scale_of
 from micro.drivers.meeting import Entry, meeting
 from micro.drivers.parameter_watch import parameter_watch
 from micro.drivers.reductions import Clip, Reductions
@@ -26,6 +26,7 @@ from micro.reducers.wrapping import innermost
 from micro.spans import Seconds
 from micro.stats import StepStats
 from micro.summary import StepSummary
+from micro.warn import warn
 
 
 class Driver(ABC):
@@ -87,16 +88,28 @@ class Driver(ABC):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.close()
 
+    def __copy__(self) -> "CopiedDriver":
+        return CopiedDriver()
+
+    def __deepcopy__(self, _: object) -> "CopiedDriver":
+        return CopiedDriver()
+
     def __reduce__(self) -> tuple[type["CopiedDriver"], tuple[()]]:
+        """Warn, and raise nothing: rank 0 alone saves as a rule, with all that a program has in its arguments."""
+        warn(
+            f"a pickled {type(self).__name__} is no saved state, nothing that it keeps is in it: save what its "
+            "state_dict() returns, of every rank"
+        )
         return CopiedDriver, ()
 
 
 class CopiedDriver:
-    """What copy, deepcopy and pickle make of a driver: it is attached to no model, and says so."""
+    """What copy, deepcopy and pickle make of a driver: it is attached to no model, holds no state, and says so."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"no '{name}': a copy of an attachment is attached to no model, call micro.attach on yours"
+            f"no '{name}': a copied or pickled attachment is attached to no model and is no saved state: call "
+            "micro.attach on your model, and load what state_dict() returned"
         )
 
 
@@ -131,7 +144,7 @@ class BaseAttachment(Driver):
         self.reducer, self.comm = reducer, comm
         self._on_step, self._is_paused = settings.on_step, False
         self._states = BucketStates(reducer, kept)
-        self._loss_scale = LossScale(settings.scaler)
+        self._loss_scale = LossScale(scale_of(settings.scaler))
         self._device = next(iter(reduced.values())).device
         compares = compares and not self._loss_scale.is_used
         self._watch = GradientWatch(

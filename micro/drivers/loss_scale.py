@@ -1,6 +1,8 @@
-"""The factor that a GradScaler puts on the loss, and so on the gradients and on all that is kept of them."""
+"""The factor that a loop puts on the loss, and so on the gradients and on all that is kept of them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import inf
+from typing import Any, Protocol
 
 import torch
 
@@ -12,26 +14,60 @@ from micro.selectors.threshold import Threshold
 from micro.selectors.wrapping import WrappingSelector
 
 
+class HoldsScaler(Protocol):
+    """An object around a GradScaler, such as NativeScaler of timm and of the programs that follow it."""
+
+    _scaler: torch.amp.GradScaler
+
+
+Scaler = torch.amp.GradScaler | HoldsScaler | Callable[[], float]
+"""Tells the factor on the loss: a GradScaler, an object that holds one, or a function that returns the factor."""
+
+
+def scale_of(scaler: Scaler | None) -> Callable[[], float] | None:
+    """Return the function that returns the present factor on the loss; None where the loss is not scaled.
+
+    Raises:
+        ValueError: the scaler is none.
+    """
+    known: Any = getattr(scaler, "_scaler", scaler)
+    if isinstance(known, torch.amp.GradScaler):
+        return known.get_scale if known.is_enabled() else None
+    if scaler is None:
+        return None
+    if not callable(scaler):
+        raise ValueError(
+            f"scaler must be a torch.amp.GradScaler, an object that holds one as _scaler, or a function that returns "
+            f"the scale of the loss, got {type(scaler).__name__}: give that of your loop"
+        )
+    return scaler
+
+
 class LossScale:
-    """The scale of a GradScaler, and the one that the residuals have.
+    """The factor on the loss, and the one that the residuals have.
 
     Args:
-        scaler: torch.amp.GradScaler, or None where the loss is not scaled.
+        scale: returns the present factor, the same on all ranks; None where the loss is not scaled.
 
     Attributes:
         value: the factor on what is kept; 1 before the first backward.
-        is_used: whether the loss is scaled: then the scaler, and not the reducer's policy, acts on what is not finite.
+        is_used: whether the loss is scaled: then the loop's scaler, and not the reducer's policy, acts on what is not
+            finite.
     """
 
-    def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self.is_used = self._scaler is not None
+    def __init__(self, scale: Callable[[], float] | None) -> None:
+        self._scale = scale
+        self.is_used = scale is not None
         self.value = 1.0
 
     @property
     def current(self) -> float:
-        """The scale that this rank's scaler has now; 1 where there is none."""
-        return 1.0 if self._scaler is None else float(self._scaler.get_scale())  # host sync: once a step, on the lane
+        """The scale that this rank's scaler has now; 1 where there is none.
+
+        Raises:
+            ValueError: the scaler returns something else.
+        """
+        return 1.0 if self._scale is None else _number(self._scale)
 
     def follow(self, scales: Mapping[int, float]) -> float:
         """Take over the scale of a backward; return the factor on what is kept, 1 where the scale is as before.
@@ -40,26 +76,45 @@ class LossScale:
             scales: by rank, of those that have inputs in this backward.
 
         Raises:
-            ValueError: they are not all the same.
+            ValueError: they are not all the same, or no positive numbers.
         """
         (first, scale), *others = scales.items()
+        _check_positive(scale, f" on rank {first}")
         for rank, other in others:
             if other != scale:
                 raise ValueError(
-                    f"scale of the GradScaler must be the same on all ranks, got {scale:g} on rank {first} and "
-                    f"{other:g} on rank {rank}: give all ranks the same settings, and the state of one, by "
-                    "scaler.load_state_dict"
+                    f"scale of the loss must be the same on all ranks, got {scale:g} on rank {first} and {other:g} on "
+                    f"rank {rank}: give all scalers the same settings, and the state of one rank's"
                 )
         factor, self.value = scale / self.value, scale
         return factor
 
 
-def check_scaler(scaler: object, reducer: Reducer) -> None:
-    """Raise ValueError unless ``scaler`` is a GradScaler that goes with the reducer, or None."""
+def _number(scale: Callable[[], float]) -> float:
+    """Return what the function returns, as a number."""
+    try:
+        return float(scale())  # host sync: once a step, on the lane
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"scaler must return the scale of the loss, a number, when it is called without arguments: {error}"
+        ) from error
+
+
+def _check_positive(scale: float, rank: str) -> None:
+    if not 0 < scale < inf:
+        raise ValueError(
+            f"scale of the loss must be a positive number, got {scale:g}{rank}: a scaler that fell to 0 found no step "
+            "finite, so look for NaN in weights and inputs"
+        )
+
+
+def check_scaler(scaler: Scaler | None, reducer: Reducer) -> None:
+    """Raise ValueError unless ``scaler`` tells a scale and goes with the reducer, or is None."""
+    scale = scale_of(scaler)
     if scaler is None:
         return
-    if not isinstance(scaler, torch.amp.GradScaler):
-        raise ValueError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}: give that of your loop")
+    if scale is not None:
+        _check_positive(_number(scale), "")
     inner = innermost(reducer)
     if not isinstance(inner, SparseReducer):
         return

@@ -13,7 +13,7 @@ from micro.drivers.bucket_states import BucketStates
 from micro.drivers.loss_scale import LossScale
 from micro.flat import Layout
 from micro.group_comm import GroupComm
-from micro.nonfinite import Finding, NonFiniteGradient
+from micro.nonfinite import Finding, NonFiniteGradient, SkippedSteps
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome
 from micro.requests import AllGather, carried_out
@@ -108,6 +108,7 @@ class Reductions:
         self.reducer, self.states, self.comm = reducer, states, comm
         self._device, self._loss_scale = device, loss_scale
         self._clip_, self._error_of = clip_, error_of
+        self._skipped_steps = SkippedSteps()
         self._running: list[_Running] = []
         self._ended: list[tuple[_Running, Outcome]] = []
 
@@ -207,11 +208,17 @@ class Reductions:
             restore_(running.state, running.set_aside)
             if scales and not is_finite:
                 running.grad.fill_(torch.inf)
-        if not is_finite and not scales and self.reducer.policy == "stop":
-            self.error = self._error_of([finding for _, outcome in self._ended for finding in outcome.findings])
+        if not scales:
+            self.error = self._error(is_finite=is_finite)
         ended, self._ended = self._ended, []
         for running, _ in ended:
             running.put_back()
+
+    def _error(self, *, is_finite: bool) -> BaseException | None:
+        """Return what a step has to raise where no scaler acts on what is not finite; all ranks call this."""
+        if not is_finite and self.reducer.policy == "stop":
+            return self._error_of([finding for _, outcome in self._ended for finding in outcome.findings])
+        return self._skipped_steps.count(max((stats.step for stats in self.stats), default=0), is_finite=is_finite)
 
     def fail(self, error: BaseException) -> None:
         """Give up after an error in the middle of a step, which the other ranks learn of."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from micro import flat
 from micro.clipping import check_clip
-from micro.drivers.loss_scale import check_scaler
+from micro.drivers.loss_scale import Scaler, check_scaler, scale_of
 from micro.flat import real
 from micro.names import as_patterns
 from micro.reducers.base import Reducer, check_reducer
@@ -35,7 +35,7 @@ class Settings:
     clip_norm: str
     timed: bool
     on_step: Callable[[StepSummary], object] | None
-    scaler: torch.amp.GradScaler | None
+    scaler: Scaler | None
 
     @property
     def whole_model(self) -> bool:
@@ -61,9 +61,8 @@ class Settings:
 
     def described(self, reducer: Reducer) -> dict[str, Any]:
         """Return what must be the same on all ranks."""
-        is_scaled = self.scaler is not None and self.scaler.is_enabled()
         same = {"scope": self.scope, "clip": self.clip, "clip_norm": self.clip_norm}
-        return compared_with(reducer) | same | {"scaler": "used" if is_scaled else "none"}
+        return compared_with(reducer) | same | {"scaler": "none" if scale_of(self.scaler) is None else "used"}
 
     def _split(self, reducer: Reducer, trained: Mapping[str, Tensor]) -> Reducer:
         if self.only is not None or self.dense is not None or self.start_step:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from micro import flat
 from micro.clipping import NodeClipNorm
+from micro.drivers.loss_scale import Scaler
 from micro.drivers.meeting import meeting
 from micro.drivers.settings import Choice, Settings, check_one_vector
 from micro.fsdp.attachment import DenseMean, ShardedAttachment
@@ -36,7 +36,7 @@ def attach_fsdp(
     clip_norm: NodeClipNorm | str = "node",
     timed: bool = False,
     on_step: Callable[[StepSummary], object] | None = None,
-    scaler: torch.amp.GradScaler | None = None,
+    scaler: Scaler | None = None,
 ) -> ShardedAttachment:
     """Let ``reducer`` average the gradients of a model of ``fully_shard`` between nodes; FSDP does it within them.
 
@@ -73,8 +73,8 @@ def attach_fsdp(
             a mesh of several dimensions, or keeps its shards in the host's memory; replicas start with different
             weights, or ranks have different settings.
         PeerError: a rank did not call it.
-        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop. All gradients are zero then and
-            the model can be trained on.
+        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop, or after 100 skipped steps in a
+            row. All gradients are zero then and the model can be trained on.
     """
     settings = Settings(
         scope=scope,

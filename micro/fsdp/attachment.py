@@ -17,7 +17,7 @@ from micro.fsdp.exchange import Exchange
 from micro.fsdp.groups import ShardGroup, call_after_backward
 from micro.fsdp.step_guard import StepGuard
 from micro.group_comm import GroupComm
-from micro.nonfinite import REMEDY, Finding, NonFiniteGradient
+from micro.nonfinite import Finding, NonFiniteGradient, error_at
 from micro.objects import gather_objects
 from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
@@ -152,11 +152,8 @@ class ShardedAttachment(BaseAttachment):
         own = (self._states.step - 1, places[:1])
         in_node = gather_objects(own, self._node.group) if isinstance(self._node, GroupComm) else [own]
         found: Any = [each for node in gather_objects(in_node, self.comm.group) for each in node]  # type: ignore[attr-defined]
-        named = ", ".join(dict.fromkeys(place for _, places in found for place in places))
-        return NonFiniteGradient(
-            f"gradient of {named} is not finite at step {max(step for step, _ in found)}; nothing of it was kept. "
-            f"{REMEDY}"
-        )
+        named = list(dict.fromkeys(place for _, places in found for place in places))
+        return error_at(named, max(step for step, _ in found))
 
 
 class _Hook:

@@ -95,9 +95,16 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
     found = {id(group): (module, group) for module in modules for group in _param_groups(module)}
     groups = [ShardGroup(module, group, names) for module, group in found.values()]  # modules may share a group
     sharded = {id(parameter) for group in groups for parameter in group.parameters().values()}
+    within = {id(parameter) for module in modules for parameter in module.parameters()}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in sharded:
-            raise ValueError(f"parameter '{name}' is not sharded: call fully_shard on the whole model as well")
+            remedy = (
+                "fully_shard left it out (ignored_params), or it was added later, and nothing would average its "
+                "gradient: shard it, or freeze it by requires_grad_(False)"
+                if id(parameter) in within
+                else "call fully_shard on the whole model as well"
+            )
+            raise ValueError(f"parameter '{name}' is not sharded: {remedy}")
         if parameter.is_complex():
             raise ValueError(f"parameter '{name}' is complex, which attach_fsdp does not reduce: use micro.attach")
     if not any(parameter.requires_grad for parameter in model.parameters()):

@@ -14,7 +14,7 @@ from micro.flat import Layout
 from micro.fsdp.backward_end import BackwardEnd
 from micro.fsdp.groups import ShardGroup, call_after_backward, check_one_mesh, ranks_of, shard_groups
 from micro.group_comm import GroupComm
-from micro.nonfinite import REMEDY, NonFiniteGradient
+from micro.nonfinite import SkippedSteps, error_at
 from micro.objects import gather_objects
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.rounding import write_
@@ -90,7 +90,7 @@ class WithinAttachment(Driver):
         self.comm = GroupComm(groups[0].process_group)
         reducer.prepare(self.comm, groups[0].device)
         self.stats: list[StepStats] = []
-        self.skipped = False
+        self.skipped, self._skipped_steps = False, SkippedSteps()
         trained = [group for group in groups if any(p.requires_grad for p in group.parameters().values())]
         self._modules = [_Module(group, reducer, self.comm) for group in trained]
         self._leave = call_after_backward(model, BackwardEnd(self._end_backward).wait_for_callbacks)
@@ -139,9 +139,10 @@ class WithinAttachment(Driver):
         if num_bad and self.reducer.policy == "stop":
             found: list[Any] = gather_objects(bad, self.comm.group)
             named = [f"'{name}' on rank {rank}" for rank, names in enumerate(found) for name in names[:1]]
-            raise NonFiniteGradient(
-                f"gradient of {', '.join(named)} is not finite at step {self.stats[0].step}. {REMEDY}"
-            )
+            raise error_at(named, self.stats[0].step)
+        error = self._skipped_steps.count(self.stats[0].step, is_finite=not num_bad)
+        if error is not None:
+            raise error
 
 
 class _Module:

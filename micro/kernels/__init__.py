@@ -21,6 +21,7 @@ from micro.kernels.sums import Sums
 from micro.kernels.table import compiled, forms, has_numba, module, on_gpu
 
 NOTE_S = 1.0  # of compiling, after which a user is told why the start takes so long
+TRITON_NOTE_S = 5.0  # of loading or compiling
 
 __all__ = [
     "above",
@@ -239,7 +240,7 @@ def prepare(device: torch.device = CPU) -> None:
     if not (compiled(x) or on_gpu(x)):
         return
     places = torch.zeros(1 << 13, dtype=torch.int32, device=device)
-    with _noted_after(NOTE_S):
+    with _noted(loops=compiled(x)):
         absorb_(x, torch.ones(2, device=device))
         absorb_and_sum_(x, torch.ones(2, device=device))
         sums_above(x, 0.5)
@@ -253,14 +254,23 @@ def prepare(device: torch.device = CPU) -> None:
 
 
 @contextmanager
-def _noted_after(seconds: float) -> Iterator[None]:
-    """Say why the start takes long where it takes longer than this: on stderr, by one rank of a machine."""
-    words = "micro loads its compiled loops: on their first use on a machine they are compiled, for some seconds"
-    note = Timer(seconds, lambda: print(words, file=sys.stderr, flush=True))
+def _noted(*, loops: bool) -> Iterator[None]:
+    """Say why the start takes long where loops are compiled for some time: on stderr, by one rank of a machine.
+
+    numba says when it compiles. Triton does not before it has: of its kernels only the time tells.
+    """
+    words = "micro compiles its loops for some seconds: once on this machine"
+    note = Timer(NOTE_S if loops else TRITON_NOTE_S, lambda: print(words, file=sys.stderr, flush=True))
     note.daemon = True
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        note.start()
+    begin = cache(note.start)  # a timer starts once
     try:
-        yield
+        if os.environ.get("LOCAL_RANK", "0") != "0":
+            yield
+        elif loops:
+            with module("jit").when_compiling(begin):
+                yield
+        else:
+            begin()
+            yield
     finally:
         note.cancel()

@@ -1,13 +1,16 @@
 """How loops are compiled with numba, and what all of them share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba.cpython.printimpl  # noqa: F401 - else imported later, without the print that it is to know
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import event
 from numba.extending import intrinsic
 from torch import Tensor
 
@@ -53,6 +56,26 @@ def _warn_of_no_cache() -> None:
         "micro compiles its loops again in each process, for numba found no writable folder to keep them in: "
         "set NUMBA_CACHE_DIR to one"
     )
+
+
+class _AtStart(event.Listener):
+    """Calls a function when numba begins to compile, which it does not where it loads what was compiled before."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def on_start(self, event: object) -> None:
+        self._call()
+
+    def on_end(self, event: object) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def when_compiling(call: Callable[[], None]) -> Iterator[None]:
+    """Call ``call`` in this context each time numba begins to compile a loop that it does not find on disk."""
+    with event.install_listener("numba:compile", _AtStart(call)):
+        yield
 
 
 def array_of(x: Tensor) -> Any:

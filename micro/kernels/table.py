@@ -5,13 +5,13 @@ numba and triton are imported when a form is first used.
 """
 
 from functools import cache
-from importlib import import_module
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from micro.kernels.importing import import_form
 from micro.warn import warn
 
 
@@ -46,6 +46,7 @@ MODULES = {  # of which callers take the whole
     "scanning": Forms(triton="triton.scanning"),
     "packing": Forms(None, numba="packing"),  # in torch: micro.codecs.bits
 }
+PACKAGES = ("numba", "llvmlite", "numpy", "triton")  # of the compiled forms; each may be missing
 TRIED = ("triton", "numba")  # forms; tests leave all to plain torch by an empty tuple
 
 
@@ -71,7 +72,7 @@ def _operations(kind: str) -> SimpleNamespace:
 @cache
 def module(name: str) -> ModuleType:
     """Return a module of micro.kernels."""
-    return import_module(f"micro.kernels.{name}")
+    return import_form(name)
 
 
 def compiled(x: Tensor) -> bool:
@@ -97,10 +98,16 @@ def _is_gpu(device: torch.device) -> bool:
 
 @cache
 def _is_there(name: str) -> bool:
-    """Tell whether a module can be imported: numba, and triton, which torch's wheels for CUDA bring, may be missing."""
+    """Tell whether a module can be imported; warn where the package that it needs is there and fails."""
     try:
         module(name)
-    except ImportError:
+    except Exception as error:  # whatever a package raises that does not fit this Python, numpy or program
+        if not (isinstance(error, ModuleNotFoundError) and error.name in PACKAGES):
+            package = "triton" if name.startswith("triton.") else "numba"
+            warn(
+                f"torch does the work of micro's compiled loops, for the import of {package} fails "
+                f"({type(error).__name__}: {error}): repair it, or uninstall it"
+            )
         return False
     return True
 

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -148,6 +149,17 @@ def test_no_rank_has_the_new_group_before_all_have_joined_it() -> None:
     with patch.object(private_comm, "_new_group_like", make_late):
         private_comm.PrivateComm(None, torch.device("cpu")).close()
     assert time.perf_counter() - started > 0.25
+
+
+@on_ranks(2)
+def test_a_hundred_skipped_steps_in_a_row_end_all_ranks_in_one_line() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    inputs = torch.full((1, 4), torch.inf if dist.get_rank() == 1 else 1.0)
+    with micro.attach(model, replace(MICRO, nonfinite="skip")):
+        for _ in range(99):
+            model(inputs).sum().backward()
+        words = words_of(micro.NonFiniteGradient, lambda: model(inputs).sum().backward())
+    assert "scaler=" in the_same(words)
 
 
 @on_ranks(2)

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from experiments.runs.records import read_records
+from micro import kernels
+from micro.kernels import table
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.dist
@@ -144,3 +146,90 @@ def test_importing_micro_loads_neither_numba_nor_the_planner_and_the_first_kerne
         "kernels.above(torch.ones(3), 0.5); print(kernels.compiled(torch.ones(3)) == ('numba' in sys.modules))"
     )
     assert python("-c", source).splitlines() == ["set()", "True"]
+
+
+OWN_PRINT = """
+import builtins, functools, sys, warnings
+import torch
+import torch.distributed as dist
+warnings.simplefilter("error")
+pythons = builtins.print
+if sys.argv[1] == "first":
+    import micro
+def replace_print():
+    def print(*values, force=False, **settings):
+        if force:
+            pythons("own:", *values, **settings)
+    builtins.print = print if sys.argv[1] == "first" else functools.partial(print, force=True)
+replace_print()
+own = builtins.print
+import micro
+from micro.kernels import table
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+with micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.5)):
+    model(torch.ones(2, 4)).sum().backward()
+assert builtins.print is own
+print(table.has_numba() == ("numba" in sys.modules), force=True)
+if sys.argv[1] == "first" and table.has_numba():  # numba's own print is Python's
+    import numba
+    builtins.print = pythons
+    numba.njit(lambda: print(3))()
+"""
+
+
+@pytest.mark.parametrize("imported", ["first", "later"])
+def test_a_program_that_replaced_print_can_attach_and_keeps_its_own(imported: str) -> None:
+    assert python("-c", OWN_PRINT, imported).splitlines()[0] == "own: True"
+
+
+BROKEN = """
+import warnings, torch
+from micro import kernels
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    found = [kernels.above(torch.tensor([1.0, 3.0]), 2.0)[0].tolist() for _ in range(2)]
+print(found, *[warning.message for warning in heard])
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("AttributeError('no print')", ["numba", "AttributeError", "no print"]),
+        ("ImportError('needs NumPy 2.3')", ["numba", "NumPy 2.3"]),
+        ("ModuleNotFoundError('no numba', name='numba')", []),
+    ],
+)
+def test_where_numba_cannot_be_imported_torch_computes_and_says_so_once(
+    error: str, says: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "numba").mkdir()
+    (tmp_path / "numba" / "__init__.py").write_text(f"raise {error}")
+    printed = python("-c", BROKEN, path=tmp_path)
+    assert printed.startswith("[[1], [1]]")
+    assert all(printed.count(word) == 1 for word in says[1:])
+    assert says or printed == "[[1], [1]]"
+
+
+NOTED = """
+import sys, torch
+sys.stderr = sys.stdout
+from micro import kernels
+kernels.NOTE_S = 0.0
+kernels.prepare()
+"""
+
+
+def test_a_start_that_compiles_nothing_says_nothing() -> None:
+    kernels.prepare()  # so that all loops are on disk
+    assert python("-c", NOTED) == ""
+
+
+def test_a_loop_that_is_not_on_disk_is_noticed_when_it_is_compiled() -> None:
+    numba, seen = pytest.importorskip("numba"), list[int]()
+    loop = numba.njit(lambda x: x + 1)
+    with table.module("jit").when_compiling(lambda: seen.append(1)):
+        for _ in range(2):
+            assert loop(1) == 2
+    assert seen == [1]

@@ -1,5 +1,6 @@
 """micro.attach on a group of one rank: its life, what DDP's models may be, what is chosen, and what it refuses."""
 
+import argparse
 import copy
 import gc
 import io
@@ -100,9 +101,9 @@ def test_the_options_of_nccl_are_copied() -> None:
     assert (copied.is_high_priority_stream, copied._timeout, copied.config.max_ctas) == (True, TIMEOUT, 3)
 
 
-def saved_and_loaded(model: DistributedDataParallel) -> Any:
+def saved_and_loaded(given: Any) -> Any:
     stored = io.BytesIO()
-    torch.save(model, stored)
+    torch.save(given, stored)
     stored.seek(0)
     return torch.load(stored, weights_only=False)
 
@@ -117,8 +118,31 @@ def test_a_copy_of_an_attached_model_is_plain_ddp_and_can_be_attached(copied: Ca
     with micro.attach(twin, TOPK):
         assert (gradient(twin, 0) == 0).any()
     assert (gradient(model, 1) == 0).any(), "the model lost its attachment"
-    with pytest.raises(AttributeError, match="no 'stats': a copy of an attachment is attached to no model"):
-        _ = copy.deepcopy(attachment).stats
+    for twins in (copy.copy(attachment), copy.deepcopy(attachment)):
+        with pytest.raises(AttributeError, match=r"no 'stats': .* attached to no model"):
+            _ = twins.stats
+
+
+def test_a_pickled_attachment_says_that_it_is_no_saved_state_when_it_is_saved_and_when_it_is_used() -> None:
+    """Programs save all that is in their arguments, on rank 0 alone, where an error would leave the others waiting."""
+    with micro.attach(wrapped(), TOPK) as attachment:
+        with pytest.warns(UserWarning, match=r"no saved state.*state_dict"):
+            restored = saved_and_loaded(argparse.Namespace(lr=0.1, attachment=attachment))
+        with pytest.raises(AttributeError, match=r"no 'state_dict': .* no saved state"):
+            restored.attachment.state_dict()
+        with pytest.raises(ValueError, match="CopiedDriver"):
+            attachment.load_state_dict(restored.attachment)
+
+
+def test_a_model_without_parameters_as_after_a_forward_over_dtensors_is_refused_in_one_line() -> None:
+    """torch's hooks for DTensors in DDP set plain tensors where parameters were."""
+    model = wrapped()
+    for module in model.module.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            delattr(module, name)
+            setattr(module, name, parameter.detach().requires_grad_())
+    with pytest.raises(ValueError, match="before"):
+        micro.attach(model, TOPK)
 
 
 # --- what the model may be --------------------------------------------------------------------------------------------

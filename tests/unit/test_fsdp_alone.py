@@ -178,6 +178,11 @@ def parallel() -> nn.Module:
     return fully_shard(parallelize_module(TwoHeads(), mesh["tensor"], {"body": ColwiseParallel()}), mesh=mesh["data"])
 
 
+def with_ignored() -> nn.Module:
+    model = TwoHeads()
+    return fully_shard(model, mesh=one_rank_mesh(), ignored_params={model.first.weight})
+
+
 def partly() -> nn.Module:
     model = TwoHeads()
     fully_shard(model.body)
@@ -194,7 +199,8 @@ def partly() -> nn.Module:
         (lambda: as_one(offload_policy=CPUOffloadPolicy(pin_memory=False)), {}, "offload_policy", "CPUOffloadPolicy"),
         (lambda: as_one().requires_grad_(False), {}, "model", "no parameter that is trained"),
         (parallel, {}, "mesh of 2 dimensions", "fully_shard"),
-        (partly, {}, "'first.weight' is not sharded", "fully_shard"),
+        (partly, {}, "'first.weight' is not sharded", "fully_shard on the whole model"),
+        (with_ignored, {}, "'first.weight' is not sharded", "ignored_params"),
         (TwoHeads, {}, "fully_shard", "TwoHeads"),
         (lambda: DistributedDataParallel(TwoHeads()), {}, "fully_shard", "use micro.attach"),
         (lambda: FullyShardedDataParallel(TwoHeads(), device_id=torch.device("cpu")), {}, "fully_shard", "FSDP1"),

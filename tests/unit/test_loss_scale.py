@@ -1,5 +1,6 @@
 """A GradScaler beside an attachment, on a group of one rank in the process of the test."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import micro
 from micro.selectors.scaled_elements import ScaledElements
 from tests.products import grid
 from tests.sharded_models import attached_by
-from tests.small_models import batch, chain, gradients, kept, local, wrapped
+from tests.small_models import backward, batch, chain, gradients, kept, local, wrapped
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 
@@ -25,7 +26,7 @@ def scaler_at(scale: float | None, growth_interval: int = 2000) -> torch.amp.Gra
     return torch.amp.GradScaler("cpu", **settings)
 
 
-def step_of(model: nn.Module, scaler: torch.amp.GradScaler, step: int, *, factor: float = 1.0) -> Tensor:
+def step_of(model: nn.Module, scaler: Any, step: int, *, factor: float = 1.0) -> Tensor:
     """Take a step; return the weights after it. A factor of infinity overflows."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
     optimizer.zero_grad()
@@ -100,6 +101,92 @@ def test_a_run_goes_on_without_the_scaler_that_it_was_saved_with() -> None:
         assert all(torch.equal(2.0**10 * piece, kept(one)[name]) for name, piece in kept(two).items())
         step_of(second, none, 1)
         two.load_state_dict(two.state_dict())
+
+
+class OwnScaler:
+    """A loss scaler as programs have them that know no GradScaler: it halves where a gradient is not finite."""
+
+    def __init__(self, scale: float) -> None:
+        self.value = scale
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return loss * self.value
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if not all(bool(grad.isfinite().all()) for grad in grads):
+            self.value /= 2
+            return
+        for grad in grads:
+            grad.div_(self.value)
+        optimizer.step()
+        self.value *= 2
+
+    def update(self) -> None:
+        """Do nothing: the step has."""
+
+
+@pytest.mark.parametrize("driver", ["ddp", "fsdp"])
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_a_scaler_of_the_programs_own_is_given_as_a_function_that_returns_the_scale(driver: str, policy: str) -> None:
+    none, own = scaler_at(None), OwnScaler(2.0**4)
+    plain, other = attached_by(driver, sparse(), chain(), scaler=none)
+    scaled, attached = attached_by(driver, sparse(nonfinite=policy), chain(), scaler=lambda: own.value)
+    with other, attached as attachment:
+        for step in range(6):
+            before = step_of(plain, none, step)
+            assert torch.equal(before, step_of(scaled, own, step)), step
+        assert own.value == 2.0**10
+        assert torch.equal(step_of(scaled, own, 6, factor=float("inf")), before)
+        assert own.value == 2.0**9, "it saw the overflow"
+        assert attachment.skipped
+        assert torch.equal(step_of(plain, none, 7), step_of(scaled, own, 7))
+
+
+def test_a_wrapper_of_a_gradscaler_is_that_scaler() -> None:
+    scaler = scaler_at(2.0**8)
+    model = wrapped(chain())
+    with micro.attach(model, sparse(), scaler=SimpleNamespace(_scaler=scaler)) as attachment:
+        before = step_of(model, scaler, 0)
+        assert torch.equal(step_of(model, scaler, 1, factor=float("inf")), before)
+        assert (scaler.get_scale(), attachment.state_dict()["loss_scale"]) == (2.0**7, 2.0**8)
+    with (
+        micro.attach(model, sparse(), scaler=SimpleNamespace(_scaler=scaler_at(None))),
+        pytest.raises(micro.NonFiniteGradient, match="scaler="),
+    ):
+        step_of(model, scaler_at(None), 2, factor=float("inf"))
+
+
+@pytest.mark.parametrize("later", [0.0, float("inf"), float("nan"), None])
+def test_a_scale_that_is_no_positive_number_any_more_is_named_out_of_backward(later: Any) -> None:
+    scales, model = [4.0, 4.0, later], wrapped(chain())
+    with micro.attach(model, sparse(), scaler=lambda: scales.pop(0)):
+        backward(model, 0)
+        with pytest.raises(ValueError, match="scale"):
+            backward(model, 1)
+
+
+@pytest.mark.parametrize("driver", ["ddp", "fsdp"])
+def test_a_hundred_skipped_steps_in_a_row_are_an_error_that_names_the_scaler(driver: str) -> None:
+    """As under a scaler that the library does not know: it sees zeros, raises its scale, and nothing is trained."""
+    model, attached = attached_by(driver, sparse(nonfinite="skip"), chain())
+
+    def step(factor: float) -> None:
+        model.zero_grad()
+        backward(model, 0, factor=factor)
+
+    with attached as attachment:
+        for _ in range(99):
+            step(float("inf"))
+        step(1.0)
+        assert not attachment.skipped
+        for _ in range(99):
+            step(float("inf"))
+        with pytest.raises(micro.NonFiniteGradient, match=r"100 steps.*scaler="):
+            step(float("inf"))
+        assert not any(gradient.any() for gradient in gradients(model).values())
+        step(1.0)
+        assert not attachment.skipped
 
 
 def test_clip_is_in_units_of_unscaled_gradients() -> None:

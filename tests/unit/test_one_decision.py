@@ -65,7 +65,7 @@ def test_the_report_names_every_bad_rank_the_same_way_on_all() -> None:
     layout, other, bad = micro.Layout(("a", "b"), ((4,), (6,))), micro.Layout.flat(4, "c"), [None, 3, 4, None]
     found = [[Finding(layout, bad[rank]), Finding(other, 1 if rank > 1 else None)] for rank in range(4)]
     (words,) = {str(error) for error in SimulatedRanks(4).carry_out([report(each, 12, CPU) for each in found])}
-    assert words.startswith("gradient of 'a' on rank 1, 'b' on rank 2, 'c' on rank 3 is not finite at step 12,")
+    assert words.startswith("gradient of 'a' on rank 1, 'b' on rank 2, 'c' on rank 3 is not finite at step 12")
 
 
 def test_a_mean_whose_sum_overflows_is_finite() -> None:

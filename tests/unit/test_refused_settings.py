@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,6 +144,10 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: split(two_level(DGC)), "feedback", "momentum"),
     (lambda: micro.Simulation(two_level(SPARSE), LAYOUT, 3), "ranks_per_node", "2 for 3 ranks"),
     (lambda: check_scaler(2.0, SPARSE), "GradScaler", "float"),
+    (lambda: check_scaler(lambda: 0.0, SPARSE), "scale of the loss", "0"),
+    (lambda: check_scaler(lambda loss: 2.0, SPARSE), "without arguments", "loss"),
+    (lambda: check_scaler(lambda: None, SPARSE), "number", "NoneType"),
+    (lambda: check_scaler(SimpleNamespace(_scaler=2.0), SPARSE), "GradScaler", "SimpleNamespace"),
     (lambda: micro.SparseReducer(micro.RandomK(unbiased=True), 0.1), "unbiased", "feedback=none"),
     (lambda: check_scaler(SCALER, two_level(DGC)), "clip", "feedback momentum"),
     (lambda: check_scaler(SCALER, scoped(THRESHOLD, "bucket")), "selector", "threshold"),
