@@ -5,7 +5,7 @@ A comment in a page, on a line of its own, is replaced by what it names:
     <!-- configuration -->                every group, choice and key, from the comments of conf/ and the dataclasses
     <!-- api: selectors partition -->     the public names that these modules and packages of micro define
     <!-- api: rest -->                    the public names that no other page asks for
-    <!-- modules: micro.planning -->      every public module of a package, whole
+    <!-- modules: experiments.planning -->      every public module of a package, whole
     <!-- file: results/published/step.md -->  a file of the repository, its links turned to the pages
 """
 

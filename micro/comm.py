@@ -20,7 +20,7 @@ class Traffic:
     Attributes:
         num_bytes: bytes sent, by kind, as the bandwidth-optimal form of a collective sends them (bytes_sent).
         elapsed: seconds spent inside collectives.
-        calls: each operation in turn, with its size as micro.planning.tables.LinkTable counts it.
+        calls: each operation in turn, with its size (micro.operations.OPS).
         local_bytes: the part of num_bytes that stayed within a node, where ranks are of two levels.
         local_calls: the operations within a node, with their sizes.
         num_shared: of the operations, those that travelled in a collective of another bucket (micro.rounds).

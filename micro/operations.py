@@ -5,6 +5,8 @@ from typing import Literal, get_args
 
 Op = Literal["all_reduce", "gather_rows", "gather_lists", "scatter", "broadcast"]
 OPS: tuple[Op, ...] = get_args(Op)
+"""All of them. The size of an operation, in bytes, is that of the vector of an all_reduce or broadcast, of one rank's
+row or list in a gather, and of all that one rank sends in a scatter."""
 
 Kind = Literal["counts", "indices", "values"]
 """As what bytes are counted."""
@@ -26,7 +28,7 @@ def bytes_sent(op: Op, size: float, world_size: int) -> float:
     """Return the bytes that a rank sends in a collective by its bandwidth-optimal form, as a mean over the ranks.
 
     Args:
-        size: of the operation, as micro.planning.tables.LinkTable counts it.
+        size: of the operation; see OPS.
     """
     if op == "all_reduce":
         return 2 * size * (world_size - 1) / world_size

@@ -11,7 +11,7 @@ what their parts derive from:
     micro.selectors      micro.Selector         micro.feedback     micro.Feedback
     micro.exchanges      micro.Exchange         micro.densities    micro.Density
     micro.codecs         micro.Codec            micro.reducers     micro.Reducer
-    micro.index_codecs   micro.IndexCodec       micro.schedules    micro.planning.schedules.base.Schedule
+    micro.index_codecs   micro.IndexCodec       micro.schedules    a Schedule of experiments.planning
 """
 
 import dataclasses

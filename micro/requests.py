@@ -54,7 +54,7 @@ class Sending(Request):
 
     @property
     def size(self) -> int:
-        """Bytes, as micro.planning.tables.LinkTable counts the operation."""
+        """Bytes of the operation; see micro.operations.OPS."""
         return self.mine.nbytes
 
     def count(self) -> None:

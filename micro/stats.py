@@ -24,7 +24,7 @@ class StepStats:
         global_count: distinct indices in the update.
         threshold: the cut on abs(acc), where there was one.
         counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm).
-        calls: the collectives called, each with its size as micro.planning.tables.LinkTable counts it.
+        calls: the collectives called, each with its size (micro.operations.OPS).
         local_bytes: the part of these bytes that stayed within a node, where ranks are of two levels.
         local_calls: the collectives called within a node, with their sizes; ``calls`` are then those between nodes.
         spans: where the time of the reduction went; of an accelerator it is known later, and ``select_s``,

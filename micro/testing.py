@@ -16,7 +16,7 @@ from torch import Tensor
 from micro.checked_parts import checked
 from micro.flat import Layout
 from micro.nonfinite import NonFiniteGradient
-from micro.planning.volumes import calls_of
+from micro.predicted_traffic import calls_of
 from micro.reducers.base import Reducer
 from micro.reducers.wrapping import innermost
 from micro.simulate import Simulation

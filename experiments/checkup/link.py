@@ -12,6 +12,9 @@ import models
 from experiments.checkup.findings import Finding, either
 from experiments.config.errors import as_user_error
 from experiments.config.paths import ROOT
+from experiments.planning.costs import Flat, Link, scaled
+from experiments.planning.tables import Curve
+from experiments.planning.traces import Trace
 from experiments.profiles.link import measure_op
 from experiments.profiles.select import own_seconds
 from experiments.ranks.group import RankGroup
@@ -20,10 +23,7 @@ from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_
 from experiments.studies.simulated_steps.networks import load_measured
 from experiments.studies.simulated_steps.steps import simulate_step
 from micro.group_comm import GroupComm
-from micro.planning.costs import Flat, Link, scaled
-from micro.planning.tables import Curve
-from micro.planning.traces import Trace
-from micro.planning.volumes import calls_of
+from micro.predicted_traffic import calls_of
 
 RANKS, TIMEOUT_S = 2, 100  # if kernels are not compiled yet, their compilation takes most of the seconds
 MODEL, SIZES_OF_DATA = "resnet18", {"in_channels": 3, "num_classes": 10}

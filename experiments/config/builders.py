@@ -11,10 +11,10 @@ import micro
 import models
 from experiments.config.errors import UserError, as_user_error, shown
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
+from experiments.planning.schedules.base import Schedule
 from micro.density.constant import Constant
 from micro.local.checks import check_method
 from micro.local.regrouping import check_losable
-from micro.planning.schedules.base import Schedule
 from micro.reducers.wrapping import innermost, layers
 from micro.scope import scoped
 

@@ -193,7 +193,7 @@ class ClusterConfig:
 
 @dataclass(kw_only=True)
 class ScheduleConfig:
-    """Which gradients travel together: a schedule of micro.planning.schedules with its settings, or auto.
+    """Which gradients travel together: a schedule of experiments.planning.schedules with its settings, or auto.
 
     The files are what `experiments.profile` measured, for the schedules that plan from it.
 

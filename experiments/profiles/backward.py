@@ -22,6 +22,7 @@ from experiments.config.command_line import add_settings
 from experiments.config.errors import UserError
 from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
+from experiments.planning.traces import Layer, Trace
 from experiments.profiles.on_ranks import device_name
 from experiments.ranks.measures import Row, Settings, own_device
 from experiments.reports.markdown import table
@@ -29,7 +30,6 @@ from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import Batch, Task, load_task
 from micro.objects import gather_objects
-from micro.planning.traces import Layer, Trace
 
 NAME = "backward"
 WARMUP = 3

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_positive, whole_number
+from experiments.planning.tables import Curve, LinkTable
 from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.markdown import table
 from micro.group_comm import GroupComm
 from micro.operations import OPS, Op
-from micro.planning.tables import Curve, LinkTable
 from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast
 
 NAME = "link"

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_density, whole_number
+from experiments.planning.tables import Curve, SelectTable
 from experiments.profiles import method_steps
 from experiments.profiles.on_ranks import device_name
 from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.markdown import table
 from experiments.studies.methods import build_methods, known_methods, select_names
-from micro.planning.tables import Curve, SelectTable
 
 NAME = "select"
 WARMUP = 8  # steps in which thresholds settle

@@ -11,12 +11,12 @@ from experiments.config.builders import build_reducer, build_schedule
 from experiments.config.errors import UserError, as_user_error
 from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
+from experiments.planning.schedules.base import Plan
+from experiments.planning.schedules.by_size import Ddp, Single
+from experiments.planning.tables import LinkTable, SelectTable
+from experiments.planning.traces import Trace
 from micro.comm import Comm
 from micro.objects import gather_objects
-from micro.planning.schedules.base import Plan
-from micro.planning.schedules.by_size import Ddp, Single
-from micro.planning.tables import LinkTable, SelectTable
-from micro.planning.traces import Trace
 
 
 def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:

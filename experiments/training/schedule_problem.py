@@ -3,11 +3,11 @@
 from functools import cache, lru_cache, partial
 
 import micro
-from micro.planning.costs import Network
-from micro.planning.nodes import seconds_of
-from micro.planning.schedules.base import Messages, Problem, Seconds, no_time
-from micro.planning.traces import Trace
-from micro.planning.volumes import Volume, volume_of
+from experiments.planning.costs import Network
+from experiments.planning.nodes import seconds_of
+from experiments.planning.schedules.base import Messages, Problem, Seconds, no_time
+from experiments.planning.traces import Trace
+from micro.predicted_traffic import Volume, volume_of
 
 
 def problem_of(

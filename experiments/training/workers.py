@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import micro
 from experiments.config.schema import TrainConfig
+from experiments.planning.schedules.base import Plan
 from experiments.training.optimizers import build_optimizer, set_lr_, zero_gradients_
 from experiments.training.tasks import Batch, Carry, Task
 from micro.group_comm import GroupComm
 from micro.local import RoundStats
 from micro.nonfinite import NonFiniteGradient
 from micro.objects import gather_objects
-from micro.planning.schedules.base import Plan
 from micro.requests import AllReduce, Broadcast
 
 WARM_UP_STEPS = 2  # the second finds thresholds, and the state of a text, where the first left them

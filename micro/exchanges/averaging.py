@@ -10,11 +10,11 @@ from micro.codecs import coding
 from micro.codecs.messages import Messages, equal_messages
 from micro.exchanges.base import Transport
 from micro.exchanges.gathering import gather_header
-from micro.exchanges.traffic import Choice
+from micro.exchanges.predicted_traffic import Choice
 from micro.health import Finite, all_finite, flag_of, is_zero, soonest
 from micro.partition import equal_sizes, equal_slices
+from micro.predicted_traffic import Calls
 from micro.requests import AllGatherLists, AllReduce, AllToAll, Fill, Reduction
-from micro.traffic import Calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from micro.codecs.indices import IndexCodec, Int32
 from micro.codecs.raw import Raw
 from micro.comm import Comm
 from micro.parts import NoState, StatefulPart
+from micro.predicted_traffic import Calls
 from micro.requests import Reduction
 from micro.sparse import Exchanged, Overlap, Selection, Step
-from micro.traffic import Calls
 
 if TYPE_CHECKING:
-    from micro.exchanges.traffic import Choice
+    from micro.exchanges.predicted_traffic import Choice
 
 __all__ = ["Exchange", "Needs", "NoState", "Transport", "Wire"]
 

@@ -10,13 +10,13 @@ from torch import Tensor
 from micro.codecs import coding
 from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire
 from micro.exchanges.gathering import count_of, gather_header, gather_indices, gather_values, header_call
+from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.regions import add_up, add_up_calls
-from micro.exchanges.traffic import Choice
 from micro.partition import equal_slices
 from micro.parts import Rule, check_rule
+from micro.predicted_traffic import Calls
 from micro.requests import Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, summed
-from micro.traffic import Calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,11 @@ from micro.exchanges.gathering import (
     indices_calls,
     values_call,
 )
-from micro.exchanges.traffic import Choice
+from micro.exchanges.predicted_traffic import Choice
 from micro.kernels.reference import are_first
+from micro.predicted_traffic import Calls
 from micro.requests import Once, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues
-from micro.traffic import Calls
 
 GatherRule = Literal["published", "senders"]
 

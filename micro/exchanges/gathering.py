@@ -10,12 +10,12 @@ from micro.codecs import coding
 from micro.codecs.base import Codec
 from micro.codecs.indices import Int32
 from micro.exchanges.base import Transport
-from micro.exchanges.traffic import Choice
+from micro.exchanges.predicted_traffic import Choice
 from micro.health import Finite, flag_of
 from micro.on_device import on_device
+from micro.predicted_traffic import COUNT_BYTES, Call, Calls
 from micro.requests import AllGather, AllGatherLists, Broadcast, Once, Reduction, known
 from micro.sparse import Overlap, Selection
-from micro.traffic import COUNT_BYTES, Call, Calls
 
 
 @dataclass(frozen=True, slots=True)

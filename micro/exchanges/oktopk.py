@@ -22,13 +22,13 @@ from micro.exchanges.largest_sums import (
     fits,
     largest_sums,
 )
+from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.regions import add_up, add_up_calls, gather_sums, gather_sums_calls
-from micro.exchanges.traffic import Choice
 from micro.partition import equal_slice
 from micro.parts import Rule, check_rule
+from micro.predicted_traffic import Calls
 from micro.requests import AllGatherLists, AllReduce, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
-from micro.traffic import Calls
 
 REEVALUATE = 32  # steps from one exact threshold of the public code to the next
 NEAR_SHARE = 0.25  # sums in the bin of the k-th, to those chosen: 0.1 to 0.5 on independent normal gradients

@@ -9,12 +9,12 @@ from micro.codecs import coding
 from micro.codecs.indices import Int32, Spans
 from micro.exchanges.base import Transport
 from micro.exchanges.gathering import decoded, gather_indices
-from micro.exchanges.traffic import Choice
+from micro.exchanges.predicted_traffic import Choice
 from micro.on_device import on_device
 from micro.partition import equal_slices
+from micro.predicted_traffic import COUNT_BYTES, Calls
 from micro.requests import AllGatherLists, AllToAll, Reduction
 from micro.sparse import Selection, SparseValues, summed_lists
-from micro.traffic import COUNT_BYTES, Calls
 
 
 def add_up(entries: SparseValues, regions: Spans, transport: Transport) -> Reduction[tuple[SparseValues, SparseValues]]:

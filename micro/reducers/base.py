@@ -18,13 +18,13 @@ from micro.group_comm import GroupComm
 from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part, StatefulPart
 from micro.peer_failures import first_line
+from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.outcome import Outcome, decide
 from micro.requests import Reduction, carried_out
 from micro.rounds import all_together
 from micro.selectors.base import Selector
 from micro.sparse import SparseValues
 from micro.stats import StepStats
-from micro.traffic import Bucket, Volume
 
 
 @dataclass(slots=True)

@@ -9,11 +9,11 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.flat import Layout
 from micro.nonfinite import Policy, check_policy
+from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked
 from micro.requests import AllReduce, Reduction
 from micro.stats import Start, stats_of
-from micro.traffic import Bucket, Volume
 
 
 @dataclass(frozen=True, slots=True)

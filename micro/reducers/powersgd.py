@@ -13,13 +13,13 @@ from micro.feedback import ErrorFeedback
 from micro.flat import Layout
 from micro.health import flag_of, is_finite_by, is_zero
 from micro.nonfinite import Policy, check_policy
+from micro.predicted_traffic import Bucket, Calls, Volume
 from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked
 from micro.reducers.rounding import rounded, rounding, write_
 from micro.requests import AllReduce, Reduction
 from micro.stats import Start, stats_of
-from micro.traffic import Bucket, Calls, Volume
 
 FEEDBACK = ErrorFeedback()
 

@@ -17,13 +17,14 @@ from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.gather import Gather
-from micro.exchanges.traffic import Choice
+from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
 from micro.health import FirstBad, index_of, is_finite_by
 from micro.kernels.sums import Sums
 from micro.nonfinite import Finding, Policy, check_policy
 from micro.parts import StatefulPart
+from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, cut_
 from micro.reducers.rounding import write_sum_
@@ -34,7 +35,6 @@ from micro.selectors.base import Selector, Traits
 from micro.selectors.everything import Everything
 from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
 from micro.stats import Start, stats_of
-from micro.traffic import Bucket, Volume
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.flat import Layout
 from micro.names import as_patterns, check_matched, listed, matches
+from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, saved_layout
 from micro.reducers.dense import DenseReducer
 from micro.reducers.outcome import Outcome
@@ -17,7 +18,6 @@ from micro.reducers.shares import Share, ShareReducer, ShareState
 from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.requests import Reduction
 from micro.stats import StepStats, traffic_fields
-from micro.traffic import Bucket, Volume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from micro.comm import Comm, Traffic
 from micro.flat import Layout
+from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState
 from micro.reducers.node_exchange import find, gather_update_, local_calls, node_mean, node_shards, share_header
 from micro.reducers.outcome import Outcome
@@ -19,7 +20,6 @@ from micro.reducers.wrapping import WrappingReducer, innermost
 from micro.requests import Reduction, over
 from micro.sparse import SparseValues
 from micro.stats import Start, stats_of
-from micro.traffic import Bucket, Volume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from micro.comm import Comm
 from micro.density.base import Target
 from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
+from micro.predicted_traffic import Choosing
 from micro.requests import Reduction
 from micro.sparse import Overlap, Selection, SparseValues, Step
-from micro.traffic import Choosing
 
 __all__ = ["NoState", "Selector", "Step", "Traits"]
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.predicted_traffic import Choosing
 from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector, Traits
 from micro.sparse import Overlap, Selection, Step
-from micro.traffic import Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

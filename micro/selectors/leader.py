@@ -6,11 +6,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.predicted_traffic import Choosing
 from micro.requests import Reduction
 from micro.selectors import scans
 from micro.selectors.base import NoState, Selector
 from micro.sparse import Overlap, Selection, Step
-from micro.traffic import Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

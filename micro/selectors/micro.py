@@ -10,13 +10,13 @@ from micro.density.base import target_count
 from micro.flat import Layout
 from micro.partition import cyclic_slices
 from micro.parts import check_rule
+from micro.predicted_traffic import Choosing
 from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.micro_rules.agreed import Agreed
 from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.sparse import Overlap, Selection, Step
-from micro.traffic import Choosing
 
 MicroRule = Literal["agreed", "published"]
 

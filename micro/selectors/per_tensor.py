@@ -11,13 +11,13 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Target, target_count
 from micro.flat import Layout
+from micro.predicted_traffic import Calls, Choosing
 from micro.randomness import seed_for
 from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.side_by_side import together
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Selection, Step
-from micro.traffic import Calls, Choosing
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from torch import Tensor
 from micro import kernels
 from micro.comm import Comm
 from micro.on_device import to_device
+from micro.predicted_traffic import Choosing
 from micro.randomness import generator
 from micro.requests import Once, Reduction
 from micro.selectors.base import NoState, Selector, Traits
 from micro.sparse import Overlap, Selection, Step
-from micro.traffic import Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

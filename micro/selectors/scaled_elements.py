@@ -13,12 +13,12 @@ from micro.density.base import Target
 from micro.flat import Layout
 from micro.norms import norms_of
 from micro.on_device import on_device
+from micro.predicted_traffic import Choosing
 from micro.requests import AllReduce, Reduction
 from micro.scales import ElementScales
 from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
 from micro.sparse import Overlap, Selection, SparseValues, Step
-from micro.traffic import Choosing
 
 SMALLEST_FACTOR = 2.0**-10  # of roots: below it they take it in, long before what is added to them would overflow
 

@@ -7,11 +7,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from micro.comm import Comm
+from micro.predicted_traffic import Choosing
 from micro.requests import Reduction
 from micro.selectors import scans
 from micro.selectors.base import NoState, Selector, Traits
 from micro.sparse import Selection, Step
-from micro.traffic import Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

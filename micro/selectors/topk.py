@@ -10,12 +10,12 @@ from torch import Tensor
 from micro.comm import Comm
 from micro.density.base import Target, target_count
 from micro.flat import Layout
+from micro.predicted_traffic import Choosing
 from micro.requests import Reduction
 from micro.selectors import scans
 from micro.selectors.base import NoState, Selector, Traits
 from micro.selectors.pieces import Pieces, largest_of_each, pieces_at, pieces_of
 from micro.sparse import Selection, Step
-from micro.traffic import Choosing
 
 TopKScope = Literal["model", "layer", "chunk"]
 

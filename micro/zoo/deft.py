@@ -16,11 +16,11 @@ from micro.flat import Layout
 from micro.norms import norms_of
 from micro.partition import equal_slice
 from micro.parts import NoState, Rule, check_rule
+from micro.predicted_traffic import COUNT_BYTES, Choosing
 from micro.requests import AllReduce, Broadcast, Once, Reduction, known
 from micro.selectors.base import Selector, Traits
 from micro.selectors.pieces import largest_of_each, pieces_at
 from micro.sparse import Overlap, Selection, Step
-from micro.traffic import COUNT_BYTES, Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

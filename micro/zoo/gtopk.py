@@ -11,14 +11,14 @@ from micro.codecs.base import from_bytes, to_bytes
 from micro.codecs.indices import IndexCodec
 from micro.comm import Comm, Traffic
 from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire
-from micro.exchanges.traffic import Choice
+from micro.exchanges.predicted_traffic import Choice
 from micro.health import Finite, flag_of, soonest
 from micro.kernels.reference import places_of
 from micro.on_device import on_device
 from micro.parts import Rule, check_rule
+from micro.predicted_traffic import COUNT_BYTES, Calls
 from micro.requests import AllToAll, Broadcast, Reduction
 from micro.sparse import Exchanged, Overlap, Selection, SparseValues, summed
-from micro.traffic import COUNT_BYTES, Calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ from torch import nn
 from experiments.config.builders import build_model
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
+from experiments.planning.schedules.base import Plan
+from experiments.planning.tables import Curve, LinkTable, SelectTable
+from experiments.planning.traces import Layer, Trace
 from experiments.training.bucketing import agreed_plan, check_buckets, gradient_bytes
 from experiments.training.preflight import prepare_runs
 from micro.group_comm import GroupComm
-from micro.planning.schedules.base import Plan
-from micro.planning.tables import Curve, LinkTable, SelectTable
-from micro.planning.traces import Layer, Trace
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import Ended, train
 from tests.refusals import NOTHING, refused

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import models
+from experiments.planning.tables import Curve, LinkTable, SelectTable
+from experiments.planning.traces import Trace
 from experiments.profile import main
 from micro.operations import OPS
-from micro.planning.tables import Curve, LinkTable, SelectTable
-from micro.planning.traces import Trace
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import called
 

@@ -13,7 +13,7 @@ import pytest
 from experiments.checkup.findings import Finding, carry_out
 from experiments.checkup.link import Measured, compare
 from experiments.checkup.machine import wandb
-from micro.planning.costs import Link
+from experiments.planning.costs import Link
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef" * 2

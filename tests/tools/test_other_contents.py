@@ -16,6 +16,10 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.keys import to_yaml
 from experiments.config.paths import CONF
+from experiments.planning.documents import BadFile
+from experiments.planning.schedules.base import Plan
+from experiments.planning.tables import Curve, LinkTable, SelectTable
+from experiments.planning.traces import Layer, Trace
 from experiments.reports.frames import load
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.git_state import other_code
@@ -26,10 +30,6 @@ from experiments.sweeps.listing import describe
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
 from experiments.training.preflight import check_runs
-from micro.planning.documents import BadFile
-from micro.planning.schedules.base import Plan
-from micro.planning.tables import Curve, LinkTable, SelectTable
-from micro.planning.traces import Layer, Trace
 from tests.finished_runs import finished
 from tests.tools.simulated_runs import IMAGES, configured
 from tests.tools.study_folders import write_run

@@ -13,17 +13,17 @@ from omegaconf import OmegaConf
 import micro
 from experiments import simulate
 from experiments.config.paths import CONF, ROOT
+from experiments.planning.costs import Flat, Link
+from experiments.planning.nodes import FlatOnNodes
+from experiments.planning.schedules.base import timeline
+from experiments.planning.tables import Curve, LinkTable, SelectTable
+from experiments.planning.traces import Layer, Trace
 from experiments.studies.simulated_steps.method_choices import Methods, formula_s, methods_of
 from experiments.studies.simulated_steps.published_gains import cluster_link, ratios
 from experiments.studies.simulated_steps.steps import Row, by_layer, crossing, simulate_step
 from experiments.studies.simulated_steps.tables import rate_name
 from experiments.training.schedule_problem import problem_of
-from micro.planning.costs import Flat, Link
-from micro.planning.nodes import FlatOnNodes
-from micro.planning.schedules.base import timeline
-from micro.planning.tables import Curve, LinkTable, SelectTable
-from micro.planning.traces import Layer, Trace
-from micro.planning.volumes import calls_of, volume_of
+from micro.predicted_traffic import calls_of, volume_of
 from tests.legible import every_figure_is_legible
 from tests.refusals import refused
 

@@ -14,8 +14,8 @@ import yaml
 
 import micro
 from experiments.config.conf_files import choices_of
+from experiments.planning.schedules.base import Schedule
 from micro.checkpoints.saved_state import header
-from micro.planning.schedules.base import Schedule
 from micro.selectors.estimated import Fit
 from tests.sparsifiers import TABLE
 

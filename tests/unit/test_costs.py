@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 import pytest
 
 import micro
+from experiments.planning.costs import ALGORITHMS, Best, Flat, Link, Network
+from experiments.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork, level_bytes, seconds_of
+from experiments.planning.tables import Curve, LinkTable
 from micro.operations import OPS, Op, bytes_sent
-from micro.planning.costs import ALGORITHMS, Best, Flat, Link, Network
-from micro.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork, level_bytes, seconds_of
-from micro.planning.tables import Curve, LinkTable
-from micro.planning.volumes import volume_of
+from micro.predicted_traffic import volume_of
 
 LINK = Link(3e-5, 2e-9, 5e-10)
 FAST, SLOW = Link(2e-6, 1e-11), Link(3e-5, 1e-9)

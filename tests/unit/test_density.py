@@ -8,7 +8,7 @@ import torch
 
 import micro
 from micro.density.base import target_count
-from micro.planning.volumes import calls_of
+from micro.predicted_traffic import calls_of
 from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.exdyna import ExDyna
 from tests.parts import kept, normal, simulated

@@ -16,7 +16,7 @@ from micro.exchanges.gathering import gather_header
 from micro.flat import MAX_NUMEL
 from micro.norms import norm, norms_of
 from micro.partition import cyclic_slice, equal_slice
-from micro.planning.volumes import volume_of
+from micro.predicted_traffic import volume_of
 from micro.reducers.node_exchange import node_shards, numels_of
 from micro.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
 from micro.zoo import exdyna

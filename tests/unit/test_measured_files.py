@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import micro
-from micro.planning.documents import BadFile, Document
-from micro.planning.schedules.base import Plan
-from micro.planning.tables import Curve, LinkTable, SelectTable
-from micro.planning.traces import Layer, Trace
+from experiments.planning.documents import BadFile, Document
+from experiments.planning.schedules.base import Plan
+from experiments.planning.tables import Curve, LinkTable, SelectTable
+from experiments.planning.traces import Layer, Trace
 from tests.refusals import refused
 
 TRACE = Trace(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from experiments.config.errors import UserError
+from experiments.planning.costs import Flat
 from experiments.studies.simulated_steps.networks import (
     LinkValues,
     NetworkPreset,
@@ -17,7 +18,6 @@ from experiments.studies.simulated_steps.networks import (
     network_choices,
     nodes_of,
 )
-from micro.planning.costs import Flat
 from tests.refusals import NOTHING, refused
 
 GOOD = "name: x\ninterconnect: y\nsource: z\n"

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import micro
-from micro.planning.volumes import calls_of
+from micro.predicted_traffic import calls_of
 from micro.reducers.powersgd import PowerSGD
 from tests.parts import CPU, kept, normal, simulated
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import micro
+from experiments.planning.costs import Flat, Link
+from experiments.planning.nodes import FlatOnNodes, seconds_of
+from experiments.planning.schedules.base import Schedule
+from experiments.planning.theory import top_k_error
 from micro.density.constant import Constant
 from micro.drivers.loss_scale import check_scaler
 from micro.flat import MAX_NUMEL
-from micro.planning.costs import Flat, Link
-from micro.planning.nodes import FlatOnNodes, seconds_of
-from micro.planning.schedules.base import Schedule
-from micro.planning.theory import top_k_error
-from micro.planning.volumes import calls_of, volume_of
+from micro.predicted_traffic import calls_of, volume_of
 from micro.scope import scoped
 from micro.selectors.estimated import Fit
 from micro.selectors.scaled_elements import ScaledElements

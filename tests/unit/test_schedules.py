@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch.distributed import _compute_bucket_assignment_by_size
 
+from experiments.planning.schedules.base import Ends, Plan, Problem, Schedule, Seconds, groups_of, no_time, timeline
+from experiments.planning.schedules.exact import Exact, SparseExact
+from experiments.planning.schedules.greedy import MgWfbp
+from experiments.planning.tables import Curve
+from experiments.planning.traces import Layer, Trace
 from micro.parts import build, known
-from micro.planning.schedules.base import Ends, Plan, Problem, Schedule, Seconds, groups_of, no_time, timeline
-from micro.planning.schedules.exact import Exact, SparseExact
-from micro.planning.schedules.greedy import MgWfbp
-from micro.planning.tables import Curve
-from micro.planning.traces import Layer, Trace
 from tests.refusals import refused
 
 MIB = 2**20

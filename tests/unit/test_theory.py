@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from micro.planning.theory import (
+from experiments.planning.theory import (
     bound_holds,
     is_below_line,
     is_convex,

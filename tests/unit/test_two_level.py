@@ -9,7 +9,7 @@ from torch import Tensor
 
 import micro
 from micro.operations import PADDING
-from micro.planning.volumes import volume_of
+from micro.predicted_traffic import volume_of
 from micro.reducers.node_exchange import node_shards
 from micro.zoo.fft import FFTReducer
 from tests.parts import kept, normal, simulated

@@ -5,7 +5,7 @@ import torch
 
 import micro
 from micro.operations import bytes_sent
-from micro.planning.volumes import calls_of, volume_of
+from micro.predicted_traffic import calls_of, volume_of
 from tests.parts import simulated
 from tests.refusals import refused
 

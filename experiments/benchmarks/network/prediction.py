@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import micro
+from experiments.planning.schedules.base import Problem, Schedule, timeline
+from experiments.planning.tables import LinkTable, SelectTable
+from experiments.planning.traces import Trace
 from experiments.profiles import backward, link, select
 from experiments.ranks.group import RankGroup
 from experiments.ranks.hosts import bits_per_s
 from experiments.studies.simulated_steps.steps import rescaled
 from experiments.training.schedule_problem import problem_of
-from micro.planning.schedules.base import Problem, Schedule, timeline
-from micro.planning.tables import LinkTable, SelectTable
-from micro.planning.traces import Trace
 
 STEPS = 8  # of each profile
 LINK_SIZES = (64, 4096, 65_536)  # latency alone, and what a packet of TCP holds

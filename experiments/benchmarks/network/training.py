@@ -13,6 +13,7 @@ import micro
 from experiments.benchmarks.network.ways import DDP, FP16, config_of
 from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
+from experiments.planning.schedules.base import Plan
 from experiments.profiles.backward import endless_batches
 from experiments.ranks.measures import Row
 from experiments.training.bucketing import bucket_caps
@@ -22,7 +23,6 @@ from experiments.training.round_workers import RoundWorkers
 from experiments.training.tasks import load_task
 from experiments.training.workers import Reduced, Workers
 from micro import kernels
-from micro.planning.schedules.base import Plan
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ from experiments.config.builders import build_reducer
 from experiments.config.errors import UserError, as_user_error
 from experiments.config.keys import flat
 from experiments.config.schema import TrainConfig
+from experiments.planning.schedules.base import Schedule
 from experiments.reports.names import label
 from experiments.reports.rounds_in_words import exchanged, interval, short
 from experiments.training.preflight import prepare_runs
-from micro.planning.schedules.base import Schedule
 
 DDP, FP16 = "ddp", "torch_fp16"
 OF_TORCH = {DDP: "DDP", FP16: "DDP's fp16 hook"}

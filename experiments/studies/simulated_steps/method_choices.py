@@ -8,14 +8,14 @@ from pathlib import Path
 
 import micro
 from experiments.config.errors import UserError
+from experiments.planning.costs import Network
+from experiments.planning.nodes import NodeNetwork
+from experiments.planning.schedules.base import Problem
+from experiments.planning.tables import SelectTable
+from experiments.planning.traces import Trace
 from experiments.studies.methods import build_methods, known_methods, select_names
 from experiments.studies.simulated_steps.networks import load_measured
 from experiments.training.schedule_problem import problem_of
-from micro.planning.costs import Network
-from micro.planning.nodes import NodeNetwork
-from micro.planning.schedules.base import Problem
-from micro.planning.tables import SelectTable
-from micro.planning.traces import Trace
 
 DENSE = "dense"
 MEMORY_GB_S = 240.0  # assumed: neither measured nor published

@@ -9,12 +9,12 @@ from typing import TypeVar
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, as_user_error, check_choice
 from experiments.config.paths import CONF
-from micro.planning import costs
-from micro.planning.costs import Best, Flat, Link, Network, scaled
-from micro.planning.documents import BadFile, read_as
-from micro.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork
-from micro.planning.tables import LinkTable, SelectTable
-from micro.planning.traces import Trace
+from experiments.planning import costs
+from experiments.planning.costs import Best, Flat, Link, Network, scaled
+from experiments.planning.documents import BadFile, read_as
+from experiments.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork
+from experiments.planning.tables import LinkTable, SelectTable
+from experiments.planning.traces import Trace
 
 FITTED = ("all_reduce", "all_gather")
 HIERARCHICAL, BEST = "hierarchical", "best"

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 import micro
+from experiments.planning.costs import Flat, Link, scaled
+from experiments.planning.traces import Trace
 from experiments.studies.simulated_steps.steps import GRAINS, Row, rescaled, simulate_step
 from experiments.training.schedule_problem import problem_of
-from micro.planning.costs import Flat, Link, scaled
-from micro.planning.traces import Trace
 
 
 class Published(NamedTuple):

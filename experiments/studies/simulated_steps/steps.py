@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from experiments.planning.schedules.base import Ends, Problem, Schedule, Timeline, no_time, timeline
+from experiments.planning.traces import Layer, Trace
 from micro.parts import build
-from micro.planning.schedules.base import Ends, Problem, Schedule, Timeline, no_time, timeline
-from micro.planning.traces import Layer, Trace
 
 Row = dict[str, Any]
 EXACT, SPARSE_EXACT = "exact", "sparse_exact"

@@ -11,6 +11,10 @@ import pandas as pd
 
 from experiments.config.errors import UserError, as_user_error
 from experiments.config.option_types import to_positive
+from experiments.planning.costs import Flat
+from experiments.planning.nodes import NodeNetwork, level_bytes
+from experiments.planning.schedules.base import Schedule
+from experiments.planning.traces import Trace
 from experiments.studies.methods import select_names
 from experiments.studies.simulated_steps import published_gains as gains
 from experiments.studies.simulated_steps.method_choices import DENSE, Methods, methods_of
@@ -33,10 +37,6 @@ from experiments.studies.simulated_steps.steps import (
 )
 from experiments.training.schedule_problem import group_volume
 from micro.parts import known
-from micro.planning.costs import Flat
-from micro.planning.nodes import NodeNetwork, level_bytes
-from micro.planning.schedules.base import Schedule
-from micro.planning.traces import Trace
 
 QUESTIONS = ("speedup", "breakdown", "timeline", "borders", "headline")
 SPARSE_SCHEDULES = [EXACT, "single"]

@@ -25,7 +25,7 @@ from experiments.studies.topk_theory.measure import histogram_numbers
 from micro import kernels
 from micro.codecs import coding
 from micro.density.base import target_count
-from micro.planning.volumes import volume_of
+from micro.predicted_traffic import volume_of
 from micro.zoo.range_float import Format, RangeFloat, best_mantissa, num_magnitudes
 from micro.zoo.spectrum import from_spectrum_, real_parts, strongest, to_spectrum
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 import micro
+from experiments.planning import theory
 from experiments.studies.methods import build_methods
 from experiments.studies.recorded_gradients import Training, training_config
 from experiments.studies.selection_times import TIMES, reference_times, time_selection, timing_gradient
 from micro import kernels
-from micro.planning import theory
 
 NUM_SHARES = 200
 NUM_HISTOGRAM_BINS = 81

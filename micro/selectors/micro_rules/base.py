@@ -9,9 +9,9 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm import Comm
+from micro.predicted_traffic import Calls
 from micro.requests import Reduction
 from micro.sparse import Selection, Step
-from micro.traffic import Calls
 
 S = TypeVar("S")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
+from experiments.planning.documents import Document
 from micro.operations import OPS, Op
-from micro.planning.documents import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

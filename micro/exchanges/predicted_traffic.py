@@ -7,8 +7,8 @@ import torch
 
 from micro.exchanges.base import Wire
 from micro.operations import PADDING
+from micro.predicted_traffic import Bucket, Choosing
 from micro.sparse import Overlap
-from micro.traffic import Bucket, Choosing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

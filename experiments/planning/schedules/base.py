@@ -9,9 +9,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import ClassVar
 
+from experiments.planning.documents import Document
+from experiments.planning.traces import Trace
 from micro.parts import Part
-from micro.planning.documents import Document
-from micro.planning.traces import Trace
 
 Seconds = Callable[[float], float]  # of a number of bytes of gradient
 Messages = Callable[[float], tuple[tuple[float, float], ...]]  # of a number of bytes: latency and transfer of each
@@ -149,7 +149,7 @@ class Schedule(Part, ABC):
     """
 
     kind: ClassVar[str] = "schedule"
-    home: ClassVar[str] = "micro.planning.schedules"
+    home: ClassVar[str] = "experiments.planning.schedules"
     group: ClassVar[str] = "micro.schedules"
     is_planned: ClassVar[bool] = True
 

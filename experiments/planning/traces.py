@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from experiments.planning.documents import Document
 from micro.flat import Layout
-from micro.planning.documents import Document
 
 
 @dataclass(frozen=True, slots=True)

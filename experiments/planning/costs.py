@@ -46,14 +46,14 @@ class Link:
 
 
 class Network(Protocol):
-    """A cost model of collectives among a fixed number of ranks; micro.planning.tables.LinkTable is one."""
+    """A cost model of collectives among a fixed number of ranks; experiments.planning.tables.LinkTable is one."""
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
 
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective; sizes are counted as in micro.planning.tables.LinkTable."""
+        """Return the seconds of one collective; sizes are counted as in experiments.planning.tables.LinkTable."""
 
 
 class Work(NamedTuple):

@@ -8,9 +8,9 @@ ranks_per_node of which run side by side and share the node's interfaces.
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
+from experiments.planning.costs import Flat, Link, Network, rounds
 from micro.operations import Op, bytes_sent
-from micro.planning.costs import Flat, Link, Network, rounds
-from micro.planning.volumes import Calls, Volume
+from micro.predicted_traffic import Calls, Volume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from micro.planning.schedules.base import Ends, Problem, Schedule
+from experiments.planning.schedules.base import Ends, Problem, Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

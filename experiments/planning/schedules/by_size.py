@@ -5,7 +5,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from micro.planning.schedules.base import Ends, Problem, Schedule
+from experiments.planning.schedules.base import Ends, Problem, Schedule
 
 MIB = 2**20
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import ClassVar, NamedTuple, Optional
 
-from micro.planning.schedules.base import Ends, Problem, Schedule
+from experiments.planning.schedules.base import Ends, Problem, Schedule
 
 BEAM = 8  # states per layer of the quick plan whose step bounds the search
 

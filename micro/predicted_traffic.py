@@ -1,13 +1,13 @@
 """What a method is expected to send in a step in steady state: each part says it beside the code that sends.
 
 A reducer is given a `Bucket` and returns a `Volume`. In a sparse method the selector says what choosing takes
-(`Choosing`), and the exchange what follows from the choice (micro.exchanges.traffic). Nothing that happens once in a
-while is due: controllers have settled, MiCRO does not search for a lost threshold, Ok-Topk does not move its regions.
+(`Choosing`), and the exchange what follows from the choice (micro.exchanges.predicted_traffic). Periodic work is not
+counted: controllers have settled, MiCRO does not search for a lost threshold, Ok-Topk does not move its regions.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -15,7 +15,7 @@ from micro.flat import Layout
 from micro.operations import Op, bytes_sent
 
 Call = tuple[Op, float]
-"""A collective and its size, as a mean over the ranks that call it, as micro.planning.tables.LinkTable counts it."""
+"""A collective and its size, as a mean over the ranks that call it (micro.operations.OPS)."""
 
 Calls = tuple[Call, ...]
 
@@ -141,3 +141,39 @@ class Volume:
 def _sent_by_rank(calls: Sequence[Call], world_size: int) -> float:
     """Return the bytes that a rank sends in these collectives of ``world_size`` ranks, as a mean over the ranks."""
     return sum(bytes_sent(op, size, world_size) for op, size in calls)
+
+
+class Predicted(Protocol):
+    """A reducer: it says what it sends for a bucket."""
+
+    @property
+    def full_name(self) -> str:
+        """Its name, and that of the part inside."""
+
+    def volume(self, bucket: Bucket) -> Volume:
+        """Return the collectives that it calls."""
+
+
+def volume_of(reducer: Predicted, numel: int, world_size: int, **facts: Any) -> Volume:
+    """Return the collectives that ``reducer`` calls for a bucket of ``numel`` elements, each with its size, in turn.
+
+    The step is one in steady state. Sizes are means over ranks; in the rounds of gTop-k's tree, where most ranks send
+    nothing, they are of a rank that sends. Of a density that changes with time the final one counts, the lower one
+    where it alternates.
+
+    Args:
+        facts: what else is known of the bucket, by the names of `Bucket`.
+
+    Raises:
+        ValueError: no elements or ranks, a layout of another length or none where shapes decide, ranks that do not fill
+            nodes, or a part that does not say what it sends.
+    """
+    return reducer.volume(Bucket(numel=numel, world_size=world_size, **facts))
+
+
+def calls_of(reducer: Predicted, numel: int, world_size: int, **facts: Any) -> Calls:
+    """Return the collectives of ``volume_of`` for a reducer of one level. Raises: ValueError: it has two."""
+    volume = volume_of(reducer, numel, world_size, **facts)
+    if volume.place_calls:
+        raise ValueError(f"{reducer.full_name} calls collectives of two levels: ask for its volume_of")
+    return volume.calls
