@@ -40,27 +40,27 @@ from micro.codecs.indices import Bitmap, IndexCodec, Packed, Shortest
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
+from micro.comm.peer_failures import PeerError
 from micro.ddp import Attachment, attach, detach
 from micro.density.base import Density
 from micro.density.by_name import ByName
 from micro.density.warmup import WarmUp
+from micro.drivers.summary import StepSummary
 from micro.exchanges.base import Exchange
 from micro.exchanges.dsa import DSA
 from micro.exchanges.gather import Gather
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
-from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.local import LocalSteps, Outer
-from micro.nonfinite import NonFiniteGradient
 from micro.parts import build, known
-from micro.peer_failures import PeerError
 from micro.reducers.base import Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
+from micro.reducers.stats import StepStats
 from micro.reducers.two_level import TwoLevel
 from micro.selectors.base import Selector
 from micro.selectors.estimated import Estimated
@@ -73,8 +73,8 @@ from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
 from micro.sign_sgd import SignSGD
 from micro.simulate import Simulation
-from micro.stats import StepStats
-from micro.summary import StepSummary
+from micro.values.flat import Layout
+from micro.values.nonfinite import NonFiniteGradient
 
 __version__ = "0.1.0"
 

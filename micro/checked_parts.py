@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.parts import Part
 from micro.reducers.base import Reducer
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import WrappingReducer
-from micro.requests import Reduction
-from micro.sparse import Exchanged, Selection, Step
+from micro.values.sparse import Exchanged, Selection, Step
 
 P = TypeVar("P", bound=Part)
 

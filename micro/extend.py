@@ -9,21 +9,21 @@ helpers      target_count, generator, slices, build: what most parts use
 
 from micro.codecs.base import Codec, Key
 from micro.codecs.indices import IndexCodec
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Once, Reduction, carried_out
 from micro.density.base import Density, DensitySchedule, Target, target_count
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.predicted_traffic import Choice
 from micro.feedback import Feedback, Memory
-from micro.flat import Layout
-from micro.partition import cyclic_slice, equal_slice
 from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
 from micro.predicted_traffic import Calls, Choosing
-from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
-from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Once, Reduction, carried_out
 from micro.selectors.base import Selector, Traits
 from micro.selectors.estimated import CorrectedFit, Fit
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.values.flat import Layout
+from micro.values.partition import cyclic_slice, equal_slice
+from micro.values.randomness import generator
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 __all__ = [
     "AllGather",

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.health import FirstBad
 from micro.kernels.reference import is_ordinary, too_large
 from micro.kernels.sums import Sums
-from micro.norms import norm
 from micro.parts import Part
-from micro.sparse import SparseValues
+from micro.values.finite import FirstBad
+from micro.values.norms import norm
+from micro.values.sparse import SparseValues
 
 Memory = dict[str, Tensor]  # vectors (numel,) by name, or empty; "residual" is always there
 

@@ -25,8 +25,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_type_hints
 
 from micro import retired, zoo
-from micro.flat import Layout
-from micro.scalars import check_scalar
+from micro.values.flat import Layout
+from micro.values.scalars import check_scalar
 
 Rule = Literal["repaired", "published"]
 """Where the public code of a paper has a defect that changes results: repaired, or as it was published."""

@@ -11,11 +11,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from micro.flat import Layout
-from micro.operations import Op, bytes_sent
+from micro.comm.operations import Op, bytes_sent
+from micro.values.flat import Layout
 
 Call = tuple[Op, float]
-"""A collective and its size, as a mean over the ranks that call it (micro.operations.OPS)."""
+"""A collective and its size, as a mean over the ranks that call it (micro.comm.operations.OPS)."""
 
 Calls = tuple[Call, ...]
 

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.flat import Layout
-from micro.lockstep import SimulatedRanks
-from micro.nonfinite import NonFiniteGradient
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.reducers.base import BucketState, Reducer
-from micro.requests import Reduction
-from micro.stats import StepStats
+from micro.reducers.stats import StepStats
+from micro.values.flat import Layout
+from micro.values.nonfinite import NonFiniteGradient
 
 LONG = 2**16  # elements of a gradient for which several ranks compute at a time: to hand one over costs some 20 us
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from micro.checked_parts import checked
-from micro.flat import Layout
-from micro.nonfinite import NonFiniteGradient
+from micro.comm.spans import Spans
 from micro.predicted_traffic import calls_of
 from micro.reducers.base import Reducer
+from micro.reducers.stats import StepStats
 from micro.reducers.wrapping import innermost
 from micro.simulate import Simulation
-from micro.spans import Spans
-from micro.stats import StepStats
+from micro.values.flat import Layout
+from micro.values.nonfinite import NonFiniteGradient
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (8,), (11, 11)))
 SCALES = {"a.weight": 1.0, "a.bias": 5.0, "b.weight": 0.2}  # layers differ in scale

@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm, Traffic
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm, Traffic
+from micro.comm.requests import carried_out
 from micro.exchanges.base import Transport, Wire
-from micro.lockstep import SimulatedRanks
-from micro.requests import carried_out
-from micro.sparse import Exchanged, Overlap, Selection, Step
+from micro.values.sparse import Exchanged, Overlap, Selection, Step
 
 
 def exchanged(

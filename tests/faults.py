@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal, NoReturn
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.flat import Layout
-from micro.lockstep import SimulatedRanks
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction, Request, Sending
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
 from micro.reducers.wrapping import WrappingReducer
-from micro.requests import Reduction, Request, Sending
+from micro.values.flat import Layout
 
 How = Literal["fails", "fails after", "leaves", "exits"]
 

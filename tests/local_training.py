@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import micro
-from micro.comm import Comm
-from micro.lockstep import SimulatedRanks
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
 
 LR, BATCH = 0.05, 6
 Inner = Callable[[Any], torch.optim.Optimizer]

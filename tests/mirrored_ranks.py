@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, Started
-from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Request, Sending
+from micro.comm.ranks import Comm, Started
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Request, Sending
 
 
 class MirroredComm(Comm):

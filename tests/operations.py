@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.health import index_of
 from micro.kernels import cuts, reference, table
-from micro.randomness import generator
+from micro.values.finite import index_of
+from micro.values.randomness import generator
 
 Arguments = tuple[Any, ...]
 ONE_HALF = 0x3F000000  # as bits of a float32

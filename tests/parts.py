@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm
-from micro.requests import Reduction, carried_out
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction, carried_out
 from micro.simulate import SimulatedStep
-from micro.sparse import Selection, SparseValues, Step
+from micro.values.sparse import Selection, SparseValues, Step
 
 CPU = torch.device("cpu")
 

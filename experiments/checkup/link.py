@@ -22,7 +22,7 @@ from experiments.reports.names import human, label
 from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S, Methods, methods_of
 from experiments.studies.simulated_steps.networks import load_measured
 from experiments.studies.simulated_steps.steps import simulate_step
-from micro.group_comm import GroupComm
+from micro.comm.group import GroupComm
 from micro.predicted_traffic import calls_of
 
 RANKS, TIMEOUT_S = 2, 100  # if kernels are not compiled yet, their compilation takes most of the seconds

@@ -15,8 +15,8 @@ from experiments.planning.schedules.base import Schedule
 from micro.density.constant import Constant
 from micro.local.checks import check_method
 from micro.local.regrouping import check_losable
+from micro.reducers.scope import scoped
 from micro.reducers.wrapping import innermost, layers
-from micro.scope import scoped
 
 WRAPPING = ("split", "two_level")  # reducers that have the sparsifier's composition inside
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from experiments.planning.documents import Document
-from micro.flat import Layout
+from micro.values.flat import Layout
 
 
 @dataclass(frozen=True, slots=True)

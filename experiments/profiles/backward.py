@@ -29,7 +29,7 @@ from experiments.reports.markdown import table
 from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import Batch, Task, load_task
-from micro.objects import gather_objects
+from micro.comm.objects import gather_objects
 
 NAME = "backward"
 WARMUP = 3

@@ -11,9 +11,9 @@ from experiments.studies.methods import build_methods
 from micro import kernels
 
 try:
-    from micro.group_comm import GroupComm
+    from micro.comm.group import GroupComm
 except ImportError:  # an older revision without a file of this name, for which this one serves
-    from micro.comm import GroupComm  # type: ignore[attr-defined,no-redef]
+    from micro.comm.ranks import GroupComm  # type: ignore[attr-defined,no-redef]
 
 Step = Callable[[Tensor], dict[str, float]]
 

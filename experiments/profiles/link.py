@@ -19,9 +19,9 @@ from experiments.config.option_types import comma_list, to_positive, whole_numbe
 from experiments.planning.tables import Curve, LinkTable
 from experiments.ranks.measures import Row, Settings, own_device, slowest
 from experiments.reports.markdown import table
-from micro.group_comm import GroupComm
-from micro.operations import OPS, Op
-from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast
+from micro.comm.group import GroupComm
+from micro.comm.operations import OPS, Op
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast
 
 NAME = "link"
 SIZES = [4**power for power in range(3, 14)]

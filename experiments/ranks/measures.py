@@ -5,8 +5,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from micro.group_comm import GroupComm
-from micro.requests import AllGather
+from micro.comm.group import GroupComm
+from micro.comm.requests import AllGather
 
 Row = dict[str, Any]
 Settings = dict[str, Any]

@@ -11,8 +11,8 @@ from torch import Tensor
 from experiments.config.errors import UserError
 from micro import Layout
 from micro.density.base import target_count
-from micro.randomness import generator
 from micro.selectors.threshold import hard_threshold
+from micro.values.randomness import generator
 
 NUM_LAYERS = 8
 SHARED = -1  # takes the place of the rank in the seed of values that all ranks share

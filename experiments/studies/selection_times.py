@@ -9,9 +9,9 @@ from torch import Tensor
 
 import micro
 from experiments.studies.gradient_sources import fitting_scale, layered
-from micro.comm import Comm
+from micro.comm.ranks import Comm
 from micro.density.base import target_count
-from micro.randomness import generator
+from micro.values.randomness import generator
 
 WARM_UP_STEPS = 2
 REPEATS = 15

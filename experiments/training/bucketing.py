@@ -15,8 +15,8 @@ from experiments.planning.schedules.base import Plan
 from experiments.planning.schedules.by_size import Ddp, Single
 from experiments.planning.tables import LinkTable, SelectTable
 from experiments.planning.traces import Trace
-from micro.comm import Comm
-from micro.objects import gather_objects
+from micro.comm.objects import gather_objects
+from micro.comm.ranks import Comm
 
 
 def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:

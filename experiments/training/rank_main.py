@@ -38,7 +38,7 @@ from experiments.training.group import Group, leave_group, start_group
 from experiments.training.loop import Trainer
 from experiments.training.tasks import Task, load_task
 from experiments.training.workers import Workers
-from micro.objects import gather_objects
+from micro.comm.objects import gather_objects
 
 RUN = "MICRO_RUN"  # what our launcher gives its ranks: the configuration, and what the user typed
 

@@ -15,13 +15,13 @@ from experiments.config.schema import TrainConfig
 from experiments.training.optimizers import build_optimizer, set_lr_
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers, moved_to
-from micro.clipping import clip_
-from micro.comm import Comm
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
+from micro.comm.requests import carried_out
 from micro.local import RoundStats
 from micro.local.regrouping import regrouped
-from micro.lockstep import SimulatedRanks
-from micro.requests import carried_out
-from micro.scope import scoped
+from micro.reducers.scope import scoped
+from micro.values.clipping import clip_
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ from experiments.training.group import CannotStart, leave_group, note_of_idle_gp
 from experiments.training.preflight import check_runs, check_start
 from experiments.training.rank_main import RUN, is_finished, print_resume, stopped, take_part
 from micro import NonFiniteGradient
-from micro.objects import gather_objects
+from micro.comm.objects import gather_objects
 
 
 def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | None:

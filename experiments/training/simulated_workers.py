@@ -15,10 +15,10 @@ from experiments.config.schema import TrainConfig
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import GradientWorkers, Reduced, kept_buffers, moved_to
 from micro import kernels
-from micro.clipping import clip_
-from micro.comm import Comm
-from micro.requests import Reduction
-from micro.scope import scoped
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
+from micro.reducers.scope import scoped
+from micro.values.clipping import clip_
 
 
 class SimulatedWorkers(GradientWorkers):

@@ -15,11 +15,11 @@ from experiments.config.schema import TrainConfig
 from experiments.planning.schedules.base import Plan
 from experiments.training.optimizers import build_optimizer, set_lr_, zero_gradients_
 from experiments.training.tasks import Batch, Carry, Task
-from micro.group_comm import GroupComm
+from micro.comm.group import GroupComm
+from micro.comm.objects import gather_objects
+from micro.comm.requests import AllReduce, Broadcast
 from micro.local import RoundStats
-from micro.nonfinite import NonFiniteGradient
-from micro.objects import gather_objects
-from micro.requests import AllReduce, Broadcast
+from micro.values.nonfinite import NonFiniteGradient
 
 WARM_UP_STEPS = 2  # the second finds thresholds, and the state of a text, where the first left them
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from micro.checkpoints.resizing import average
-from micro.objects import gather_objects, gather_objects_at_first
+from micro.comm.objects import gather_objects, gather_objects_at_first
 
 NUM_KEYS = 64  # of a checkpoint, at least: as many ranks may load what fewer have saved
 _SAVED = "call it on all ranks, and put no more than the writing of the file under `if rank == 0:`"

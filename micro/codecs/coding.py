@@ -12,8 +12,8 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs.base import Codec, Key
 from micro.codecs.messages import Messages
-from micro.health import Finite, all_finite, index_of
 from micro.kernels.reference import first_nonfinite
+from micro.values.finite import Finite, all_finite, index_of
 
 
 def encode(codec: Codec, values: Tensor, key: Key) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
 from micro.kernels.code import Code, Kind
-from micro.randomness import uniform, words
+from micro.values.randomness import uniform, words
 
 LEVELS = 127
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from micro.partition import equal_slices
+from micro.values.partition import equal_slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)

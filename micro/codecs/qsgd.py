@@ -11,7 +11,7 @@ from micro.codecs.base import Codec, Key
 from micro.codecs.bits import num_packed_bytes, pack, unpack
 from micro.kernels.code import Code, Kind
 from micro.parts import Rule, check_rule
-from micro.randomness import uniform, words
+from micro.values.randomness import uniform, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ from typing import get_args
 import torch.distributed as dist
 from torch import nn
 
-from micro.clipping import ClipNorm
 from micro.ddp.attachment import Attachment
 from micro.ddp.checks import check_group, check_held, check_model, check_one_ddp, check_parameters, chosen_lane
 from micro.ddp.hook import attached_to, hook_of
@@ -14,10 +13,11 @@ from micro.drivers.lane import LaneChoice
 from micro.drivers.loss_scale import Scaler
 from micro.drivers.meeting import meeting
 from micro.drivers.settings import Choice, Settings
+from micro.drivers.summary import StepSummary
+from micro.drivers.wrappers import reduced_parameters, unwrapped
 from micro.reducers.base import Reducer
-from micro.scope import Scope
-from micro.summary import StepSummary
-from micro.wrappers import reduced_parameters, unwrapped
+from micro.reducers.scope import Scope
+from micro.values.clipping import ClipNorm
 
 
 def attach(

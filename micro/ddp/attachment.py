@@ -10,7 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.clipping import clip_
+from micro.comm.group import GroupComm
+from micro.comm.peer_failures import PeerFailures
+from micro.comm.private_group import PrivateComm
+from micro.comm.requests import Reduction, carried_out
 from micro.ddp.backward import Backward
 from micro.ddp.bucket_lane import BucketLane
 from micro.ddp.bucket_order import replay
@@ -19,14 +22,11 @@ from micro.ddp.hook import hook_of
 from micro.drivers.attachment import BaseAttachment
 from micro.drivers.lane import CallerLane, thread_lane
 from micro.drivers.settings import Settings
-from micro.flat import real
-from micro.group_comm import GroupComm
-from micro.nonfinite import Finding, NonFiniteGradient, report
-from micro.peer_failures import PeerFailures
-from micro.private_comm import PrivateComm
+from micro.drivers.wrappers import kept_parameters, plain_parameters, reduced_parameters
 from micro.reducers.base import Reducer, prepare
-from micro.requests import Reduction, carried_out
-from micro.wrappers import kept_parameters, plain_parameters, reduced_parameters
+from micro.values.clipping import clip_
+from micro.values.flat import real
+from micro.values.nonfinite import Finding, NonFiniteGradient, report
 
 
 class Attachment(BaseAttachment):

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from micro.comm.spans import Seconds
 from micro.ddp.bucket_lane import BucketLane
 from micro.ddp.buckets import Bucket
-from micro.spans import Seconds
 
 NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
 

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from micro import flat
-from micro.flat import Layout, real
+from micro.values import flat
+from micro.values.flat import Layout, real
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
-from micro import flat
 from micro.drivers.lane import LaneChoice
 from micro.drivers.settings import check_one_vector
-from micro.flat import real
-from micro.names import listed
+from micro.drivers.wrappers import ddp_models, reduced_parameters
 from micro.reducers.base import Reducer
-from micro.wrappers import ddp_models, reduced_parameters
+from micro.values import flat
+from micro.values.flat import real
+from micro.values.names import listed
 
 
 def check_model(model: DistributedDataParallel) -> None:

@@ -8,10 +8,10 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.flat import Layout
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.parts import NoState, StatefulPart
-from micro.requests import Reduction
+from micro.values.flat import Layout
 
 S = TypeVar("S")
 

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import Density, Target, check_density, target_count
-from micro.flat import Layout
-from micro.names import as_patterns, check_matched, matches
 from micro.parts import NoState
-from micro.requests import Reduction
+from micro.values.flat import Layout
+from micro.values.names import as_patterns, check_matched, matches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header
-from micro.clipping import check_clip
-from micro.comm import Comm
+from micro.comm.group import GroupComm
+from micro.comm.ranks import Comm
+from micro.comm.spans import Seconds
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale, scale_of
@@ -19,13 +20,12 @@ from micro.drivers.meeting import Entry, meeting
 from micro.drivers.parameter_watch import parameter_watch
 from micro.drivers.reductions import Clip, Reductions
 from micro.drivers.settings import Settings
+from micro.drivers.summary import StepSummary
 from micro.feedback import MomentumCorrection
-from micro.group_comm import GroupComm
 from micro.reducers.base import Reducer
+from micro.reducers.stats import StepStats
 from micro.reducers.wrapping import innermost
-from micro.spans import Seconds
-from micro.stats import StepStats
-from micro.summary import StepSummary
+from micro.values.clipping import check_clip
 from micro.warn import warn
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from micro.drivers.memory_order import as_in_memory, logical, orders_of_shards
-from micro.flat import Layout
 from micro.reducers.base import BucketState, Reducer, saved_layout
+from micro.values.flat import Layout
 
 
 class BucketStates:

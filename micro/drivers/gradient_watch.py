@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from micro.drivers.optimizer_steps import StepListener
 from micro.drivers.touched_gradients import TouchedGradients, own, version_of
-from micro.names import listed
+from micro.values.names import listed
 from micro.warn import warn
 
 NUM_LOOKS = 20  # reduced backwards that are followed closely, and steps in which norms are compared

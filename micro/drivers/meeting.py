@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from micro.checkpoints.description import describe, difference
-from micro.comm import Comm
-from micro.flat import real
-from micro.group_comm import GroupComm
-from micro.peer_failures import LOOK_S, SURE_S, PeerError, named
-from micro.requests import AllGather
+from micro.comm.group import GroupComm
+from micro.comm.peer_failures import LOOK_S, SURE_S, PeerError, named
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGather
+from micro.values.flat import real
 
 SAMPLE = 1024  # elements of a parameter that tell it from another, where ranks began with the same weights
 LONGEST_S = 0.25  # between two looks at the store

@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from micro.drivers.optimizer_steps import StepListener
-from micro.names import SHOWN, listed
+from micro.drivers.wrappers import ddp_models
+from micro.values.names import SHOWN, listed
 from micro.warn import warn
-from micro.wrappers import ddp_models
 
 NO_BUCKET = (
     "gradients of {} are in none of the wrapped model's buckets, so that nothing averages them: the parameters were "

@@ -9,22 +9,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from micro.comm.group import GroupComm
+from micro.comm.requests import AllGather, carried_out
+from micro.comm.requests import Reduction as Requests
+from micro.comm.rounds import UnderWay
+from micro.comm.spans import Seconds
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.loss_scale import LossScale
-from micro.flat import Layout
-from micro.group_comm import GroupComm
-from micro.nonfinite import Finding, NonFiniteGradient, SkippedSteps
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome
-from micro.requests import AllGather, carried_out
-from micro.requests import Reduction as Requests
-from micro.rounds import UnderWay
-from micro.scope import joined
-from micro.spans import Seconds
-from micro.stats import StepStats
+from micro.reducers.scope import joined
+from micro.reducers.stats import StepStats
+from micro.values.flat import Layout
+from micro.values.nonfinite import Finding, NonFiniteGradient, SkippedSteps
 
 Clip = Callable[[Sequence[Tensor], float], Requests[None]]
-"""Scales the parts of a gradient down to a norm; see micro.clipping."""
+"""Scales the parts of a gradient down to a norm; see micro.values.clipping."""
 
 
 class Vector(Protocol):

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro import flat
-from micro.clipping import check_clip
 from micro.drivers.loss_scale import Scaler, check_scaler, scale_of
-from micro.flat import real
-from micro.names import as_patterns
+from micro.drivers.summary import StepSummary
 from micro.reducers.base import Reducer, check_reducer
+from micro.reducers.scope import Scope, scoped
 from micro.reducers.split import Split
 from micro.reducers.wrapping import layers
-from micro.scope import Scope, scoped
-from micro.summary import StepSummary
+from micro.values import flat
+from micro.values.clipping import check_clip
+from micro.values.flat import real
+from micro.values.names import as_patterns
 
 Choice = str | Iterable[str] | Callable[[str, Tensor], bool]
 """Parameters: patterns of their names, or a function of name and parameter that returns whether it is one of them."""

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from micro.codecs import coding
 from micro.codecs.messages import Messages, equal_messages
+from micro.comm.requests import AllGatherLists, AllReduce, AllToAll, Fill, Reduction
 from micro.exchanges.base import Transport
 from micro.exchanges.gathering import gather_header
 from micro.exchanges.predicted_traffic import Choice
-from micro.health import Finite, all_finite, flag_of, is_zero, soonest
-from micro.partition import equal_sizes, equal_slices
 from micro.predicted_traffic import Calls
-from micro.requests import AllGatherLists, AllReduce, AllToAll, Fill, Reduction
+from micro.values.finite import Finite, all_finite, flag_of, is_zero, soonest
+from micro.values.partition import equal_sizes, equal_slices
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from torch import Tensor
 from micro.codecs.base import Codec, Key
 from micro.codecs.indices import IndexCodec, Int32
 from micro.codecs.raw import Raw
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.parts import NoState, StatefulPart
 from micro.predicted_traffic import Calls
-from micro.requests import Reduction
-from micro.sparse import Exchanged, Overlap, Selection, Step
+from micro.values.sparse import Exchanged, Overlap, Selection, Step
 
 if TYPE_CHECKING:
     from micro.exchanges.predicted_traffic import Choice

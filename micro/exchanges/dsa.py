@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from micro.codecs import coding
+from micro.comm.requests import Once, Reduction
 from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire
 from micro.exchanges.gathering import count_of, gather_header, gather_indices, gather_values, header_call
 from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.regions import add_up, add_up_calls
-from micro.partition import equal_slices
 from micro.parts import Rule, check_rule
 from micro.predicted_traffic import Calls
-from micro.requests import Once, Reduction
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, summed
+from micro.values.partition import equal_slices
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs import coding
+from micro.comm.requests import Once, Reduction
 from micro.exchanges.averaging import AverageEncoded, mean_gathered_
 from micro.exchanges.base import Exchange, NoState, Transport
 from micro.exchanges.gathering import (
@@ -23,8 +24,7 @@ from micro.exchanges.gathering import (
 from micro.exchanges.predicted_traffic import Choice
 from micro.kernels.reference import are_first
 from micro.predicted_traffic import Calls
-from micro.requests import Once, Reduction
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues
 
 GatherRule = Literal["published", "senders"]
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from micro.codecs import coding
 from micro.codecs.base import Codec
 from micro.codecs.indices import Int32
+from micro.comm.requests import AllGather, AllGatherLists, Broadcast, Once, Reduction, known
 from micro.exchanges.base import Transport
 from micro.exchanges.predicted_traffic import Choice
-from micro.health import Finite, flag_of
-from micro.on_device import on_device
 from micro.predicted_traffic import COUNT_BYTES, Call, Calls
-from micro.requests import AllGather, AllGatherLists, Broadcast, Once, Reduction, known
-from micro.sparse import Overlap, Selection
+from micro.values.finite import Finite, flag_of
+from micro.values.on_device import on_device
+from micro.values.sparse import Overlap, Selection
 
 
 @dataclass(frozen=True, slots=True)

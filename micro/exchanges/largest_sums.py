@@ -13,13 +13,13 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs.indices import Int32
+from micro.comm.requests import AllGather, AllGatherLists, Once, Reduction
 from micro.exchanges.base import Transport
 from micro.exchanges.gathering import Header, count_of, gather_header
 from micro.exchanges.regions import gather_sums
-from micro.health import flag_of
-from micro.on_device import on_device
-from micro.requests import AllGather, AllGatherLists, Once, Reduction
-from micro.sparse import SparseValues
+from micro.values.finite import flag_of
+from micro.values.on_device import on_device
+from micro.values.sparse import SparseValues
 
 HEAD = 4  # numbers ahead: the choice's count, the finite flag, the region's sums, none; even: values are aligned
 ROOTS = 1.5  # of the most that a region gave, of room beyond it: a count x differs by chance by about sqrt(2 x)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs.indices import Int32
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGatherLists, AllReduce, Reduction
 from micro.exchanges.base import Exchange, Needs, Transport
 from micro.exchanges.gathering import Header, count_of, gather_header, header_call
 from micro.exchanges.largest_sums import (
@@ -24,11 +25,10 @@ from micro.exchanges.largest_sums import (
 )
 from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.regions import add_up, add_up_calls, gather_sums, gather_sums_calls
-from micro.partition import equal_slice
 from micro.parts import Rule, check_rule
 from micro.predicted_traffic import Calls
-from micro.requests import AllGatherLists, AllReduce, Reduction
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.values.partition import equal_slice
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
 REEVALUATE = 32  # steps from one exact threshold of the public code to the next
 NEAR_SHARE = 0.25  # sums in the bin of the k-th, to those chosen: 0.1 to 0.5 on independent normal gradients

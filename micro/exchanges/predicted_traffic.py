@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from micro.comm.operations import PADDING
 from micro.exchanges.base import Wire
-from micro.operations import PADDING
 from micro.predicted_traffic import Bucket, Choosing
-from micro.sparse import Overlap
+from micro.values.sparse import Overlap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,14 @@ import torch
 
 from micro.codecs import coding
 from micro.codecs.indices import Int32, Spans
+from micro.comm.requests import AllGatherLists, AllToAll, Reduction
 from micro.exchanges.base import Transport
 from micro.exchanges.gathering import decoded, gather_indices
 from micro.exchanges.predicted_traffic import Choice
-from micro.on_device import on_device
-from micro.partition import equal_slices
 from micro.predicted_traffic import COUNT_BYTES, Calls
-from micro.requests import AllGatherLists, AllToAll, Reduction
-from micro.sparse import Selection, SparseValues, summed_lists
+from micro.values.on_device import on_device
+from micro.values.partition import equal_slices
+from micro.values.sparse import Selection, SparseValues, summed_lists
 
 
 def add_up(entries: SparseValues, regions: Spans, transport: Transport) -> Reduction[tuple[SparseValues, SparseValues]]:

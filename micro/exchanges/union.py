@@ -6,14 +6,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from micro import kernels
+from micro.comm.requests import Once, Reduction, known
 from micro.exchanges.averaging import AverageEncoded, mean_calls, mean_encoded_, mean_of
 from micro.exchanges.base import Exchange, NoState, Transport
 from micro.exchanges.gathering import counts_calls, gather_counts, gather_indices, indices_calls
 from micro.exchanges.predicted_traffic import Choice
 from micro.kernels.reference import are_first, places_of
 from micro.predicted_traffic import Calls
-from micro.requests import Once, Reduction, known
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

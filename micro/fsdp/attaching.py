@@ -7,20 +7,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from micro import flat
-from micro.clipping import NodeClipNorm
+from micro.comm.private_group import PrivateComm
 from micro.drivers.loss_scale import Scaler
 from micro.drivers.meeting import meeting
 from micro.drivers.settings import Choice, Settings, check_one_vector
+from micro.drivers.summary import StepSummary
 from micro.fsdp.attachment import DenseMean, ShardedAttachment
 from micro.fsdp.groups import ShardGroup, ranks_of, replica_group, shard_groups
 from micro.fsdp.vectors import own
-from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare
+from micro.reducers.scope import Scope
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import layers
-from micro.scope import Scope
-from micro.summary import StepSummary
+from micro.values import flat
+from micro.values.clipping import NodeClipNorm
 
 
 def attach_fsdp(

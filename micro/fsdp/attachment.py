@@ -8,21 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from micro.clipping import clip_
-from micro.comm import Comm
+from micro.comm.group import GroupComm
+from micro.comm.objects import gather_objects
+from micro.comm.private_group import PrivateComm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllReduce, Reduction
 from micro.drivers.attachment import BaseAttachment
 from micro.drivers.settings import Settings
+from micro.drivers.wrappers import plain_parameters
 from micro.fsdp.backward_end import BackwardEnd
 from micro.fsdp.exchange import Exchange
 from micro.fsdp.groups import ShardGroup, call_after_backward
 from micro.fsdp.step_guard import StepGuard
-from micro.group_comm import GroupComm
-from micro.nonfinite import Finding, NonFiniteGradient, error_at
-from micro.objects import gather_objects
-from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer
-from micro.requests import AllReduce, Reduction
-from micro.wrappers import plain_parameters
+from micro.values.clipping import clip_
+from micro.values.nonfinite import Finding, NonFiniteGradient, error_at
 
 
 class ShardedAttachment(BaseAttachment):

@@ -5,13 +5,13 @@ from typing import Any
 
 import torch
 
-from micro.comm import Comm
+from micro.comm.peer_failures import PeerError
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGather, AllReduce
 from micro.drivers.reductions import Reductions
-from micro.flat import Layout
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
-from micro.peer_failures import PeerError
-from micro.requests import AllGather, AllReduce
+from micro.values.flat import Layout
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # a number of one byte says which
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from micro.drivers.wrappers import plain_names
 from micro.fsdp.vectors import own
-from micro.wrappers import plain_names
 
 Hook = Callable[[Tensor], None]
 _BACKWARD_END = "_root_post_backward_final_callback"  # a method of FSDP's state, which autograd calls after a backward

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 from micro.drivers.optimizer_steps import StepListener
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import own_gradient
-from micro.names import listed
+from micro.values.names import listed
 
 
 class StepGuard(StepListener):

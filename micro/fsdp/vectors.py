@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from micro.flat import Layout
+from micro.values.flat import Layout
 
 
 @dataclass(frozen=True, slots=True)

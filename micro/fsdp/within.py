@@ -8,20 +8,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from micro.comm.group import GroupComm
+from micro.comm.objects import gather_objects
+from micro.comm.requests import AllReduce, carried_out
 from micro.drivers.attachment import Driver
 from micro.drivers.meeting import meeting
-from micro.flat import Layout
 from micro.fsdp.backward_end import BackwardEnd
 from micro.fsdp.groups import ShardGroup, call_after_backward, check_one_mesh, ranks_of, shard_groups
-from micro.group_comm import GroupComm
-from micro.nonfinite import SkippedSteps, error_at
-from micro.objects import gather_objects
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.rounding import write_
 from micro.reducers.scattered import check_scatters, reduce_to_shards
 from micro.reducers.sparse import SparseReducer
-from micro.requests import AllReduce, carried_out
-from micro.stats import StepStats
+from micro.reducers.stats import StepStats
+from micro.values.flat import Layout
+from micro.values.nonfinite import SkippedSteps, error_at
 
 UNUSED = "reduce_scatter_unused_params"  # FSDP's: parameters without a gradient count as zero
 

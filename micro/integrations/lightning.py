@@ -5,8 +5,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from micro.checkpoints.rank_states import AllRanks
+from micro.comm.objects import gather_objects_at_first
 from micro.ddp import Attachment, attach
-from micro.objects import gather_objects_at_first
 from micro.reducers.base import Reducer
 
 

@@ -8,8 +8,8 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import get_last_checkpoint
 
 from micro.checkpoints.resizing import average
+from micro.comm.objects import gather_objects
 from micro.ddp import Attachment, attach
-from micro.objects import gather_objects
 from micro.reducers.base import Reducer
 
 

@@ -14,11 +14,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from micro.health import FirstBad
 from micro.kernels import reference
 from micro.kernels.code import Code
 from micro.kernels.sums import Sums
 from micro.kernels.table import compiled, forms, has_numba, module, on_gpu
+from micro.values.finite import FirstBad
 
 NOTE_S = 1.0  # of compiling, after which a user is told why the start takes so long
 TRITON_NOTE_S = 5.0  # of loading or compiling

@@ -129,7 +129,7 @@ def _factor(x: Any, levels: Any, terms: Any) -> Any:
 
 @jitted
 def _random_bits(words: Any, place: Any) -> Any:
-    """Return the 32 random bits of a place that `micro.randomness.bits` has."""
+    """Return the 32 random bits of a place that `micro.values.randomness.bits` has."""
     word = np.uint32(np.uint32(place) ^ words[0])
     word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * np.uint32(0x7FEB352D))
     word = np.uint32(np.uint32(word ^ (word >> np.uint32(15))) ^ words[1])

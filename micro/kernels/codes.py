@@ -16,7 +16,7 @@ from micro.kernels.code import Code, Kind
 from micro.kernels.floats import converts_halves
 from micro.kernels.jit import INFINITY_BITS
 from micro.kernels.threads import are_few, in_parts, lists_in_parts
-from micro.randomness import words
+from micro.values.randomness import words
 
 Key = tuple[int, ...]  # see micro.codecs.base
 Array = Any  # np.ndarray, whose types numba does not know

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from micro.health import FirstBad
+from micro.values.finite import FirstBad
 
 Scan = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # as `above`
 Lists = Callable[[int], tuple[Tensor, Tensor]]  # what `above` finds, of a known length

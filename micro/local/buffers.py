@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce, Broadcast
 from micro.drivers.meeting import content_of
-from micro.requests import AllGather, AllGatherLists, AllReduce, Broadcast
-from micro.wrappers import plain_names
+from micro.drivers.wrappers import plain_names
 
 BufferPolicy = Literal["mean", "first", "own"]
 """Numbers with a fraction become their mean and others rank 0's; all become rank 0's; each rank keeps its own."""

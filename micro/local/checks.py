@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from micro.comm import Comm
-from micro.flat import MAX_NUMEL, real
+from micro.comm.ranks import Comm
+from micro.drivers.wrappers import plain_parameters
 from micro.local.buffers import BufferPolicy
 from micro.reducers.base import Reducer, check_reducer
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import innermost
-from micro.wrappers import plain_parameters
+from micro.values.flat import MAX_NUMEL, real
 
 IN_USE: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 """Optimizers whose steps are counted as local ones."""

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGather
 from micro.drivers.lane import Lane
 from micro.local.buffers import digest, exchange_buffers
 from micro.local.round_stats import RoundStats
 from micro.local.weights import FlatWeights
 from micro.reducers.base import Reducer
-from micro.requests import AllGather
 
 
 def next_exchange(place: Sequence[int], comm: Comm, device: torch.device) -> int | None:

@@ -6,14 +6,14 @@ from typing import Any
 
 from torch import Tensor
 
-from micro.flat import real
+from micro.comm.spans import Spans
 from micro.local.exchange import Exchange
 from micro.local.outer import MakeOuter
 from micro.local.round_stats import RoundStats
 from micro.local.weights import FlatWeights
 from micro.reducers.base import Reducer
-from micro.spans import Spans
-from micro.stats import StepStats
+from micro.reducers.stats import StepStats
+from micro.values.flat import real
 
 
 class Fragment:

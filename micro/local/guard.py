@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from micro.comm import Comm
-from micro.nonfinite import NonFiniteGradient
-from micro.private_comm import PrivateComm
+from micro.comm.private_group import PrivateComm
+from micro.comm.ranks import Comm
+from micro.values.nonfinite import NonFiniteGradient
 
 
 @contextmanager

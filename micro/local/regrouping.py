@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from micro.checkpoints.resizing import without_parts
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGather, Broadcast
 from micro.drivers.meeting import content_of
-from micro.flat import Layout
 from micro.local.guard import failing_together
 from micro.local.steps import LocalSteps
 from micro.reducers.base import Reducer
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import innermost, layers
-from micro.requests import AllGather, Broadcast
+from micro.values.flat import Layout
 
 
 @dataclass(frozen=True, slots=True)

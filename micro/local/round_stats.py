@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from micro.stats import StepStats
-from micro.summary import StepSummary
+from micro.drivers.summary import StepSummary
+from micro.reducers.stats import StepStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from micro.flat import real
-from micro.names import as_patterns, check_matched, listed, matches
+from micro.values.flat import real
+from micro.values.names import as_patterns, check_matched, listed, matches
 
 Fragments = int | Sequence[str | Sequence[str]]
 """A number of fragments of about equal size, or for each the patterns of its parameters' names."""

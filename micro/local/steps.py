@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from micro.comm import Comm
+from micro.comm.group import GroupComm
+from micro.comm.private_group import PrivateComm
+from micro.comm.ranks import Comm
 from micro.drivers.attachment import Driver
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.meeting import meeting
 from micro.drivers.optimizer_steps import outermost
 from micro.drivers.settings import compared_with
-from micro.flat import real
-from micro.group_comm import GroupComm
 from micro.local import checks
 from micro.local.buffers import BufferPolicy, Buffers
 from micro.local.exchange import Exchange, next_exchange
@@ -29,9 +29,9 @@ from micro.local.round_stats import RoundStats
 from micro.local.splitting import Fragments, check_streaming, split
 from micro.local.weight_watch import WeightWatch
 from micro.local.weights import FlatWeights
-from micro.nonfinite import NonFiniteGradient
-from micro.private_comm import PrivateComm
 from micro.reducers.base import Reducer, prepare, saved_layout
+from micro.values.flat import real
+from micro.values.nonfinite import NonFiniteGradient
 
 STREAMING = ("every", "delay", "mix")  # which a saved state must have been saved with
 UNCOUNTED = "give LocalSteps the optimizer whose step() the loop calls (of SAM the base_optimizer), "

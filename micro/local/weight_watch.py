@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from micro.drivers.meeting import content_of
-from micro.flat import real
+from micro.drivers.wrappers import plain_parameters
 from micro.local.checks import OUTSIDE, described, is_trained, parameters_of
 from micro.local.fragment import Fragment
-from micro.names import as_patterns, check_matched, matches
-from micro.wrappers import plain_parameters
+from micro.values.flat import real
+from micro.values.names import as_patterns, check_matched, matches
 
 LOADED = "load at the start of a round and call restart() on all ranks, or use LocalSteps.load_state_dict"
 EVALUATED = "for an evaluation, load inside `with local.global_weights()`"

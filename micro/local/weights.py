@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from micro.comm import Comm
-from micro.flat import Layout, real
+from micro.comm.ranks import Comm
+from micro.comm.requests import Once
 from micro.local.outer import MakeOuter
 from micro.reducers.base import BucketState, Reducer
-from micro.requests import Once
+from micro.values.flat import Layout, real
 
 
 class FlatWeights:

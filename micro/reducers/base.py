@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from micro import retired
-from micro.comm import Comm
+from micro.comm.group import GroupComm
+from micro.comm.peer_failures import first_line
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction, carried_out
+from micro.comm.rounds import all_together
 from micro.feedback import Memory
-from micro.flat import Layout, regroup
-from micro.group_comm import GroupComm
-from micro.nonfinite import NonFiniteGradient, Policy
 from micro.parts import NoState, Part, StatefulPart
-from micro.peer_failures import first_line
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.outcome import Outcome, decide
-from micro.requests import Reduction, carried_out
-from micro.rounds import all_together
+from micro.reducers.stats import StepStats
 from micro.selectors.base import Selector
-from micro.sparse import SparseValues
-from micro.stats import StepStats
+from micro.values.flat import Layout, regroup
+from micro.values.nonfinite import NonFiniteGradient, Policy
+from micro.values.sparse import SparseValues
 
 
 @dataclass(slots=True)
@@ -129,7 +129,7 @@ class Reducer(Part, ABC):
 
     @property
     def shares_rounds(self) -> bool:
-        """Whether all ranks call the same collectives for a bucket, so that buckets can share them (micro.rounds)."""
+        """Whether all ranks call the same collectives for a bucket, so that buckets can share rounds (micro.comm)."""
         return True
 
     @property

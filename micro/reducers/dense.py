@@ -6,14 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.flat import Layout
-from micro.nonfinite import Policy, check_policy
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllReduce, Reduction
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked
-from micro.requests import AllReduce, Reduction
-from micro.stats import Start, stats_of
+from micro.reducers.stats import Start, stats_of
+from micro.values.flat import Layout
+from micro.values.nonfinite import Policy, check_policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, Levels
-from micro.flat import Layout
+from micro.comm.ranks import Comm, Levels
+from micro.comm.requests import AllGather, AllGatherLists, AllToAll, Reduction, known
 from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import Finding
-from micro.on_device import on_device
-from micro.partition import equal_slice
 from micro.predicted_traffic import COUNT_BYTES, Bucket, Call, Calls
 from micro.reducers.outcome import Outcome
 from micro.reducers.shares import Share
-from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction, known
+from micro.values.flat import Layout
+from micro.values.nonfinite import Finding
+from micro.values.on_device import on_device
+from micro.values.partition import equal_slice
 
 INDEX_BYTES = 4
 NUM_FACTS = 6  # of a shard in the header of a node, beside a count for each node

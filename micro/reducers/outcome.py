@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.flat import Layout
-from micro.health import Finite, FirstBad, index_of, is_number
+from micro.comm.requests import Reduction, known
 from micro.kernels.reference import first_nonfinite
-from micro.nonfinite import Finding, Policy, report
-from micro.requests import Reduction, known
-from micro.stats import StepStats
+from micro.reducers.stats import StepStats
+from micro.values.finite import Finite, FirstBad, index_of, is_number
+from micro.values.flat import Layout
+from micro.values.nonfinite import Finding, Policy, report
 
 
 def _nothing() -> None:

@@ -8,18 +8,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllReduce, Reduction
 from micro.feedback import ErrorFeedback
-from micro.flat import Layout
-from micro.health import flag_of, is_finite_by, is_zero
-from micro.nonfinite import Policy, check_policy
 from micro.predicted_traffic import Bucket, Calls, Volume
-from micro.randomness import generator
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked
 from micro.reducers.rounding import rounded, rounding, write_
-from micro.requests import AllReduce, Reduction
-from micro.stats import Start, stats_of
+from micro.reducers.stats import Start, stats_of
+from micro.values.finite import flag_of, is_finite_by, is_zero
+from micro.values.flat import Layout
+from micro.values.nonfinite import Policy, check_policy
+from micro.values.randomness import generator
 
 FEEDBACK = ErrorFeedback()
 

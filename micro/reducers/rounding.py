@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from micro.requests import Fill, Reduction
-from micro.sparse import SparseValues, summed
+from micro.comm.requests import Fill, Reduction
+from micro.values.sparse import SparseValues, summed
 
 
 def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float) -> Reduction[SparseValues | None]:

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from micro import kernels
 from micro.codecs import coding
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllToAll, Reduction
 from micro.exchanges.base import Transport
 from micro.exchanges.gather import Gather
 from micro.exchanges.gathering import gather_counts, gather_indices
 from micro.exchanges.regions import add_up
 from micro.exchanges.union import Union
-from micro.health import index_of, is_finite_by
-from micro.partition import equal_slices
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.sparse import SparseReducer
-from micro.requests import AllToAll, Reduction
+from micro.reducers.stats import Start, StepStats, stats_of
 from micro.selectors.base import Selector, Traits
 from micro.selectors.everything import Everything
-from micro.sparse import AllValues, Overlap, Selection, SparseValues, Step
-from micro.stats import Start, StepStats, stats_of
+from micro.values.finite import index_of, is_finite_by
+from micro.values.partition import equal_slices
+from micro.values.sparse import AllValues, Overlap, Selection, SparseValues, Step
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.flat import Layout
-from micro.on_device import on_device
 from micro.reducers.base import BucketState, saved_layout
 from micro.reducers.wrapping import WrappingReducer
-from micro.sparse import SparseValues
+from micro.values.flat import Layout
+from micro.values.on_device import on_device
+from micro.values.sparse import SparseValues
 
 
 @dataclass(frozen=True, slots=True)

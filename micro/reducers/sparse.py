@@ -12,7 +12,8 @@ from micro import kernels
 from micro.codecs.base import Codec
 from micro.codecs.indices import IndexCodec, Int32
 from micro.codecs.raw import Raw
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
@@ -20,21 +21,20 @@ from micro.exchanges.gather import Gather
 from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
-from micro.health import FirstBad, index_of, is_finite_by
 from micro.kernels.sums import Sums
-from micro.nonfinite import Finding, Policy, check_policy
 from micro.parts import StatefulPart
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, cut_
 from micro.reducers.rounding import write_sum_
+from micro.reducers.stats import Start, stats_of
 from micro.reducers.whole import Sent, send_all
 from micro.reducers.with_density import WithDensity
-from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.everything import Everything
-from micro.sparse import Exchanged, Overlap, SparseValues, Step, overflown
-from micro.stats import Start, stats_of
+from micro.values.finite import FirstBad, index_of, is_finite_by
+from micro.values.nonfinite import Finding, Policy, check_policy
+from micro.values.sparse import Exchanged, Overlap, SparseValues, Step, overflown
 
 
 @dataclass(frozen=True, slots=True)

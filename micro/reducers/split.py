@@ -7,17 +7,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.flat import Layout
-from micro.names import as_patterns, check_matched, listed, matches
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, saved_layout
 from micro.reducers.dense import DenseReducer
 from micro.reducers.outcome import Outcome
 from micro.reducers.shares import Share, ShareReducer, ShareState
+from micro.reducers.stats import StepStats, traffic_fields
 from micro.reducers.wrapping import WrappingReducer, innermost
-from micro.requests import Reduction
-from micro.stats import StepStats, traffic_fields
+from micro.values.flat import Layout
+from micro.values.names import as_patterns, check_matched, listed, matches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, Traffic
-from micro.flat import Layout
+from micro.comm.ranks import Comm, Traffic
+from micro.comm.requests import Reduction, over
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState
 from micro.reducers.node_exchange import find, gather_update_, local_calls, node_mean, node_shards, share_header
@@ -16,10 +16,10 @@ from micro.reducers.outcome import Outcome
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.rounding import rounded, rounding
 from micro.reducers.shares import Share, ShareReducer, ShareState
+from micro.reducers.stats import Start, stats_of
 from micro.reducers.wrapping import WrappingReducer, innermost
-from micro.requests import Reduction, over
-from micro.sparse import SparseValues
-from micro.stats import Start, stats_of
+from micro.values.flat import Layout
+from micro.values.sparse import SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from micro.comm.requests import AllReduce, Reduction, known
 from micro.exchanges.averaging import AverageEncoded, Mean, message_bytes
 from micro.exchanges.base import Transport
 from micro.feedback import Feedback
-from micro.health import flag_of, is_number, is_zero
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import cut_
 from micro.reducers.rounding import write_
-from micro.requests import AllReduce, Reduction, known
-from micro.sparse import AllLeaving, AllValues, SparseValues
+from micro.values.finite import flag_of, is_number, is_zero
+from micro.values.sparse import AllLeaving, AllValues, SparseValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

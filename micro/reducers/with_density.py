@@ -8,9 +8,9 @@ import torch
 from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.feedback import Feedback
-from micro.flat import Layout
 from micro.parts import StatefulPart
 from micro.reducers.base import BucketState, Reducer
+from micro.values.flat import Layout
 
 
 class WithDensity(Reducer):

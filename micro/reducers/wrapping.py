@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from micro.comm import Comm
-from micro.nonfinite import Policy
+from micro.comm.ranks import Comm
 from micro.reducers.base import Reducer, check_reducer
+from micro.values.nonfinite import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,13 @@ from typing import ClassVar, TypeVar
 
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import Target
-from micro.flat import Layout
 from micro.parts import NoState, StatefulPart
 from micro.predicted_traffic import Choosing
-from micro.requests import Reduction
-from micro.sparse import Overlap, Selection, SparseValues, Step
+from micro.values.flat import Layout
+from micro.values.sparse import Overlap, Selection, SparseValues, Step
 
 __all__ = ["NoState", "Selector", "Step", "Traits"]
 

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.parts import Rule, StatefulPart, as_part
 from micro.predicted_traffic import Choosing
-from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.fits.correction import select_near
 from micro.selectors.steering import Track
-from micro.sparse import Selection, Step
+from micro.values.sparse import Selection, Step
 
 S = TypeVar("S")
 

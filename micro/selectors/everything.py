@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.predicted_traffic import Choosing
-from micro.requests import Reduction
 from micro.selectors.base import NoState, Selector, Traits
-from micro.sparse import Overlap, Selection, Step
+from micro.values.sparse import Overlap, Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,18 +5,18 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import target_count
-from micro.flat import Layout
-from micro.partition import cyclic_slices
 from micro.parts import check_rule
 from micro.predicted_traffic import Choosing
-from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.micro_rules.agreed import Agreed
 from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
-from micro.sparse import Overlap, Selection, Step
+from micro.values.flat import Layout
+from micro.values.partition import cyclic_slices
+from micro.values.sparse import Overlap, Selection, Step
 
 MicroRule = Literal["agreed", "published"]
 

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import Target, target_count
-from micro.flat import Layout
 from micro.predicted_traffic import Calls, Choosing
-from micro.randomness import seed_for
-from micro.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.side_by_side import together
 from micro.selectors.wrapping import WrappingSelector
-from micro.sparse import Selection, Step
+from micro.values.flat import Layout
+from micro.values.randomness import seed_for
+from micro.values.sparse import Selection, Step
 
 
 @dataclass(slots=True)

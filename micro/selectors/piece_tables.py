@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from micro.kernels.reference import places_of
-from micro.on_device import to_device
+from micro.values.on_device import to_device
 
 MOST = 1 << 24  # elements of a table: what is made of it on the way takes some 40 bytes an element
 

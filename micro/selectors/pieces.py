@@ -10,8 +10,8 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels.reference import places_of
-from micro.on_device import to_device
 from micro.selectors.piece_tables import Table, largest_in_tables, tables_of
+from micro.values.on_device import to_device
 
 LONGEST_IN_TABLES = 1 << 15
 SAMPLE = 1 << 10  # elements of a piece from which its threshold is guessed; a wrong guess costs time, never exactness

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
-from micro.on_device import to_device
+from micro.comm.ranks import Comm
+from micro.comm.requests import Once, Reduction
 from micro.predicted_traffic import Choosing
-from micro.randomness import generator
-from micro.requests import Once, Reduction
 from micro.selectors.base import NoState, Selector, Traits
-from micro.sparse import Overlap, Selection, Step
+from micro.values.on_device import to_device
+from micro.values.randomness import generator
+from micro.values.sparse import Overlap, Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllReduce, Reduction
 from micro.density.base import Target
-from micro.flat import Layout
-from micro.norms import norms_of
-from micro.on_device import on_device
 from micro.predicted_traffic import Choosing
-from micro.requests import AllReduce, Reduction
-from micro.scales import ElementScales
 from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
-from micro.sparse import Overlap, Selection, SparseValues, Step
+from micro.values.flat import Layout
+from micro.values.norms import norms_of
+from micro.values.on_device import on_device
+from micro.values.scales import ElementScales
+from micro.values.sparse import Overlap, Selection, SparseValues, Step
 
 SMALLEST_FACTOR = 2.0**-10  # of roots: below it they take it in, long before what is added to them would overflow
 

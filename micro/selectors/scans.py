@@ -3,9 +3,9 @@
 from torch import Tensor
 
 from micro import kernels
+from micro.comm.requests import Reduction, known
 from micro.kernels import cuts, reference
 from micro.kernels.table import forms
-from micro.requests import Reduction, known
 
 
 def above(x: Tensor, threshold: float | Tensor) -> Reduction[tuple[Tensor, Tensor]]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from micro.requests import AllGather, AllReduce, Once, Reduction, Request, ToHost
+from micro.comm.requests import AllGather, AllReduce, Once, Reduction, Request, ToHost
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.predicted_traffic import Choosing
-from micro.requests import Reduction
 from micro.selectors import scans
 from micro.selectors.base import NoState, Selector, Traits
-from micro.sparse import Selection, Step
+from micro.values.sparse import Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,15 +7,15 @@ from typing import ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import Target, target_count
-from micro.flat import Layout
 from micro.predicted_traffic import Choosing
-from micro.requests import Reduction
 from micro.selectors import scans
 from micro.selectors.base import NoState, Selector, Traits
 from micro.selectors.pieces import Pieces, largest_of_each, pieces_at, pieces_of
-from micro.sparse import Selection, Step
+from micro.values.flat import Layout
+from micro.values.sparse import Selection, Step
 
 TopKScope = Literal["model", "layer", "chunk"]
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 
 from micro.parts import as_part
 from micro.selectors.base import Selector, Traits
-from micro.sparse import Overlap
+from micro.values.sparse import Overlap
 
 S = TypeVar("S")
 

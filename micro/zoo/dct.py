@@ -9,20 +9,20 @@ from torch import Tensor
 
 from micro.codecs.base import Codec
 from micro.codecs.raw import Raw
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Fill, Reduction
 from micro.density.base import Target, target_count
 from micro.exchanges.base import Exchange, Transport, Wire
 from micro.exchanges.gather import Gather
 from micro.exchanges.predicted_traffic import Choice
 from micro.feedback import ErrorFeedback, Feedback
-from micro.norms import norm
 from micro.parts import as_part
 from micro.predicted_traffic import Bucket, Choosing, Volume
 from micro.reducers.rounding import write_
-from micro.requests import Fill, Reduction
 from micro.selectors.pieces import largest_of_each
 from micro.selectors.topk import shares
-from micro.sparse import Overlap, Selection, SparseValues, Step
+from micro.values.norms import norm
+from micro.values.sparse import Overlap, Selection, SparseValues, Step
 from micro.zoo.tiles import Tiling, tiling_of
 from micro.zoo.transforming import Coefficients, Transforming
 

@@ -11,16 +11,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.flat import Layout
-from micro.norms import norms_of
-from micro.partition import equal_slice
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllReduce, Broadcast, Once, Reduction, known
 from micro.parts import NoState, Rule, check_rule
 from micro.predicted_traffic import COUNT_BYTES, Choosing
-from micro.requests import AllReduce, Broadcast, Once, Reduction, known
 from micro.selectors.base import Selector, Traits
 from micro.selectors.pieces import largest_of_each, pieces_at
-from micro.sparse import Overlap, Selection, Step
+from micro.values.flat import Layout
+from micro.values.norms import norms_of
+from micro.values.partition import equal_slice
+from micro.values.sparse import Overlap, Selection, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

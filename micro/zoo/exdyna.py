@@ -7,18 +7,18 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import target_count
-from micro.flat import Layout
-from micro.partition import cyclic, equal_sizes
 from micro.parts import Rule, check_rule, state_of
 from micro.predicted_traffic import Choosing
-from micro.requests import Reduction
 from micro.selectors.base import Selector
 from micro.selectors.micro_rules.agreed import Agreed
 from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
-from micro.sparse import Overlap, Selection, Step
+from micro.values.flat import Layout
+from micro.values.partition import cyclic, equal_sizes
+from micro.values.sparse import Overlap, Selection, Step
 
 Move = tuple[int, int, float]
 """A block that changes partitions: the giver, the taker, and the load that is thought to lie in it."""

@@ -10,13 +10,13 @@ from micro.codecs import coding
 from micro.codecs.base import Codec
 from micro.codecs.indices import Bitmap, IndexCodec
 from micro.codecs.raw import Raw
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGatherLists, Once, Reduction
 from micro.density.base import Target, target_count
-from micro.health import flag_of, soonest
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.rounding import write_
-from micro.requests import AllGatherLists, Once, Reduction
-from micro.sparse import Step
+from micro.values.finite import flag_of, soonest
+from micro.values.sparse import Step
 from micro.zoo.range_float import RangeFloat
 from micro.zoo.spectrum import Bins, complex_bins, num_bins, real_parts, strongest, to_spectrum, vector_of
 from micro.zoo.transforming import Coefficients, Transforming

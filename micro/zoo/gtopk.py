@@ -9,16 +9,16 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs.base import from_bytes, to_bytes
 from micro.codecs.indices import IndexCodec
-from micro.comm import Comm, Traffic
+from micro.comm.ranks import Comm, Traffic
+from micro.comm.requests import AllToAll, Broadcast, Reduction
 from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire
 from micro.exchanges.predicted_traffic import Choice
-from micro.health import Finite, flag_of, soonest
 from micro.kernels.reference import places_of
-from micro.on_device import on_device
 from micro.parts import Rule, check_rule
 from micro.predicted_traffic import COUNT_BYTES, Calls
-from micro.requests import AllToAll, Broadcast, Reduction
-from micro.sparse import Exchanged, Overlap, Selection, SparseValues, summed
+from micro.values.finite import Finite, flag_of, soonest
+from micro.values.on_device import on_device
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

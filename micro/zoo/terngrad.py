@@ -10,7 +10,7 @@ from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
 from micro.kernels.code import DIGITS, Code, Kind
 from micro.parts import Rule, check_rule
-from micro.randomness import uniform, words
+from micro.values.randomness import uniform, words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

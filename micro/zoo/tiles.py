@@ -8,8 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from micro.flat import Layout
 from micro.selectors.pieces import Pieces, pieces_at
+from micro.values.flat import Layout
 
 LARGE_ROW = 1 << 12  # elements of a row of tiles from which on it is multiplied by itself
 TOGETHER = 1 << 17  # elements of equal regions that are transformed at once: few calls, and little memory

@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from micro.codecs.indices import IndexCodec, Int32
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
+from micro.comm.spans import Seconds
 from micro.density.base import Density, Target
 from micro.feedback import Feedback, NoFeedback
-from micro.health import Finite, is_finite_by
-from micro.nonfinite import Policy, check_policy
 from micro.parts import as_part
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, checked, cut_
+from micro.reducers.stats import Start, stats_of
 from micro.reducers.with_density import WithDensity
-from micro.requests import Reduction
-from micro.spans import Seconds
-from micro.sparse import Step
-from micro.stats import Start, stats_of
+from micro.values.finite import Finite, is_finite_by
+from micro.values.nonfinite import Policy, check_policy
+from micro.values.sparse import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.scope import Scope
+from micro.reducers.scope import Scope
 from tests.small_models import kept
 
 TINY_MB = 1e-4  # about one layer of Net per bucket

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from experiments.runs.stop_signals import stop_signals
-from micro.group_comm import GroupComm
-from micro.requests import AllReduce
+from micro.comm.group import GroupComm
+from micro.comm.requests import AllReduce
 
 
 @dataclass(frozen=True)

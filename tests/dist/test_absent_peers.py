@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from micro.peer_failures import PeerError
-from micro.private_comm import PrivateComm
-from micro.requests import AllGather, AllReduce
+from micro.comm.peer_failures import PeerError
+from micro.comm.private_group import PrivateComm
+from micro.comm.requests import AllGather, AllReduce
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks"), pytest.mark.timeout(600)]

@@ -9,7 +9,7 @@ import pytest
 from experiments.bench import main
 from experiments.benchmarks.gpu.parts import PARTS, against_cpu
 from experiments.benchmarks.gpu.training import SHARDED, Settings
-from micro.operations import OPS
+from micro.comm.operations import OPS
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]

@@ -15,7 +15,7 @@ from experiments.planning.tables import Curve, LinkTable, SelectTable
 from experiments.planning.traces import Layer, Trace
 from experiments.training.bucketing import agreed_plan, check_buckets, gradient_bytes
 from experiments.training.preflight import prepare_runs
-from micro.group_comm import GroupComm
+from micro.comm.group import GroupComm
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import Ended, train
 from tests.refusals import NOTHING, refused

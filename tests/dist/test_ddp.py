@@ -16,7 +16,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.group_comm import GroupComm
+from micro.comm.group import GroupComm
 from micro.reducers.base import saved_layout
 from tests.dist.ddp_steps import (
     DENSE,

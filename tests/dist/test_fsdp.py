@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import micro
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
-from micro.requests import Reduction
 from tests.dist.ddp_steps import words_of
 from tests.dist.fsdp_steps import (
     MICRO,

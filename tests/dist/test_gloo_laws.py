@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import micro
-from micro.group_comm import GroupComm
+from micro.comm.group import GroupComm
 from tests.dist.ddp_steps import device, words_of
 from tests.dist.processes import ranks
 from tests.sparsifiers import TABLE

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
-from micro.requests import Reduction
 from tests.dist.ddp_steps import (
     DENSE,
     MICRO,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.comm import Comm
+from micro.comm.ranks import Comm
 from micro.local import save_round, take_round
 from tests.dist.on_ranks import of_all, on_ranks, the_same
 from tests.dist.processes import ranks

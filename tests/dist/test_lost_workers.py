@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import micro
-from micro.comm import Comm
+from micro.comm.ranks import Comm
 from micro.feedback import Memory
 from micro.local import LocalSteps, check_losable, regrouped, save_round, take_round
 from micro.zoo.exdyna import ExDyna

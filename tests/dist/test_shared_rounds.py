@@ -7,8 +7,17 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.group_comm import GroupComm
-from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Reduction, Request, carried_out
+from micro.comm.group import GroupComm
+from micro.comm.requests import (
+    AllGather,
+    AllGatherLists,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Reduction,
+    Request,
+    carried_out,
+)
 from tests.dist.on_ranks import on_ranks
 from tests.sparsifiers import TABLE
 

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import micro
-from micro.group_comm import GroupComm
-from micro.objects import gather_objects
-from micro.operations import Op
-from micro.private_comm import PrivateComm
-from micro.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Sending
+from micro.comm.group import GroupComm
+from micro.comm.objects import gather_objects
+from micro.comm.operations import Op
+from micro.comm.private_group import PrivateComm
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Sending
 from tests.dist import test_lanes as lanes
 from tests.dist import test_rank_states as states
 from tests.dist.ddp_steps import (

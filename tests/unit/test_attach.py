@@ -21,12 +21,12 @@ from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 import micro
-from micro import flat
-from micro.comm import Comm
+from micro.comm.private_group import NAMES_ARE_COUNTED, PrivateComm, _copied
+from micro.comm.ranks import Comm
 from micro.ddp.buckets import Bucket
 from micro.ddp.checks import check_parameters
 from micro.drivers.lane import thread_lane
-from micro.private_comm import NAMES_ARE_COUNTED, PrivateComm, _copied
+from micro.values import flat
 from tests.products import grid
 from tests.recorded_streams import recorded_streams
 from tests.refusals import NOTHING, refused

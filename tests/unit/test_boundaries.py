@@ -33,7 +33,7 @@ OPTIONAL = ("timm", "torchvision", "transformers")  # for models/, where a funct
 DRIVERS = ("micro.ddp", "micro.fsdp", "micro.local")
 SHARED = ("micro.drivers", "micro.checkpoints")
 BELOW_DRIVERS = (
-    *("micro.comm", "micro.selectors", "micro.exchanges", "micro.codecs", "micro.density", "micro.feedback"),
+    *("micro.comm.ranks", "micro.selectors", "micro.exchanges", "micro.codecs", "micro.density", "micro.feedback"),
     "micro.reducers",
 )
 NEVER = [  # importer, imported, importers of this one that may
@@ -48,11 +48,11 @@ NEVER = [  # importer, imported, importers of this one that may
     ("micro", "micro.integrations", ("micro.integrations",)),
     ("micro", "micro.zoo", ("micro.zoo", "micro.testing", "micro.parts")),
     ("micro", "torch.distributed", (
-        *("micro.group_comm", "micro.messages", "micro.objects", "micro.peer_failures", "micro.private_comm"),
+        *("micro.comm.group", "micro.comm.messages", "micro.comm.objects", "micro.comm.peer_failures", "micro.comm.private_group"),
         *("micro.ddp", "micro.fsdp", "micro.drivers", "micro.local.checks"),  # types, and the groups of a model
     )),
 ]  # fmt: skip
-SENDERS = ("micro.messages", "micro.objects", "micro.group_comm")
+SENDERS = ("micro.comm.messages", "micro.comm.objects", "micro.comm.group")
 COLLECTIVES = {
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
     *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.clipping import clip_
-from micro.comm import Comm
-from micro.lockstep import SimulatedRanks
-from micro.requests import Reduction, carried_out
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction, carried_out
+from micro.values.clipping import clip_
 from tests.products import grid
 from tests.small_models import gradient, wrapped
 

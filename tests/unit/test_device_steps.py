@@ -11,10 +11,10 @@ import torch
 
 import micro
 from micro.codecs.base import Codec
-from micro.comm import Comm
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.kernels import table
-from micro.lockstep import SimulatedRanks
-from micro.requests import Reduction
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.parts import CPU
 from tests.recorded_streams import recorded_streams

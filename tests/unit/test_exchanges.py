@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Traffic
+from micro.comm.ranks import Traffic
 from micro.exchanges.base import Wire
 from micro.kernels import largest
-from micro.sparse import Exchanged, Overlap
+from micro.values.sparse import Exchanged, Overlap
 from tests.exchanging import exchanged
 from tests.parts import dense, normal, places, simulated
 from tests.products import grid

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm
-from micro.requests import Reduction
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from tests.faults import Fault, FaultyRanks, How, InjectedError, LeftError
 from tests.parts import normal
 from tests.products import TIER, grid

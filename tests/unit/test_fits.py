@@ -11,11 +11,11 @@ from scipy import stats
 from torch import Tensor
 
 import micro
-from micro.randomness import generator
 from micro.selectors.fits.correction import strictly_above
 from micro.selectors.fits.gaussiank import folded_quantile, normal_quantile
 from micro.selectors.fits.laws import Law, gamma_quantile, log_moments, pareto_quantile
 from micro.selectors.fits.sidco import fit, stage_shares
+from micro.values.randomness import generator
 from tests.parts import kept, select, simulated
 from tests.products import grid
 

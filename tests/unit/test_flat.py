@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from micro.flat import MAX_NUMEL, Layout
+from micro.values.flat import MAX_NUMEL, Layout
 
 LAYOUT = Layout(("a", "scalar", "b", "empty"), ((2, 3), (), (4,), (0, 5)))
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.kernels import reference, table, threads
-from micro.randomness import generator
+from micro.values.randomness import generator
 from tests.operations import CASES, KINDS, LENGTHS, assert_same, vector
 from tests.products import grid
 

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 import micro
-from micro import requests
-from micro.comm import Comm
+from micro.comm import requests
+from micro.comm.group import GroupComm
+from micro.comm.ranks import Comm
 from micro.ddp.bucket_lane import BucketLane
 from micro.ddp.buckets import Bucket
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
 from micro.drivers.reductions import Reductions
-from micro.flat import regroup
-from micro.group_comm import GroupComm
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
+from micro.values.flat import regroup
 from tests.recorded_streams import MAIN, Record, RecordedStream, recorded_streams
 
 pytestmark = pytest.mark.usefixtures("one_rank")

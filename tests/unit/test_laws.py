@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.requests import AllGather, AllGatherLists, AllToAll, Reduction, Sending
 from micro.density.base import target_count
-from micro.lockstep import SimulatedRanks
-from micro.requests import AllGather, AllGatherLists, AllToAll, Reduction, Sending
 from micro.selectors.estimated import Estimated, Fit
-from micro.sparse import Overlap
 from micro.testing import LAWS, LAYOUT, Case, Taken, assert_in_band, assert_step, take
+from micro.values.sparse import Overlap
 from tests.products import grid
 from tests.sparsifiers import TABLE, Row
 

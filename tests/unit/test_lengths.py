@@ -11,14 +11,14 @@ import torch
 
 import micro
 from micro.codecs.indices import Int32
+from micro.comm.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
 from micro.exchanges.base import Wire
 from micro.exchanges.gathering import gather_header
-from micro.flat import MAX_NUMEL
-from micro.norms import norm, norms_of
-from micro.partition import cyclic_slice, equal_slice
 from micro.predicted_traffic import volume_of
 from micro.reducers.node_exchange import node_shards, numels_of
-from micro.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
+from micro.values.flat import MAX_NUMEL
+from micro.values.norms import norm, norms_of
+from micro.values.partition import cyclic_slice, equal_slice
 from micro.zoo import exdyna
 from micro.zoo.deft import layer_pieces
 from micro.zoo.gtopk import GTopK

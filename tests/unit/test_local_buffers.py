@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from micro.comm import Comm
+from micro.comm.ranks import Comm
 from tests.local_training import SPARSE, Run, backward, network, simulated
 from tests.refusals import refused
 

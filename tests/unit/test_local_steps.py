@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import micro
-from micro.comm import Comm
+from micro.comm.ranks import Comm
 from micro.local import RoundStats
 from micro.reducers.wrapping import innermost
 from tests.local_training import (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import micro
-from micro.comm import Comm
+from micro.comm.ranks import Comm
 from tests.local_training import SGD, SPARSE, Run, backward, flat, network, simulated
 from tests.products import grid
 from tests.refusals import refused

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.partition import cyclic_slice
+from micro.values.partition import cyclic_slice
 from tests.parts import CPU, STREAMS, exactly, kept, places, simulated
 from tests.products import grid
 
@@ -51,7 +51,7 @@ def test_published_sends_one_arbitrary_coordinate_from_an_empty_search() -> None
 
 
 def test_published_starts_by_its_rule_where_buckets_changed() -> None:
-    reducer, comm = micro.SparseReducer(micro.Micro(rule="published"), 0.1), micro.comm.Comm()
+    reducer, comm = micro.SparseReducer(micro.Micro(rule="published"), 0.1), micro.comm.ranks.Comm()
     whole = reducer.start(micro.Layout(("a", "b"), ((50,), (90,))), torch.float32, CPU)
     reducer.reduce_(whole, torch.ones(140), comm)
     part = reducer.rebuild(micro.Layout.flat(90, "b"), [whole], torch.float32, CPU)

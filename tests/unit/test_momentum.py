@@ -8,7 +8,7 @@ from torch import Tensor
 
 import micro
 from micro.feedback import MomentumCorrection
-from micro.sparse import SparseValues
+from micro.values.sparse import SparseValues
 from micro.zoo.fft import FFTReducer
 from tests.parts import CPU, kept, normal, simulated
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 import micro
-from micro.comm import Comm
-from micro.lockstep import SimulatedRanks
-from micro.nonfinite import Finding, report
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
+from micro.comm.requests import carried_out
 from micro.reducers.outcome import checked
-from micro.requests import carried_out
+from micro.values.nonfinite import Finding, report
 from tests.fake_device import DeviceTensor, fake_device
 from tests.parts import normal
 from tests.products import grid

@@ -2,7 +2,7 @@
 
 import pytest
 
-from micro.partition import cyclic_slice, cyclic_slices, equal_sizes, equal_slices
+from micro.values.partition import cyclic_slice, cyclic_slices, equal_sizes, equal_slices
 
 CASES = [(0, 1), (1, 1), (10, 1), (10, 3), (12, 4), (3, 5), (0, 4), (257, 8), (1000, 64)]
 

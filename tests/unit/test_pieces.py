@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from micro.flat import MAX_NUMEL
 from micro.selectors.piece_tables import largest_in_tables, tables_of
 from micro.selectors.pieces import largest_of_each, pieces_at, pieces_of
+from micro.values.flat import MAX_NUMEL
 from tests.products import grid
 
 LENGTHS = (2000, 1, 0, 300, 4096, 7, 5000)

@@ -16,11 +16,11 @@ from experiments.planning.schedules.base import Schedule
 from experiments.planning.theory import top_k_error
 from micro.density.constant import Constant
 from micro.drivers.loss_scale import check_scaler
-from micro.flat import MAX_NUMEL
 from micro.predicted_traffic import calls_of, volume_of
-from micro.scope import scoped
+from micro.reducers.scope import scoped
 from micro.selectors.estimated import Fit
 from micro.selectors.scaled_elements import ScaledElements
+from micro.values.flat import MAX_NUMEL
 from micro.zoo.deft import Deft
 from tests.refusals import NOTHING, refused
 

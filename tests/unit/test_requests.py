@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro import objects
-from micro.comm import Comm
-from micro.lockstep import SimulatedRanks
-from micro.objects import gather_objects, gather_objects_at_first
-from micro.peer_failures import PeerError
-from micro.requests import (
+from micro.comm import objects
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.objects import gather_objects, gather_objects_at_first
+from micro.comm.peer_failures import PeerError
+from micro.comm.ranks import Comm
+from micro.comm.requests import (
     AllGather,
     AllGatherLists,
     AllReduce,

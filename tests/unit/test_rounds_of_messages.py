@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import micro
-from micro.comm import Comm
-from micro.lockstep import SimulatedRanks
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllReduce, Reduction
+from micro.comm.rounds import Rounds
 from micro.reducers.base import BucketState
-from micro.requests import AllReduce, Reduction
-from micro.rounds import Rounds
 
 CPU = torch.device("cpu")
 

@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 import micro
 from micro.checkpoints.description import describe, misfit
 from micro.checkpoints.saved_state import VERSION
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import Density, Target, target_count
 from micro.drivers.bucket_states import BucketStates
-from micro.requests import Reduction
+from micro.drivers.wrappers import plain_names
 from micro.selectors.scaled_elements import ScaledElements
-from micro.wrappers import plain_names
 from micro.zoo.exdyna import ExDyna
 from tests.refusals import refused
 from tests.saving import through_a_file

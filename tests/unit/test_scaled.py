@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm
-from micro.requests import Reduction
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.selectors.base import Selector, Traits
 from micro.selectors.scaled_elements import ScaledElements, ScalingState
-from micro.sparse import Overlap, Selection, Step
+from micro.values.sparse import Overlap, Selection, Step
 from tests import parts
 from tests.parts import CPU, normal
 from tests.products import grid

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.randomness import seed_for
 from micro.selectors.per_tensor import PerTensor
+from micro.values.randomness import seed_for
 from tests.parts import normal, simulated
 from tests.products import grid
 

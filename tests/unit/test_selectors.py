@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import micro
-from micro.randomness import generator
 from micro.selectors.randomk import draw
+from micro.values.randomness import generator
 from tests.parts import normal, places, select, simulated
 
 NUMEL, WORLD_SIZE, K = 30, 3, 4

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm
-from micro.requests import Reduction
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from tests.parts import normal
 from tests.refusals import refused
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import micro
-from micro.comm import Comm
-from micro.flat import Layout
-from micro.lockstep import SimulatedRanks
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
+from micro.comm.rounds import all_together
 from micro.reducers.outcome import Outcome
-from micro.requests import Reduction
-from micro.rounds import all_together
+from micro.values.flat import Layout
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.recorded_streams import Record, recorded_streams
 
@@ -28,7 +28,7 @@ def waits(record: Record) -> int:
     return [what for what, *_ in record.calls].count("host waits")
 
 
-def read(seconds: micro.spans.Seconds) -> float:
+def read(seconds: micro.comm.spans.Seconds) -> float:
     """Return the number of events that lie in a span: a stand-in of an event says that each takes a millisecond."""
     return round(1e3 * float(seconds), 6)
 

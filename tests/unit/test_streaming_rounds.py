@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm
+from micro.comm.ranks import Comm
 from micro.local.splitting import split
 from tests.local_training import (
     ADAM,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllReduce, Reduction
 from micro.parts import NoState
-from micro.requests import AllReduce, Reduction
 from micro.selectors.base import Selector
-from micro.sparse import Overlap, Selection, Step
 from micro.testing import EXACT, Promises, check_laws
+from micro.values.sparse import Overlap, Selection, Step
 
 Choose = Callable[[Tensor, Step, Comm], Tensor]
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm import Comm, Started
+from micro.comm.lockstep import SimulatedRanks
+from micro.comm.ranks import Comm, Started
+from micro.comm.requests import AllReduce, Reduction, carried_out, known
+from micro.comm.rounds import Rounds
 from micro.exchanges import union
 from micro.kernels import table
-from micro.lockstep import SimulatedRanks
-from micro.requests import AllReduce, Reduction, carried_out, known
-from micro.rounds import Rounds
 from micro.selectors import scans
 from micro.testing import LAYOUT, Case
 from tests.fake_device import DEVICE, DeviceTensor, Waits, fake_device

@@ -6,7 +6,7 @@ from torch import Tensor
 import micro
 from micro.codecs import coding
 from micro.codecs.base import Codec
-from micro.randomness import generator
+from micro.values.randomness import generator
 
 LENGTH = 4200  # of what is coded: whole blocks and a short one
 KEY = (7, 3, 1, 0)

@@ -15,9 +15,9 @@ from experiments.profiles import link
 from experiments.ranks.measures import Row
 from experiments.studies.gradient_sources import fitting_scale, layered
 from experiments.studies.methods import build_methods
-from micro.group_comm import GroupComm
-from micro.operations import OPS
-from micro.requests import Request
+from micro.comm.group import GroupComm
+from micro.comm.operations import OPS
+from micro.comm.requests import Request
 from micro.simulate import Simulation
 
 Shape = Literal["one", "gloo", "two", "each"]

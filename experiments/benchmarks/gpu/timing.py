@@ -8,7 +8,7 @@ import torch
 
 from experiments.benchmarks.tables import Column, Columns
 from experiments.ranks.measures import Row
-from micro.randomness import generator
+from micro.values.randomness import generator
 
 ROUNDS, WARMUP = 30, 5
 DENSITY = 0.01

@@ -18,9 +18,9 @@ from experiments.benchmarks.gpu import timing
 from experiments.benchmarks.tables import Column, Columns
 from experiments.ranks.measures import Row, slowest
 from experiments.studies.methods import build_methods
+from micro.comm.group import GroupComm
+from micro.comm.requests import AllGather
 from micro.fsdp.within import UNUSED
-from micro.group_comm import GroupComm
-from micro.requests import AllGather
 
 DENSITY, LAYERS, BUCKETS, BATCH = 0.01, 8, 4, 16
 WARMUP, STEPS, MANY = 5, 20, 200

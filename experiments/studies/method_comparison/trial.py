@@ -12,9 +12,9 @@ from torch import Tensor
 import micro
 from experiments.studies.gradient_sources import Gradients, wide_sum
 from experiments.studies.selection_times import REPEATS, time_topk
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.density.base import target_count
-from micro.requests import Reduction
 
 Row = dict[str, Any]
 SETTLING_STEPS = 20  # before a controller's worst density error counts

@@ -7,10 +7,10 @@ not finite.
 import torch
 from torch import Tensor
 
-from micro.health import index_of
 from micro.kernels.code import Code, Kind
 from micro.kernels.triton import decoding, encoding
 from micro.kernels.triton.absorbing import absorb_
+from micro.values.finite import index_of
 
 SMALLEST_BLOCK = 16
 

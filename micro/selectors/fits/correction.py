@@ -15,7 +15,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.selectors.steering import Track
-from micro.sparse import Selection
+from micro.values.sparse import Selection
 
 UPPER = 4 / 3  # more than this times k: the k largest of what was found are kept
 LOWER = 2 / 3  # less than this times k, before anything was learned: search the k largest

@@ -10,7 +10,7 @@ from micro import kernels
 from micro.parts import NoState, Rule
 from micro.selectors.estimated import CorrectedFit, Fit
 from micro.selectors.fits.sampling import odd_stride, smallest_of_largest, strided_sample
-from micro.sparse import Selection, Step
+from micro.values.sparse import Selection, Step
 
 SHARE = 0.01  # of the vector is sampled, as in the public code
 HITS, FEWEST_HITS = 32, 2  # samples expected above the threshold: 32 are good to 1 / sqrt(32) in the count

@@ -13,7 +13,7 @@ from micro.parts import NoState, Rule
 from micro.selectors.base import Traits
 from micro.selectors.estimated import CorrectedFit, Fit
 from micro.selectors.fits.correction import strictly_above
-from micro.sparse import Selection, Step
+from micro.values.sparse import Selection, Step
 
 MAX_SCANS = 3
 NARROWER, WIDER = 1.5, 0.5  # as published: factors on a threshold that selects too much, too little

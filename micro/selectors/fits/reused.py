@@ -10,7 +10,7 @@ from micro import kernels
 from micro.parts import Rule
 from micro.selectors.estimated import Fit
 from micro.selectors.fits.correction import above_or_largest, largest_of
-from micro.sparse import Selection, Step
+from micro.values.sparse import Selection, Step
 
 SLACK = 0.95  # candidates begin this far below the last k-th magnitude: room for it to fall by the next step
 SMALLEST = 2.0**-149  # the smallest positive float32: zeros are never chosen

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.randomness import generator
-from micro.sparse import Step
+from micro.values.randomness import generator
+from micro.values.sparse import Step
 
 
 def strided_sample(acc: Tensor, stride: int, step: Step, rank: int) -> Tensor:

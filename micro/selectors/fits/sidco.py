@@ -13,7 +13,7 @@ from micro.selectors.estimated import Fit
 from micro.selectors.fits.correction import Entries, select_near, strictly_above
 from micro.selectors.fits.laws import Law, log_moments, quantile
 from micro.selectors.steering import Track
-from micro.sparse import Selection, Step
+from micro.values.sparse import Selection, Step
 
 FIRST_SHARE = 0.25  # what the first of several stages keeps
 LISTED = 0.05  # where no more than this share survives, survivors are listed: to list many costs more than a read

@@ -8,13 +8,13 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from micro import kernels
+from micro.comm.requests import AllGather, AllReduce, Once, Reduction, known
 from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
 from micro.kernels.cuts import NUM_BINS, Cut, cut
 from micro.predicted_traffic import COUNT_BYTES, Calls
-from micro.requests import AllGather, AllReduce, Once, Reduction, known
 from micro.selectors import scans
 from micro.selectors.micro_rules.base import SHIFT, Search, ThresholdRule, magnitude_bins
-from micro.sparse import Selection
+from micro.values.sparse import Selection
 
 SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
 MEMORY = 4  # turns of the slices after which a doubled surplus is halved again

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm import Comm
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction
 from micro.predicted_traffic import Calls
-from micro.requests import Reduction
-from micro.sparse import Selection, Step
+from micro.values.sparse import Selection, Step
 
 S = TypeVar("S")
 

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import torch
 
-from micro.on_device import on_device
+from micro.comm.requests import AllGather, Reduction, known
 from micro.predicted_traffic import COUNT_BYTES, Calls
-from micro.requests import AllGather, Reduction, known
 from micro.selectors import scans
 from micro.selectors.micro_rules.base import Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
-from micro.sparse import Selection
+from micro.values.on_device import on_device
+from micro.values.sparse import Selection
 
 
 @dataclass(slots=True)

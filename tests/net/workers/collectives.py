@@ -6,8 +6,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from micro.group_comm import GroupComm
-from micro.requests import AllGather, AllGatherLists, AllReduce
+from micro.comm.group import GroupComm
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce
 
 dist.init_process_group("gloo")
 comm = GroupComm()

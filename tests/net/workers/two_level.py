@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import micro
-from micro.group_comm import GroupComm
-from micro.requests import AllGather, AllGatherLists
+from micro.comm.group import GroupComm
+from micro.comm.requests import AllGather, AllGatherLists
 
 numel, num_steps = int(sys.argv[1]), int(sys.argv[2])
 reducer = micro.TwoLevel(reducer=micro.SparseReducer(micro.Micro(), density=0.01), ranks_per_node=2)

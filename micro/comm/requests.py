@@ -2,8 +2,8 @@
 
 A *reduction* is a generator: straight code from the gradient to the update, which yields a request where it needs the
 other ranks and is sent the answer. Selectors, exchanges and reducers are written so and composed by ``yield from``.
-They do not know who carries their requests out: a process group (micro.group_comm), simulated ranks (micro.lockstep),
-or one rank that answers itself. All ranks make the same requests in the same order.
+They do not know who carries their requests out: a process group (micro.comm.group), simulated ranks
+(micro.comm.lockstep), or one rank that answers itself. All ranks make the same requests in the same order.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from micro.health import read
-from micro.operations import Kind, Op, bytes_sent, travels_padded
+from micro.comm.operations import Kind, Op, bytes_sent, travels_padded
+from micro.values.finite import read
 
 if TYPE_CHECKING:
-    from micro.comm import Comm
-    from micro.spans import Seconds
+    from micro.comm.ranks import Comm
+    from micro.comm.spans import Seconds
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Sending(Request):
 
     @property
     def size(self) -> int:
-        """Bytes of the operation; see micro.operations.OPS."""
+        """Bytes of the operation; see micro.comm.operations.OPS."""
         return self.mine.nbytes
 
     def count(self) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from micro.comm import Comm, Traffic
-from micro.operations import Op
-from micro.spans import Seconds, Spans
+from micro.comm.operations import Op
+from micro.comm.ranks import Comm, Traffic
+from micro.comm.spans import Seconds, Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class StepStats:
         local_count: how many this rank chose.
         global_count: distinct indices in the update.
         threshold: the cut on abs(acc), where there was one.
-        counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm).
-        calls: the collectives called, each with its size (micro.operations.OPS).
+        counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm.ranks).
+        calls: the collectives called, each with its size (micro.comm.operations.OPS).
         local_bytes: the part of these bytes that stayed within a node, where ranks are of two levels.
         local_calls: the collectives called within a node, with their sizes; ``calls`` are then those between nodes.
         spans: where the time of the reduction went; of an accelerator it is known later, and ``select_s``,

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import torch
 
-from micro.operations import Kind, Op
-from micro.requests import Reduction, Request, carried_out
-from micro.spans import Clock, Seconds, event_on
+from micro.comm.operations import Kind, Op
+from micro.comm.requests import Reduction, Request, carried_out
+from micro.comm.spans import Clock, Seconds, event_on
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class Traffic:
     Attributes:
         num_bytes: bytes sent, by kind, as the bandwidth-optimal form of a collective sends them (bytes_sent).
         elapsed: seconds spent inside collectives.
-        calls: each operation in turn, with its size (micro.operations.OPS).
+        calls: each operation in turn, with its size (micro.comm.operations.OPS).
         local_bytes: the part of num_bytes that stayed within a node, where ranks are of two levels.
         local_calls: the operations within a node, with their sizes.
-        num_shared: of the operations, those that travelled in a collective of another bucket (micro.rounds).
+        num_shared: of the operations, those that travelled in a collective of another bucket (micro.comm.rounds).
     """
 
     num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})

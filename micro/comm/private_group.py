@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from micro.group_comm import GroupComm
-from micro.peer_failures import PeerFailures
+from micro.comm.group import GroupComm
+from micro.comm.peer_failures import PeerFailures
 
 NAMES_ARE_COUNTED = "2.14"  # the torch in which the name of a group follows from the number of those made so far
 

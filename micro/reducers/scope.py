@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from micro.flat import Layout
 from micro.reducers.base import Reducer
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import WrappingReducer
 from micro.selectors.per_tensor import PerTensor
+from micro.values.flat import Layout
 
 Scope = Literal["bucket", "tensor", "model"]
 """Where indices are selected: within each of DDP's buckets, each parameter, or the whole model."""

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.flat import Layout
-from micro.health import Finite, is_number
+from micro.comm.requests import Once, Reduction, known
 from micro.kernels.sums import Sums
-from micro.requests import Once, Reduction, known
-from micro.scales import ElementScales
+from micro.values.finite import Finite, is_number
+from micro.values.flat import Layout
+from micro.values.scales import ElementScales
 
 
 class Overlap(Enum):

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from micro.comm import Comm, Started
-from micro.peer_failures import PeerError, words_of_failure
-from micro.rank_threads import ask, cores_for, in_thread
-from micro.requests import (
+from micro.comm.peer_failures import PeerError, words_of_failure
+from micro.comm.rank_threads import ask, cores_for, in_thread
+from micro.comm.ranks import Comm, Started
+from micro.comm.requests import (
     AllGather,
     AllGatherLists,
     AllReduce,
@@ -28,7 +28,7 @@ from micro.requests import (
     Sending,
     read_together,
 )
-from micro.spans import Seconds
+from micro.comm.spans import Seconds
 
 T = TypeVar("T")
 BLOCK = 2**16  # elements of a sum that are added up at a time: they stay in a core's cache

@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 import torch
 
-from micro.flat import Layout
-from micro.requests import AllGather, Reduction
+from micro.comm.requests import AllGather, Reduction
+from micro.values.flat import Layout
 
 Policy = Literal["stop", "skip"]
 """What to do about NaN or Inf: raise on all ranks, or make that step's update zero."""

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from micro.store_calls import StoreCalls
+from micro.comm.store_calls import StoreCalls
 
 LOOK_S = 1.0  # between two looks at the store while a collective does not end
 SURE_S = 3.0  # a rank that has waited in a collective for so long has said so

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from micro.spans import Seconds
-from micro.stats import StepStats
+from micro.comm.spans import Seconds
+from micro.reducers.stats import StepStats
 
 
 @dataclass(frozen=True, slots=True)

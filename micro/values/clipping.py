@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from micro.comm import Comm
-from micro.norms import norm
-from micro.requests import AllReduce, Reduction
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllReduce, Reduction
+from micro.values.norms import norm
 
 ClipNorm = Literal["rank", "global"]
 """The norm that is bounded: each rank's own, or one that all ranks share."""

@@ -9,9 +9,9 @@ from the order of the buckets and from what all ranks know, never from time: it 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from micro.comm import Comm, Started
-from micro.requests import AllReduce, Once, Reduction, Running, carried_out, read_together
-from micro.spans import Seconds
+from micro.comm.ranks import Comm, Started
+from micro.comm.requests import AllReduce, Once, Reduction, Running, carried_out, read_together
+from micro.comm.spans import Seconds
 
 T = TypeVar("T")
 Reduce = Callable[[Comm], Reduction[T]]

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from micro import messages
-from micro.comm import Comm, Started
-from micro.peer_failures import PeerFailures
-from micro.requests import Request
-from micro.rounds import Rounds
+from micro.comm import messages
+from micro.comm.peer_failures import PeerFailures
+from micro.comm.ranks import Comm, Started
+from micro.comm.requests import Request
+from micro.comm.rounds import Rounds
 
 
 class GroupComm(Comm):
@@ -67,7 +67,7 @@ class GroupComm(Comm):
         return (part for part in both if isinstance(part, GroupComm))
 
     def _subgroup(self, ranks: range, device: torch.device) -> Comm:
-        from micro.private_comm import PrivateComm  # which extends this class
+        from micro.comm.private_group import PrivateComm  # which extends this class
 
         return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from micro.comm import Comm
-from micro.requests import Reduction, Request
+from micro.comm.ranks import Comm
+from micro.comm.requests import Reduction, Request
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.on_device import on_device
+from micro.values.on_device import on_device
 
 Finite = bool | Tensor  # a tensor is () bool, on the device
 FirstBad = (
