@@ -8,24 +8,25 @@ yaml uses for it: ``micro.build(micro.Selector, "topk")``, ``micro.known(micro.E
 
 Reading order:
 
-    flat, sparse       Layout: named parameters as one vector; Step, Selection, Exchanged: what parts pass to each other
-    requests           what a reduction asks of the other ranks, by ``yield``
-    comm, rounds       the ranks; several reductions under way share rounds of messages
-    messages           the only file that starts the collectives of steps (group_comm, private_comm: of which group)
-    lockstep, simulate n ranks in one process
+    values/            flat, sparse: Layout, named parameters as one vector; Step, Selection, Exchanged, which parts
+                       pass to each other; partition: which slice a rank searches; norms, clipping, what is finite
+    comm/              requests: what a reduction asks of the other ranks, by ``yield``; ranks, rounds: several
+                       reductions under way share rounds of messages; messages: the only file that starts the collectives
+                       of steps; group, private_group: of which process group; lockstep: n ranks in one process
+    simulate           reductions of n ranks in one process
     parts              Part, build, known: parts by name, those of other packages too
     retired            what micro no longer has, and what to use instead
-    selectors/         which indices a rank sends; partition: which slice it searches
-    exchanges/         how the ranks' indices and values meet; scope: a bucket, each parameter or the whole model
+    selectors/         which indices a rank sends
+    exchanges/         how the ranks' indices and values meet
     codecs/            the bytes of values and of indices
     feedback, density/ what becomes of what was not sent; how much to send at each step
-    reducers/          the pipeline that runs these parts (sparse), and methods that do without them
-    stats, summary, nonfinite   what a step reports; NaN and Inf
-    drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss
+    reducers/          the pipeline that runs these parts (sparse), and methods that do without them; scope: a bucket,
+                       each parameter or the whole model; stats: what a step reports
+    predicted_traffic  what a method is expected to send
+    drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss, summaries
     ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone; sign_sgd
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
-    planning/          costs, traces, bucket schedules, volumes, theory
     zoo/               rules and baselines of papers, imported when they are named
 """
 
