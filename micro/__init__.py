@@ -35,6 +35,7 @@ from micro import retired
 from micro.checkpoints.rank_states import AllRanks, RankStates
 from micro.checkpoints.resizing import average
 from micro.codecs.base import Codec
+from micro.codecs.fp8 import FP8
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.indices import Bitmap, IndexCodec, Packed, Shortest
 from micro.codecs.int8 import Int8
@@ -88,6 +89,7 @@ retired.refuse_imports()
 
 __all__ = [
     "DSA",
+    "FP8",
     "QSGD",
     "AllRanks",
     "Attachment",
