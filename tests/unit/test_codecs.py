@@ -12,8 +12,8 @@ from torch import Tensor
 import micro
 from micro.codecs import coding
 from micro.codecs.bits import num_packed_bytes, pack, unpack
-from micro.codecs.indices import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.codecs.fp8 import FP8
+from micro.codecs.indices import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign

@@ -34,7 +34,7 @@ def summed(codec: micro.Codec, grads: Tensor, key: int = 0) -> tuple[Tensor, flo
 def bound(name: str, piece: Tensor) -> Tensor:
     """Return the most that the code of a piece (shard,) loses of each value."""
     if name == "bfloat16":
-        return piece.abs() / 2**9
+        return piece.abs() / 2**8
     scales = torch.cat([block.abs().max().expand(block.numel()) for block in piece.split(BLOCK)])
     if name == "fp8":
         return torch.maximum(piece.abs() / 16, scales / 448 / 2**10)
