@@ -11,8 +11,8 @@ Reading order:
     values/            flat, sparse: Layout, named parameters as one vector; Step, Selection, Exchanged, which parts
                        pass to each other; partition: which slice a rank searches; norms, clipping, what is finite
     comm/              requests: what a reduction asks of the other ranks, by ``yield``; ranks, rounds: several
-                       reductions under way share rounds of messages; messages: the only file that starts the collectives
-                       of steps; group, private_group: of which process group; lockstep: n ranks in one process
+                       reductions under way share rounds of messages; messages: the only file that starts the
+                       collectives of steps; group, private_group: of which process group; lockstep: n ranks in one process
     simulate           reductions of n ranks in one process
     parts              Part, build, known: parts by name, those of other packages too
     retired            what micro no longer has, and what to use instead
@@ -36,6 +36,7 @@ from micro import retired
 from micro.checkpoints.rank_states import AllRanks, RankStates
 from micro.checkpoints.resizing import average
 from micro.codecs.base import Codec
+from micro.codecs.fp8 import FP8
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.indices import Bitmap, IndexCodec, Packed, Shortest
 from micro.codecs.int8 import Int8
@@ -89,6 +90,7 @@ retired.refuse_imports()
 
 __all__ = [
     "DSA",
+    "FP8",
     "QSGD",
     "AllRanks",
     "Attachment",

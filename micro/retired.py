@@ -17,6 +17,8 @@ NAMES: dict[str, str] = {
     "micro.integrations.tensorboard": "call writer.add_scalar in on_step, see docs/watching.md",
     "micro.integrations.on_step": "give micro.attach a function, on_step=",
     "micro.EF21": "use micro.ErrorFeedback",
+    "micro.fsdp.WithinAttachment": "give micro.fsdp.attach_within a codec, which needs no state",
+    "micro.reducers.scattered": "give micro.fsdp.attach_within a codec",
     "micro.exchanges.in_pieces": "use micro.Union or micro.Gather",
 }
 """Dotted names that could be imported."""

@@ -4,11 +4,11 @@ Read attaching (what the user calls), then attachment and exchange (what happens
 objects are read in groups alone. After backward: backward_end (when FSDP is done), vectors (a module's gradients as one
 vector) and step_guard (no optimizer steps before the replicas agree).
 
-`within` compresses the reduce-scatter of FSDP itself, in place of an exchange between nodes.
+`within` sends FSDP's own reduce-scatter in few bits: with or without an exchange between nodes.
 """
 
 from micro.fsdp.attaching import attach_fsdp
 from micro.fsdp.attachment import ShardedAttachment
-from micro.fsdp.within import WithinAttachment, attach_within
+from micro.fsdp.within import QuantizedReduceScatter, attach_within
 
-__all__ = ["ShardedAttachment", "WithinAttachment", "attach_fsdp", "attach_within"]
+__all__ = ["QuantizedReduceScatter", "ShardedAttachment", "attach_fsdp", "attach_within"]

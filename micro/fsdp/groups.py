@@ -48,6 +48,20 @@ class ShardGroup:
         """Have FSDP call ``hook`` with each shard that it has reduced, before that is added to ``parameter.grad``."""
         self.module.set_all_reduce_hook(hook)
 
+    def check_reduce_scatter(self) -> None:
+        """Raise ValueError where FSDP's reduce-scatter cannot be replaced, or was already."""
+        if not hasattr(self.module, "set_custom_reduce_scatter"):
+            raise ValueError(f"torch {torch.__version__} lacks FSDPModule.set_custom_reduce_scatter: use 2.15")
+        present = type(self.param_group._reduce_scatter_comm).__name__
+        if present != "DefaultReduceScatter":
+            raise ValueError(f"model has another reduce-scatter than FSDP's already, {present}: close or remove it")
+
+    def set_reduce_scatter(self, reduce_scatter: Any) -> Any:
+        """Have FSDP call ``reduce_scatter``, one of torch's ReduceScatter; return what it called before."""
+        before = self.param_group._reduce_scatter_comm
+        self.module.set_custom_reduce_scatter(reduce_scatter)
+        return before
+
     @property
     def is_exchanged(self) -> bool:
         """Whether this backward's gradients go to the replicas; see set_requires_gradient_sync and _all_reduce."""
@@ -106,7 +120,7 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
             )
             raise ValueError(f"parameter '{name}' is not sharded: {remedy}")
         if parameter.is_complex():
-            raise ValueError(f"parameter '{name}' is complex, which attach_fsdp does not reduce: use micro.attach")
+            raise ValueError(f"parameter '{name}' is complex, which micro.fsdp does not reduce: use micro.attach")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("model has no parameter that is trained: there is nothing to reduce")
     if any(each.offload_to_cpu for group in groups for each in group.param_group.fsdp_params):
@@ -123,7 +137,7 @@ def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Seque
     Raises:
         ValueError: they are not given, or cannot be such ranks, or FSDP averages over replicas by itself.
     """
-    first = check_one_mesh(groups, "attach_fsdp")
+    first = _check_one_mesh(groups)
     if replicas is None:
         raise ValueError(
             "model has no replicas: its gradients are reduced shard by shard, and nothing is left to exchange. "
@@ -142,7 +156,7 @@ def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Seque
     return replicas
 
 
-def check_one_mesh(groups: Sequence[ShardGroup], call: str) -> tuple[int, ...]:
+def _check_one_mesh(groups: Sequence[ShardGroup]) -> tuple[int, ...]:
     """Return the ranks over which all parameters are sharded, and nothing else.
 
     Raises:
@@ -157,7 +171,7 @@ def check_one_mesh(groups: Sequence[ShardGroup], call: str) -> tuple[int, ...]:
     num_dims = max((mesh.ndim for mesh in meshes), default=1)
     if num_dims > 1:
         raise ValueError(
-            f"model is sharded over a mesh of {num_dims} dimensions, {call} takes one, that of fully_shard: "
+            f"model is sharded over a mesh of {num_dims} dimensions, attach_fsdp takes one, that of fully_shard: "
             "leave out tensor parallelism"
         )
     first, *others = {tuple(ranks_of(group.process_group)) for group in groups}
@@ -232,7 +246,6 @@ def _param_groups(module: nn.Module) -> Sequence[Any]:
         groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
     if len(groups) > 1:
         raise ValueError(
-            "an FSDP module has parameters on several meshes, for which FSDP has no all-reduce hook: "
-            "give fully_shard one mesh"
+            "an FSDP module has parameters on several meshes, for which FSDP has no hook: give fully_shard one mesh"
         )
     return groups

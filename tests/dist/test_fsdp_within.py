@@ -1,198 +1,199 @@
-"""attach_within() on two and four real ranks: the reduce-scatter of fully_shard, compressed."""
+"""attach_within() on real ranks: the codes in fully_shard's own reduce-scatter, beside plain FSDP."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 import micro
-from micro.fsdp import WithinAttachment, attach_within
-from micro.fsdp.within import UNUSED
-from tests.dist.ddp_steps import words_of
-from tests.dist.fsdp_steps import Net, backward, batch, build, same, train, update_
-from tests.dist.on_ranks import on_ranks
+from micro.fsdp import attach_within
+from tests.dist.fsdp_steps import MICRO, Net, backward, build, same, shards, train, with_zeros
+from tests.dist.on_ranks import of_all, on_ranks
 from tests.refusals import refused
 
 pytestmark = [
     pytest.mark.dist,
     pytest.mark.xdist_group("four ranks"),
     pytest.mark.skipif(
-        not all(hasattr(FSDPModule, f"set_{name}") for name in ("custom_reduce_scatter", UNUSED)),
-        reason="torch has no custom reduce-scatter",
+        not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="torch has no custom reduce-scatter"
     ),
 ]
-EVERYTHING = micro.SparseReducer(micro.Everything(), 1.0)
-REDUCERS = {
-    "all": EVERYTHING,
-    "int8": micro.SparseReducer(micro.Everything(), 1.0, codec=micro.build(micro.Codec, "int8")),
-    "sign": micro.SparseReducer(micro.Everything(), 1.0, codec=micro.build(micro.Codec, "sign")),
-    "topk+gather": micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather()),
-    "topk+gather+half": micro.SparseReducer(micro.TopK(), 0.1, exchange=micro.Gather(), codec=micro.Half()),
-    "topk+union": micro.SparseReducer(micro.TopK(), 0.1),
-    "micro": micro.SparseReducer(micro.Micro(), 0.1),
-    "micro+half": micro.SparseReducer(micro.Micro(), 0.1, codec=micro.Half()),
-    "randomk": micro.SparseReducer(micro.RandomK(), 0.1),
-}
+BOUNDS = {"bfloat16": 2**-8, "int8": 1 / 254, "fp8": 1 / 16}  # of the largest magnitude of a rank's piece
 
 
-def made(reducer: micro.Reducer | None = None, **settings: Any) -> tuple[Net, Any]:
-    net = build(init_device_mesh("cpu", (dist.get_world_size(),)), **settings)
-    return net, reducer and attach_within(net, reducer)
+def sharded(codec: Any = None, *, nodes: int = 1, **settings: Any) -> tuple[Net, Any]:
+    """Return a model, some of whose shards are padded, over ``nodes`` replicas of it that FSDP averages by itself."""
+    size = dist.get_world_size()
+    shape = (size,) if nodes == 1 else (nodes, size // nodes)
+    net = build(init_device_mesh("cpu", shape, mesh_dim_names=("node", "local")[-len(shape) :]), **settings)
+    return net, codec and attach_within(net, codec)
 
 
-def even(reducer: micro.Reducer | None, **settings: Any) -> tuple[nn.Module, Any]:
-    """Return a model whose shards are not padded: codes of few bits send something of zeros too."""
+def largest(net: nn.Module) -> float:
+    """Return the largest magnitude of all shards of all ranks' gradients."""
+    return max(of_all(max(float(shard.abs().max()) for shard in shards(net).values() if shard.numel())))
+
+
+def distance(one: nn.Module, other: nn.Module) -> float:
+    both = zip(with_zeros(one, shards(one)).values(), with_zeros(other, shards(other)).values(), strict=True)
+    return max(of_all(max(float((a - b).abs().max()) for a, b in both if a.numel())))
+
+
+def own_gradient(step: int) -> float:
+    """Return the largest magnitude of any rank's own gradient, which bounds what its codes lose."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 8))
-    for module in (net[0], net[2], net):
-        fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **settings)
-    return net, reducer and attach_within(net, reducer)
-
-
-def step_of(net: nn.Module, step: int, factor: float = 1.0, forwards: int = 1) -> Tensor:
-    """Return the whole gradient of a step, in double precision."""
-    net.zero_grad()
-    inputs = batch(step).to(next(net.parameters()).dtype)
-    (sum(net(inputs).square().sum() for _ in range(forwards)) * factor / forwards).backward()
-    return whole(net)
-
-
-def whole(net: nn.Module) -> Tensor:
-    found = {name: p.grad.full_tensor() for name, p in net.named_parameters() if p.grad is not None}
-    return torch.cat([piece.double().view(-1) for _, piece in sorted(found.items())])
-
-
-def waiting(attachment: WithinAttachment) -> float:
-    """Return the sum of all that waits, over all ranks; places do not matter."""
-    kept = torch.stack([residual.double().sum() for residual in attachment.residuals()]).sum()
-    dist.all_reduce(kept)
-    return float(kept)
-
-
-def beside_plain(world_size: int, name: str, **settings: Any) -> tuple[float, float, float]:
-    """Return what was given, what was applied and waits, and how far the updates were from plain FSDP's."""
-    (plain, _), (net, attachment) = even(None, **settings), even(REDUCERS[name], **settings)
-    given, applied = (torch.stack([step_of(each, step) for step in range(4)]) for each in (plain, net))
-    booked = world_size * float(applied.sum()) + waiting(attachment)
-    return world_size * float(given.sum()), booked, float((given - applied).abs().max())
+    net = Net()
+    backward(net, step)
+    return max(of_all(max(float(p.grad.abs().max()) for p in net.parameters() if p.grad is not None)))
 
 
 @pytest.mark.parametrize(
-    ("name", "world_size"),
-    [*((name, 2) for name in REDUCERS), *((name, 4) for name in ("all", "int8", "micro"))],
+    ("codec", "world_size", "nodes"),
+    [("bfloat16", 2, 1), ("int8", 2, 1), ("fp8", 2, 1), ("int8", 3, 1), ("int8", 4, 2)],
 )
 @on_ranks()
-def test_nothing_of_a_gradient_is_lost(name: str, world_size: int) -> None:
-    given, booked, distance = beside_plain(world_size, name)
-    assert booked == pytest.approx(given, rel=1e-5, abs=1e-4)
-    assert (distance < 1e-5) == (name == "all"), "all values are FSDP's own mean, and no other method's are"
-
-
-@pytest.mark.parametrize("name", ["all", "topk+gather", "micro"])
-@on_ranks(2)
-def test_half_precision_loses_nothing_either(name: str) -> None:
-    given, booked, _ = beside_plain(2, name, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.bfloat16))
-    assert booked == pytest.approx(given, rel=0.1, abs=0.3)  # plain FSDP rounds, and is what is compared with
-
-
-@pytest.mark.parametrize("name", ["topk+gather", "micro"])
-@on_ranks(2)
-def test_a_restored_run_equals_the_uninterrupted_one(name: str) -> None:
-    (net, attachment), (again, second) = made(REDUCERS[name]), made(REDUCERS[name])
-    train(net, range(3))
-    with torch.no_grad():
-        for mine, theirs in zip(again.parameters(), net.parameters(), strict=True):
-            mine.to_local().copy_(theirs.to_local())
-    second.load_state_dict(attachment.state_dict())
-    second.load_state_dict(second.state_dict())  # saved again before it goes on
-    assert all(map(same, train(net, range(3, 6)), train(again, range(3, 6))))
+def test_the_update_is_fsdps_own_but_for_the_rounding(codec: str, world_size: int, nodes: int) -> None:
+    """Also over replicas; and two micro-batches whose gradients wait are one."""
+    (plain, _), (net, scatter) = sharded(nodes=nodes), sharded(codec, nodes=nodes)
+    for step in range(2):
+        for each in (plain, net):
+            each.set_requires_gradient_sync(False)  # type: ignore[operator]
+            backward(each, 2 * step)
+            each.set_requires_gradient_sync(True)  # type: ignore[operator]
+            backward(each, 2 * step + 1)
+        lost, bound = distance(plain, net), BOUNDS[codec] * (own_gradient(2 * step) + own_gradient(2 * step + 1))
+        assert 0 < lost <= bound
+        net.zero_grad()
+        plain.zero_grad()
+    scatter.close()
+    for each in (plain, net):
+        backward(each, 4)
+    assert same(shards(plain), shards(net)), "a closed one is FSDP's own"
 
 
 @on_ranks(2)
-def test_a_gradient_that_is_not_finite_stops_all_ranks() -> None:
-    net, attachment = made(REDUCERS["topk+gather"])
-    train(net, range(2))
-    factor = float("inf") if dist.get_rank() == 1 else 1.0
-    words = words_of(micro.NonFiniteGradient, lambda: backward(net, 2, factor))
-    assert "on rank 1 is not finite at step 2" in words
-    assert not whole(net).any()
-    assert attachment.skipped
-    update_(net)
-    train(net, range(3, 5))
-    assert not attachment.skipped
-
-
-@pytest.mark.parametrize(("name", "forwards"), [("topk+gather", 1), ("micro", 1), ("int8", 1), ("topk+gather", 2)])
-@on_ranks(2)
-def test_what_a_skipped_step_had_sent_waits(name: str, forwards: int) -> None:
-    """Also the gradient of rank 0, which is finite; FSDP reduces a module once for each forward in a backward."""
-    is_first = dist.get_rank() == 0
-    (net, attachment), (alone, _) = even(replace(REDUCERS[name], nonfinite="skip")), even(None)
-    step_of(net, 0)
-    before = waiting(attachment)
-    step_of(net, 1, 1.0 if is_first else float("nan"), forwards)
-    assert attachment.skipped
-    own = 2 * float(step_of(alone, 1, 1.0 if is_first else 0.0).sum())
-    assert waiting(attachment) == pytest.approx(before + own, rel=1e-4, abs=1e-3)
-
-
-@on_ranks(2)
-def test_micro_batches_wait_and_a_closed_model_is_plain_fsdp() -> None:
-    (net, attachment), (plain, _) = made(EVERYTHING), made()
-    for each in (net, plain):
-        each.set_requires_gradient_sync(False)  # type: ignore[operator]
+def test_gradients_that_are_not_held_back_add_up() -> None:
+    (plain, _), (net, _) = sharded(), sharded("int8")
+    for each in (plain, net):
         backward(each, 0)
-        each.set_requires_gradient_sync(True)  # type: ignore[operator]
         backward(each, 1)
-    assert torch.allclose(whole(net), whole(plain))
-    attachment.close()
-    assert torch.equal(step_of(net, 2), step_of(plain, 2))
+    assert 0 < distance(plain, net) <= BOUNDS["int8"] * (own_gradient(0) + own_gradient(1))
+
+
+@pytest.mark.parametrize("reduce_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@on_ranks(2)
+def test_weights_in_bfloat16_are_reduced_in_the_policys_precision(reduce_dtype: torch.dtype) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
+    (plain, _), (net, scatter) = sharded(mp_policy=policy), sharded("bfloat16", mp_policy=policy)
+    for each in (plain, net):
+        backward(each, 0)
+    assert distance(plain, net) <= 0.01 * largest(plain)
+    width = reduce_dtype.itemsize
+    assert scatter.bytes_sent == pytest.approx(scatter.fsdp_bytes * 2 / width, abs=4 * 4)  # four modules
+    if reduce_dtype == torch.float32:
+        assert distance(plain, net) == 0, "bfloat16 holds the gradients of bfloat16, and sums are in single precision"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@on_ranks()
+def test_bytes_are_those_of_the_codes(world_size: int) -> None:
+    wide = nn.Linear(60, 64, bias=False)
+    fully_shard(wide, mesh=init_device_mesh("cpu", (world_size,)))
+    scatter = attach_within(wide, micro.Int8(block=64))
+    wide(torch.ones(1, 60)).sum().backward()
+    assert wide.weight.grad is not None
+    assert torch.equal(wide.weight.grad.to_local(), torch.ones_like(wide.weight.grad.to_local()))
+    rows = -(-64 // world_size)
+    codes = 60 * rows + 4 * -(-60 * rows // 64)
+    assert scatter.bytes_sent == (world_size - 1) * (codes + 4 - codes % 4)
+    assert scatter.fsdp_bytes == (world_size - 1) * 4 * 60 * rows
+    assert not scatter.bytes_sent or scatter.fsdp_bytes / scatter.bytes_sent > 3.7
+
+
+@pytest.mark.parametrize("codec", BOUNDS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@on_ranks(2)
+def test_what_is_not_finite_on_one_rank_is_seen_by_every_owner(codec: str, bad: float) -> None:
+    net, _ = sharded(codec)
+    backward(net, 0, bad if dist.get_rank() == 1 else 1.0)
+    assert all(not bool(shard.isfinite().any()) for shard in shards(net).values() if shard.numel())
+    net.zero_grad()
+    backward(net, 1)
+    assert all(bool(shard.isfinite().all()) for shard in shards(net).values())
 
 
 @on_ranks(2)
-def test_bytes_are_those_of_a_reduce_scatter() -> None:
-    sizes = {}
-    for name in ("all", "topk+gather", "int8"):
-        net, attachment = made(REDUCERS[name])
-        train(net, range(3))
-        sums = [[s.bytes_sent, s.numel, s.target_count] for s in attachment.stats]
-        sizes[name] = [sum(column) for column in zip(*sums, strict=True)]
-    width, n = 8, 2
-    all_bytes, numel, _ = sizes["all"]
-    assert all_bytes == width * numel / n  # to the other rank, its half
-    sparse_bytes, _, count = sizes["topk+gather"]
-    assert sparse_bytes <= (4 + width) * count + 100
-    assert sizes["int8"][0] < all_bytes / 5
+def test_a_loss_scaler_skips_a_step_that_overflows() -> None:
+    net, _ = sharded("int8")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    weight = net.layers[0].weight
+    for step in range(2):
+        before = weight.to_local().clone()
+        loss = net(torch.ones(4, 6, dtype=torch.float64)).square().sum()
+        scaler.scale(loss * (float("inf") if step == dist.get_rank() == 0 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(before, weight.to_local()) == (step == 0)
+        assert scaler.get_scale() == 4.0
+        optimizer.zero_grad()
 
 
-FOLLOWING = micro.build(micro.Selector, {"name": "scaled_elements", "selector": "topk"})  # the update
-
-
-def sparse(**parts: Any) -> micro.SparseReducer:
-    return micro.SparseReducer(micro.TopK(), 0.1, **parts)
+@on_ranks(4)
+def test_it_stands_beside_an_exchange_between_nodes() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "local"))
+    net = build(mesh["local"])
+    with attach_within(net, "int8"), micro.attach_fsdp(net, MICRO, replicas=mesh["node"]) as attachment:
+        train(net, range(2))
+        assert attachment.summary.global_density == pytest.approx(0.1, abs=0.05)
 
 
 @on_ranks(2)
-def test_what_cannot_be_scattered_is_refused_on_all_ranks() -> None:
-    net, _ = made()
-    half = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+def test_training_ends_where_fsdps_own_does() -> None:
+    (plain, _), (net, _) = sharded(), sharded("int8")
+    losses = []
+    for each in (plain, net):
+        train(each, range(10))
+        losses.append(float(each(torch.ones(4, 6, dtype=torch.float64)).square().sum()))
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+def on_two_meshes() -> nn.Module:
+    """Return a model with a module whose parameters are sharded over different meshes, or skip."""
+    placement = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_common").ShardPlacementResult
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    meshes = [FSDPMeshInfo(DeviceMesh.from_group(dist.new_group(), "cpu"), shard_mesh_dim=0) for _ in range(2)]
+    net = nn.Linear(4, 4)
+    fully_shard(
+        net,
+        mesh=init_device_mesh("cpu", (2,)),
+        shard_placement_fn=lambda p: placement(placement=Shard(0), mesh_info=meshes[p.ndim - 1]),
+    )
+    return net
+
+
+@on_ranks(2)
+def test_what_cannot_be_quantised_is_refused_on_all_ranks() -> None:
+    net, _ = sharded()
+    divided, _ = sharded("int8", mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+    divided.set_gradient_divide_factor(3.0)  # type: ignore[operator]
     wrong: dict[str, Callable[[], object]] = {
-        "powersgd": lambda: attach_within(net, micro.PowerSGD()),
-        "oktopk": lambda: attach_within(net, sparse(exchange=micro.Oktopk())),
-        "scaled_elements": lambda: attach_within(net, micro.SparseReducer(FOLLOWING, 0.1)),
-        "fully_shard": lambda: attach_within(Net(), EVERYTHING),
-        "replicas": lambda: attach_within(
-            build(init_device_mesh("cpu", (1, 2), mesh_dim_names=("a", "b"))), EVERYTHING
-        ),
-        "float16": lambda: backward(made(EVERYTHING, mp_policy=half)[0], 0),
-        "already": lambda: attach_within(made(EVERYTHING)[0], EVERYTHING),
-        "same on all ranks": lambda: attach_within(net, REDUCERS["micro" if dist.get_rank() else "topk+union"]),
+        "no longer takes a reducer": lambda: attach_within(net, MICRO),  # type: ignore[arg-type]
+        "'sign', which needs a residual": lambda: attach_within(net, micro.Sign()),
+        "fully_shard": lambda: attach_within(Net(), "int8"),
+        "already": lambda: attach_within(sharded("int8")[0], "int8"),
+        "several meshes": lambda: attach_within(on_two_meshes(), "int8"),
+        "same on all ranks": lambda: attach_within(net, micro.Int8(block=64 << dist.get_rank())),
+        "set_force_sum_reduction_for_comms": lambda: backward(divided, 0),
     }
     for word, call in wrong.items():
         refused(call, word)
+    attach_within(net, "int8").close()
+    attach_within(net, "int8"), "what was refused left nothing behind"

@@ -3,6 +3,7 @@
 from typing import Any
 
 import micro
+from micro.codecs.fp8 import FP8
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
@@ -33,6 +34,7 @@ ROWS: tuple[Row, ...] = (
     averaged("fp16", micro.Half()),
     averaged("bf16", micro.BFloat16()),
     averaged("int8", Int8()),
+    averaged("fp8", FP8()),
     averaged("qsgd", QSGD(), seeded=True),
     averaged("terngrad", TernGrad(), seeded=True),
     averaged("signsgd", Sign()),

@@ -33,7 +33,7 @@ OPTIONAL = ("timm", "torchvision", "transformers")  # for models/, where a funct
 DRIVERS = ("micro.ddp", "micro.fsdp", "micro.local")
 SHARED = ("micro.drivers", "micro.checkpoints")
 BELOW_DRIVERS = (
-    *("micro.comm", "micro.values", "micro.selectors", "micro.exchanges", "micro.codecs", "micro.density"),
+    *("micro.comm.ranks", "micro.values", "micro.selectors", "micro.exchanges", "micro.codecs", "micro.density"),
     *("micro.feedback", "micro.reducers"),
 )
 NEVER = [  # importer, imported, importers of this one that may

@@ -12,6 +12,7 @@ from torch import Tensor
 import micro
 from micro.codecs import coding
 from micro.codecs.bits import num_packed_bytes, pack, unpack
+from micro.codecs.fp8 import FP8
 from micro.codecs.indices import Bitmap, IndexCodec, Int32, Packed, Shortest
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
@@ -52,6 +53,7 @@ def along(codec: micro.Codec, size: Size) -> Case:
 CASES = {
     "half": Case(micro.Half(), coded(16, header=0)),
     "int8": Case(Int8(block=BLOCK), coded(8, block=BLOCK)),
+    "fp8": Case(FP8(block=BLOCK), coded(8, block=BLOCK)),
     "range_float": Case(RangeFloat(), coded(8)),
     "range_float, 11 bits": Case(RangeFloat(bits=11, mantissa=6), coded(11)),
     "range_float, 16 bits": Case(RangeFloat(bits=16), coded(16)),
@@ -172,6 +174,12 @@ def nearest_multiples(block: list[float]) -> list[float]:
     return [min((abs(v - k * step), k * step) for k in range(-127, 128))[1] for v in block]
 
 
+def nearest_floats(block: list[float]) -> list[float]:
+    scale = max(map(abs, block)) / 448
+    line = [m * 2.0**e for e in range(-9, 6) for m in range(16)]  # four bits of significand, subnormal ones from 2^-9
+    return [min((abs(abs(v) - x * scale), math.copysign(x * scale, v)) for x in line if x <= 448)[1] for v in block]
+
+
 def mean_magnitudes(block: list[float]) -> list[float]:
     mean = sum(map(abs, block)) / len(block)
     return [-mean if v < 0 else mean for v in block]
@@ -179,6 +187,7 @@ def mean_magnitudes(block: list[float]) -> list[float]:
 
 ORACLES: dict[micro.Codec, Callable[[list[float]], list[float]]] = {
     Int8(block=BLOCK): nearest_multiples,
+    FP8(block=BLOCK): nearest_floats,
     Sign(block=BLOCK): mean_magnitudes,
 }
 

@@ -20,12 +20,11 @@ from experiments.ranks.measures import Row, slowest
 from experiments.studies.methods import build_methods
 from micro.comm.group import GroupComm
 from micro.comm.requests import AllGather
-from micro.fsdp.within import UNUSED
 
 DENSITY, LAYERS, BUCKETS, BATCH = 0.01, 8, 4, 16
 WARMUP, STEPS, MANY = 5, 20, 200
 HOOKS = ("DDP alone", "hook fp16", "hook PowerSGD")
-SHARDED = ("fully_shard alone", "within topk", "within micro", "between micro")
+SHARDED = ("fully_shard alone", "within bfloat16", "within int8", "between micro")
 OVERFLOW = 3  # the step whose loss is too large
 STEP: Columns = {
     "method": Column("name"),
@@ -172,7 +171,7 @@ def _memory(device: torch.device) -> int:
 
 
 def fsdp(settings: Settings, name: str) -> list[Row]:
-    """Measure steps of ``fully_shard``: alone, compressed within its reduce-scatter, or between nodes of one rank."""
+    """Measure steps of ``fully_shard``: alone, quantised within its reduce-scatter, or between nodes of one rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -188,9 +187,9 @@ def fsdp(settings: Settings, name: str) -> list[Row]:
     if where == "between":
         micro.attach_fsdp(training.net, build_methods([method], DENSITY)[method], replicas=mesh["node"])
     elif where == "within":
-        if not hasattr(training.net, f"set_{UNUSED}"):
+        if not hasattr(training.net, "set_custom_reduce_scatter"):
             return [{"name": f"{name}: torch {torch.__version__} has no such reduce-scatter"}]
-        micro.fsdp.attach_within(training.net, build_methods([method], DENSITY)[method])
+        micro.fsdp.attach_within(training.net, method)
     (first_s,) = training.seconds(1)
     training.seconds(WARMUP)
     if settings.device == "cuda":  # these ranks have measured others before
