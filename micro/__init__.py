@@ -12,7 +12,8 @@ Reading order:
                        pass to each other; partition: which slice a rank searches; norms, clipping, what is finite
     comm/              requests: what a reduction asks of the other ranks, by ``yield``; ranks, rounds: several
                        reductions under way share rounds of messages; messages: the only file that starts the
-                       collectives of steps; group, private_group: of which process group; lockstep: n ranks in one process
+                       collectives of steps; group, private_group: of which process group; lockstep: n ranks in one
+                       process
     simulate           reductions of n ranks in one process
     parts              Part, build, known: parts by name, those of other packages too
     retired            what micro no longer has, and what to use instead

@@ -12,8 +12,8 @@ from micro import kernels
 
 try:
     from micro.comm.group import GroupComm
-except ImportError:  # an older revision without a file of this name, for which this one serves
-    from micro.comm.ranks import GroupComm  # type: ignore[attr-defined,no-redef]
+except ImportError:  # an older revision, without the folder
+    from micro.group_comm import GroupComm  # type: ignore[import-not-found,no-redef]
 
 Step = Callable[[Tensor], dict[str, float]]
 

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from micro.comm import messages
 from micro.comm.peer_failures import PeerFailures
-from micro.comm.ranks import Comm, Started, messages
+from micro.comm.ranks import Comm, Started
 from micro.comm.requests import Request
 from micro.comm.rounds import Rounds
 

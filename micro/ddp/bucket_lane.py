@@ -18,8 +18,9 @@ class BucketLane:
     """Reduces the buckets of a backward in the order in which they were put on the lane, several of them at a time.
 
     With each bucket that comes, one round of messages is sent (micro.comm.rounds): the first message of this bucket,
-    the second of the one before it, and so on; after the last bucket as many rounds follow as it still needs. So backward
-    hides the messages of all buckets but the last few, and B buckets of c requests take B + c - 1 rounds, not B c.
+    the second of the one before it, and so on; after the last bucket as many rounds follow as it still needs. So
+    backward hides the messages of all buckets but the last few, and B buckets of c requests take B + c - 1 rounds, not
+    B c.
     Where a step needs the whole gradient first, all buckets are launched at the end. Which of the two a bucket travels
     in must not depend on which buckets happen to wait on the lane: that differs from rank to rank.
 

@@ -129,7 +129,7 @@ class Reducer(Part, ABC):
 
     @property
     def shares_rounds(self) -> bool:
-        """Whether all ranks call the same collectives for a bucket, so that buckets can share rounds (micro.comm.ranks)."""
+        """Whether all ranks call the same collectives for a bucket, so that buckets can share rounds (micro.comm)."""
         return True
 
     @property

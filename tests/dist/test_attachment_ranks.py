@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.comm.ranks import private_group as private_comm
+from micro.comm import private_group as private_comm
 from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss, words_of
 from tests.dist.on_ranks import of_all, on_ranks, the_same
 from tests.dist.processes import COLLECTIVE_S

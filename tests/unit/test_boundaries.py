@@ -33,7 +33,7 @@ OPTIONAL = ("timm", "torchvision", "transformers")  # for models/, where a funct
 DRIVERS = ("micro.ddp", "micro.fsdp", "micro.local")
 SHARED = ("micro.drivers", "micro.checkpoints")
 BELOW_DRIVERS = (
-    *("micro.comm.ranks", "micro.values", "micro.selectors", "micro.exchanges", "micro.codecs", "micro.density"),
+    *("micro.comm", "micro.values", "micro.selectors", "micro.exchanges", "micro.codecs", "micro.density"),
     *("micro.feedback", "micro.reducers"),
 )
 NEVER = [  # importer, imported, importers of this one that may
@@ -49,7 +49,8 @@ NEVER = [  # importer, imported, importers of this one that may
     ("micro", "micro.zoo", ("micro.zoo", "micro.testing", "micro.parts")),
     ("micro", "torch.distributed", (
         *("micro.comm.group", "micro.comm.messages", "micro.comm.objects", "micro.comm.peer_failures"),
-        *("micro.comm.private_group", "micro.ddp", "micro.fsdp", "micro.drivers", "micro.local.checks"),  # types, and the groups of a model
+        *("micro.comm.private_group",),
+        *("micro.ddp", "micro.fsdp", "micro.drivers", "micro.local.checks"),  # types, and the groups of a model
     )),
 ]  # fmt: skip
 SENDERS = ("micro.comm.messages", "micro.comm.objects", "micro.comm.group")

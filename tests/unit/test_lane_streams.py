@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm import requests
 from micro.comm.group import GroupComm
-from micro.comm.ranks import Comm, requests
+from micro.comm.ranks import Comm
 from micro.ddp.bucket_lane import BucketLane
 from micro.ddp.buckets import Bucket
 from micro.drivers.bucket_states import BucketStates

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from micro.comm import objects
 from micro.comm.lockstep import SimulatedRanks
 from micro.comm.objects import gather_objects, gather_objects_at_first
 from micro.comm.peer_failures import PeerError
-from micro.comm.ranks import Comm, objects
+from micro.comm.ranks import Comm
 from micro.comm.requests import (
     AllGather,
     AllGatherLists,
