@@ -22,7 +22,8 @@ Reading order:
     reducers/          the pipeline that runs these parts (sparse), and methods that do without them
     stats, summary, nonfinite   what a step reports; NaN and Inf
     drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss
-    ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone; sign_sgd
+    ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone
+    optim/             optimizers for sparse updates: they know of drivers/arrivals what came for each element
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
     planning/          costs, traces, bucket schedules, volumes, theory
@@ -54,6 +55,8 @@ from micro.flat import Layout
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.local import LocalSteps, Outer
 from micro.nonfinite import NonFiniteGradient
+from micro.optim.sign_sgd import SignSGD
+from micro.optim.sparse_adamw import SparseAdamW
 from micro.parts import build, known
 from micro.peer_failures import PeerError
 from micro.reducers.base import Reducer
@@ -71,7 +74,6 @@ from micro.selectors.per_tensor import PerTensor
 from micro.selectors.randomk import RandomK
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
-from micro.sign_sgd import SignSGD
 from micro.simulate import Simulation
 from micro.stats import StepStats
 from micro.summary import StepSummary
@@ -128,6 +130,7 @@ __all__ = [
     "Sign",
     "SignSGD",
     "Simulation",
+    "SparseAdamW",
     "SparseReducer",
     "Split",
     "StepStats",
