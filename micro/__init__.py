@@ -26,6 +26,11 @@ Reading order:
     predicted_traffic  what a method is expected to send
     drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss, summaries
     ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone; sign_sgd
+    reducers/          the pipeline that runs these parts (sparse), and methods that do without them
+    stats, summary, nonfinite   what a step reports; NaN and Inf
+    drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss
+    ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone
+    optim/             optimizers for sparse updates: they know of drivers/arrivals what came for each element
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
     zoo/               rules and baselines of papers, imported when they are named
@@ -57,6 +62,8 @@ from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.local import LocalSteps, Outer
+from micro.optim.sign_sgd import SignSGD
+from micro.optim.sparse_adamw import SparseAdamW
 from micro.parts import build, known
 from micro.reducers.base import Reducer
 from micro.reducers.dense import DenseReducer
@@ -74,7 +81,6 @@ from micro.selectors.per_tensor import PerTensor
 from micro.selectors.randomk import RandomK
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
-from micro.sign_sgd import SignSGD
 from micro.simulate import Simulation
 from micro.values.flat import Layout
 from micro.values.nonfinite import NonFiniteGradient
@@ -132,6 +138,7 @@ __all__ = [
     "Sign",
     "SignSGD",
     "Simulation",
+    "SparseAdamW",
     "SparseReducer",
     "Split",
     "StepStats",

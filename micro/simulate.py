@@ -11,6 +11,7 @@ from micro.comm.lockstep import SimulatedRanks
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
 from micro.reducers.base import BucketState, Reducer
+from micro.reducers.outcome import Arrived
 from micro.reducers.stats import StepStats
 from micro.values.flat import Layout
 from micro.values.nonfinite import NonFiniteGradient
@@ -105,6 +106,11 @@ class Simulation:
             for state in self._states:
                 state.break_off(error)
             raise
+
+    @property
+    def arrived(self) -> Arrived | None:
+        """What returns where the last step sent something, (numel,) bool; None where it did so everywhere."""
+        return self._states[0].arrived
 
     def residuals(self) -> list[Tensor]:
         """Return each rank's residual (numel,), not copied; empty where the reducer keeps none."""

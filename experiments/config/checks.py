@@ -36,7 +36,12 @@ NEEDS: tuple[tuple[str, Callable[[TrainConfig], Any], str], ...] = (
         lambda c: c.optimizer.name == "sgd",
         "is for sgd",
     ),
-    ("optimizer.betas", lambda c: c.optimizer.name in ("adam", "adamw", "muon"), "is for adam, adamw and muon"),
+    ("optimizer.betas", lambda c: c.optimizer.name not in ("sgd", "sign"), "is for adam, adamw, sparse_adamw and muon"),
+    (
+        "optimizer.max_steps",
+        lambda c: c.optimizer.name in ("sparse_adamw", "sign"),
+        "is for sparse_adamw and sign",
+    ),
     ("optimizer.nesterov", lambda c: c.optimizer.momentum or c.optimizer.nesterov == "published", _MOMENTUM),
     ("optimizer.momentum_at", lambda c: c.optimizer.momentum, _MOMENTUM),
     ("optimizer.clip_at optimizer.clip_norm", lambda c: c.optimizer.clip is not None, "needs optimizer.clip"),

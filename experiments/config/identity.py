@@ -31,6 +31,7 @@ ADDED: Mapping[str, Any] = {
     "dataset.drawn": 0,
     "digests": {},
     "optimizer.clip_norm": "rank",
+    "optimizer.max_steps": 1,
     "lr_end": 0.0,
     **{f"rounds.{key}": value for key, value in vars(RoundsConfig()).items()},
 }

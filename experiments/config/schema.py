@@ -215,13 +215,15 @@ class OptimizerConfig:
     """How gradients become an update.
 
     Attributes:
-        name: sgd, adam, adamw, whose weight decay leaves Adam's moments alone, muon, for hidden matrices, with adamw
-            for all else, or sign: every weight moves by the rate.
+        name: sgd, adam, adamw, whose weight decay leaves Adam's moments alone, sparse_adamw, which makes up for the
+            steps that an element waited, muon, for hidden matrices, with adamw for all else, or sign: every weight
+            moves by the rate.
         momentum: of sgd.
         nesterov: none; pytorch: a step of g + momentum * m; published: of g + m, as the public code of MiCRO, DEFT,
             ExDyna and DEFT (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step
             so 2 g.
-        betas: of adam and adamw, also beside muon.
+        betas: of adam, adamw and sparse_adamw, also beside muon.
+        max_steps: of sparse_adamw and sign: the most steps that an element takes at once for those that it waited.
         momentum_at: update: the momentum is that of the average; gradient: each worker's own, before its residual (the
             momentum correction of DGC, Lin et al., ICLR 2018, arXiv 1712.01887).
         lr_at: update: residuals hold gradients, and take the learning rate of the step in which they are sent (the
@@ -235,10 +237,11 @@ class OptimizerConfig:
             their squared norms, by which all scale alike. For clip_at=gradient.
     """
 
-    name: str = limited(OneOf(("sgd", "adam", "adamw", "muon", "sign")))
+    name: str = limited(OneOf(("sgd", "adam", "adamw", "sparse_adamw", "muon", "sign")))
     momentum: float = limited(DECAY, 0.0)
     nesterov: str = limited(OneOf(("none", "pytorch", "published")), "none")
     betas: list[float] = field(default_factory=lambda: [0.9, 0.999], metadata=_each(DECAY))
+    max_steps: int = limited(COUNT, 1)
     momentum_at: str = limited(_PLACE, "update")
     lr_at: str = limited(_PLACE, "update")
     weight_decay: float = limited(NOT_NEGATIVE, 0.0)

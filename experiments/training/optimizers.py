@@ -22,7 +22,9 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module, lr: float) -> tor
     if config.name == "adam":
         return torch.optim.Adam(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
     if config.name == "sign":
-        return micro.SignSGD(groups, lr=lr)
+        return micro.SignSGD(groups, lr=lr, max_steps=config.max_steps)
+    if config.name == "sparse_adamw":
+        return micro.SparseAdamW(groups, lr, (config.betas[0], config.betas[1]), max_steps=config.max_steps)
     if config.name == "adamw":
         return torch.optim.AdamW(groups, lr=lr, betas=(config.betas[0], config.betas[1]))
     momentum = config.momentum if config.momentum_at == "update" else 0.0

@@ -17,6 +17,7 @@ from experiments.training.workers import GradientWorkers, Reduced, kept_buffers,
 from micro import kernels
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
+from micro.drivers.arrivals import note, refusal
 from micro.reducers.scope import scoped
 from micro.values.clipping import clip_
 
@@ -58,6 +59,8 @@ class SimulatedWorkers(GradientWorkers):
         compute_s = time.perf_counter() - drawn
         stats = self._simulation.step_(self._rows, ahead=partial(self._clip_and_show, self._clip(lr)))
         self._point_gradients_at(0)
+        simulation, refused = self._simulation, refusal(self._simulation.reducer)
+        note(self._parameters, simulation.layout, simulation.arrived, refusal=refused)
         first = stats[0]
         exposed_s = first.select_s + first.exchange_s + first.rest_s
         return Reduced(losses[0], (first,), compute_s, self._forward_s(), exposed_s, drawn - started)

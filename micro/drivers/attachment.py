@@ -160,6 +160,7 @@ class BaseAttachment(Driver):
             clip=settings.clip,
             clip_=clip_,
             error_of=self._error_of,
+            parameters=reduced,
         )
 
         parameter_watch.add(self)
@@ -286,6 +287,7 @@ class BaseAttachment(Driver):
 
     def _stop_watching(self) -> None:
         self._watch.close()
+        self.steps.close()
         parameter_watch.remove(self)
 
     def _end_step(self, exposed: Seconds) -> None:

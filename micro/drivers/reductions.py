@@ -14,10 +14,11 @@ from micro.comm.requests import AllGather, carried_out
 from micro.comm.requests import Reduction as Requests
 from micro.comm.rounds import UnderWay
 from micro.comm.spans import Seconds
+from micro.drivers.arrivals import note, note_whole, refusal
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.loss_scale import LossScale
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.outcome import Outcome
+from micro.reducers.outcome import Outcome, arrived_at
 from micro.reducers.scope import joined
 from micro.reducers.stats import StepStats
 from micro.values.flat import Layout
@@ -76,6 +77,7 @@ class Reductions:
         whole_model: select over all vectors at once.
         clip: the greatest norm of the gradient, which ``clip_`` bounds; may be changed between steps.
         error_of: makes the error of a step that was not finite; all ranks call it.
+        parameters: the model's by name, for which to note what arrived; see micro.drivers.arrivals.
 
     Attributes:
         stats: of the last step, one per reduction, in the order in which they were begun.
@@ -98,6 +100,7 @@ class Reductions:
         clip: float | None,
         clip_: Clip,
         error_of: Callable[[list[Finding]], NonFiniteGradient],
+        parameters: Mapping[str, Tensor],
     ) -> None:
         self.stats: list[StepStats] = []
         self.bucket_names: list[tuple[str, ...]] = []
@@ -109,6 +112,7 @@ class Reductions:
         self._device, self._loss_scale = device, loss_scale
         self._clip_, self._error_of = clip_, error_of
         self._skipped_steps = SkippedSteps()
+        self._parameters, self._refusal = parameters, refusal(reducer)
         self._running: list[_Running] = []
         self._ended: list[tuple[_Running, Outcome]] = []
 
@@ -204,10 +208,13 @@ class Reductions:
         self.stats += [outcome.deliver() if is_finite else outcome.drop() for _, outcome in self._ended]
         self.skipped = not is_finite
         scales = self._loss_scale.is_used
-        for running, _ in self._ended:
+        for running, outcome in self._ended:
             restore_(running.state, running.set_aside)
+            grad, layout = running.grad, running.state.layout
+            arrived = outcome.arrived if is_finite else partial(arrived_at, (), grad.numel(), grad.device)
+            note(self._parameters, layout, arrived, refusal=self._refusal)
             if scales and not is_finite:
-                running.grad.fill_(torch.inf)
+                grad.fill_(torch.inf)
         if not scales:
             self.error = self._error(is_finite=is_finite)
         ended, self._ended = self._ended, []
@@ -219,6 +226,10 @@ class Reductions:
         if not is_finite and self.reducer.policy == "stop":
             return self._error_of([finding for _, outcome in self._ended for finding in outcome.findings])
         return self._skipped_steps.count(max((stats.step for stats in self.stats), default=0), is_finite=is_finite)
+
+    def close(self) -> None:
+        """Reduce nothing any more: what comes for a parameter from now on is a whole gradient."""
+        note_whole(self._parameters)
 
     def fail(self, error: BaseException) -> None:
         """Give up after an error in the middle of a step, which the other ranks learn of."""

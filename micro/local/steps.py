@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from micro.comm.group import GroupComm
 from micro.comm.private_group import PrivateComm
 from micro.comm.ranks import Comm
+from micro.drivers.arrivals import note_whole
 from micro.drivers.attachment import Driver
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.meeting import meeting
@@ -142,6 +143,7 @@ class LocalSteps(Driver):
             entry.settings |= {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
             entry.settings |= compared_with(self.reducer) | {"outer": [each.outer_settings() for each in self._vectors]}
             entry.settings["fragments"] = [list(vector.layout.names) for vector in self._vectors]
+        note_whole(self._parameters)  # each worker's own gradients
         self.device = next(iter(self._parameters.values())).device
         self._scope, self._owns_comm = "local", comm is None
         self.comm = PrivateComm(replicas, self.device) if comm is None else comm
@@ -149,8 +151,7 @@ class LocalSteps(Driver):
             prepare(self.reducer, self.comm, self.device)
         else:
             self.reducer.prepare(self.comm, self.device)
-        self.every, self.delay, self.mix = every, delay, mix
-        self.on_round = on_round
+        self.every, self.delay, self.mix, self.on_round = every, delay, mix, on_round
         self.stats: RoundStats | None = None
         self.buffers = Buffers(model, buffers)
         self.num_steps = self.steps_in_round = 0

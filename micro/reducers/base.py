@@ -19,7 +19,7 @@ from micro.comm.rounds import all_together
 from micro.feedback import Memory
 from micro.parts import NoState, Part, StatefulPart
 from micro.predicted_traffic import Bucket, Volume
-from micro.reducers.outcome import Outcome, decide
+from micro.reducers.outcome import Arrived, Outcome, arrived_at, decide
 from micro.reducers.stats import StepStats
 from micro.selectors.base import Selector
 from micro.values.flat import Layout, regroup
@@ -39,6 +39,7 @@ class BucketState:
         factors: matrices by parameter name, where a method approximates with them.
         spare: (numel,) memory for the next message, while all values travel, or for copies of matrices; not saved.
         wire: bytes for the messages of such steps, where values are encoded; not saved.
+        arrived: where the last step of ``Reducer.step`` sent something; None: everywhere. Not saved.
         broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """
 
@@ -51,6 +52,7 @@ class BucketState:
     factors: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
     wire: Tensor | None = None
+    arrived: Arrived | None = None
     broken_by: str | None = None
 
     def break_off(self, error: BaseException) -> None:
@@ -208,7 +210,9 @@ class Reducer(Part, ABC):
         """Do what `reduce_` does, as a reduction."""
         with _whole_or_broken([state]):
             outcome = yield from self.reduction(state, grad, comm)
-            return (yield from decide([outcome], self.policy))[0]
+            (stats,) = yield from decide([outcome], self.policy)
+            state.arrived = partial(arrived_at, (), grad.numel(), grad.device) if stats.skipped else outcome.arrived
+            return stats
 
     def reduce_buckets_(
         self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm

@@ -14,6 +14,9 @@ from micro.values.finite import Finite, FirstBad, index_of, is_number
 from micro.values.flat import Layout
 from micro.values.nonfinite import Finding, Policy, report
 
+Arrived = Callable[[], Tensor]
+"""Returns (numel,) bool: at which elements an update holds what was sent, the same on all ranks."""
+
 
 def _nothing() -> None:
     """Change nothing."""
@@ -29,6 +32,7 @@ class Outcome:
     Attributes:
         stats: of the reduction, as if the step counted.
         grad: (numel,) holds the update.
+        arrived: at which elements something was sent; None: at all of them. An optimizer may ask for it.
         findings: where a gradient of any rank, or the update, is not finite: on all ranks as many, none where all is.
         on_deliver: makes what is kept what was not sent.
         on_drop: has parts that follow the update learn that it was zero.
@@ -36,6 +40,7 @@ class Outcome:
 
     stats: StepStats
     grad: Tensor
+    arrived: Arrived | None = None
     findings: tuple[Finding, ...] = ()
     on_deliver: Callable[[], object] = _nothing
     on_drop: Callable[[], object] = _nothing
@@ -50,6 +55,14 @@ class Outcome:
         self.grad.zero_()
         self.on_drop()
         return replace(self.stats, skipped=True, global_count=0, relative_error=None)
+
+
+def arrived_at(indices: Sequence[Tensor], numel: int, device: torch.device) -> Tensor:
+    """Return (numel,) bool, True at ``indices``, which are several lists."""
+    mask = torch.zeros(numel, dtype=torch.bool, device=device)
+    for part in indices:
+        mask[part.long()] = True
+    return mask
 
 
 def decide(outcomes: Sequence[Outcome], policy: Policy) -> Reduction[tuple[StepStats, ...]]:

@@ -1,6 +1,6 @@
 """The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ from micro.kernels.sums import Sums
 from micro.parts import StatefulPart
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState
-from micro.reducers.outcome import Outcome, cut_
+from micro.reducers.outcome import Arrived, Outcome, arrived_at, cut_
 from micro.reducers.rounding import write_sum_
 from micro.reducers.stats import Start, stats_of
 from micro.reducers.whole import Sent, send_all
@@ -34,7 +34,7 @@ from micro.selectors.base import Selector, Traits
 from micro.selectors.everything import Everything
 from micro.values.finite import FirstBad, index_of, is_finite_by
 from micro.values.nonfinite import Finding, Policy, check_policy
-from micro.values.sparse import Exchanged, Overlap, SparseValues, Step, overflown
+from micro.values.sparse import AllValues, Exchanged, Overlap, SparseValues, Step, overflown
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,14 @@ class SparseReducer(WithDensity):
 
         findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
         on_drop = partial(self.selector.observe, state.selector, grad, step, ())
-        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver, on_drop=on_drop)
+        return Outcome(
+            stats=stats,
+            grad=grad,
+            arrived=_arrived(sent.parts, grad),
+            findings=findings,
+            on_deliver=on_deliver,
+            on_drop=on_drop,
+        )
 
     def _accumulate_(
         self, at_work: "SparseReducer", state: BucketState, grad: Tensor, n: int
@@ -247,6 +254,13 @@ class SparseReducer(WithDensity):
     def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep what an update lost that was rounded after it was reduced, as the feedback does; see Reducer."""
         self.feedback.keep_(state.memory, unsent)
+
+
+def _arrived(parts: Sequence[SparseValues] | None, grad: Tensor) -> Arrived | None:
+    """Return what says where an update holds one of ``parts``; None where it may be anywhere."""
+    if parts is None or any(isinstance(part, AllValues) for part in parts):
+        return None
+    return partial(arrived_at, [part.indices for part in parts], grad.numel(), grad.device)
 
 
 def check_together(parts: SparseReducer) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from micro.comm.requests import Reduction
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, saved_layout
 from micro.reducers.dense import DenseReducer
-from micro.reducers.outcome import Outcome
+from micro.reducers.outcome import Arrived, Outcome
 from micro.reducers.shares import Share, ShareReducer, ShareState
 from micro.reducers.stats import StepStats, traffic_fields
 from micro.reducers.wrapping import WrappingReducer, innermost
@@ -131,9 +132,11 @@ class Split(ShareReducer):
         sparse = yield from self.reducer.reduction(inner, rest, comm)
         state.rest.put_back_(grad, whole)
         share.put_back_(grad, rest)
+
         return Outcome(
             stats=_together(dense.stats, sparse.stats, comm),
             grad=grad,
+            arrived=None if sparse.arrived is None else partial(_arrived, share, sparse.arrived, grad.numel()),
             findings=(*dense.findings, *sparse.findings),
             on_deliver=sparse.deliver,
             on_drop=sparse.drop,
@@ -155,6 +158,14 @@ class Split(ShareReducer):
                 "use the same dense, only and min_dims"
             )
         return ShareReducer.load(self, saved, dtype, device)
+
+
+def _arrived(share: Share, arrived: Arrived, numel: int) -> Tensor:
+    """Return (numel,) bool: what arrived of the share, and all of the rest."""
+    inner = arrived()
+    mask = torch.ones(numel, dtype=torch.bool, device=inner.device)
+    share.put_back_(mask, inner)
+    return mask
 
 
 def _together(dense: StepStats, sparse: StepStats, comm: Comm) -> StepStats:

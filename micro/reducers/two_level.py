@@ -1,7 +1,7 @@
 """Two levels: a dense mean within each node, any method between nodes."""
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -126,15 +126,23 @@ class TwoLevel(ShareReducer):
             num_bins=header.num_choices if header.num_choices != layout.numel else None,
             **of_shard,
         )
+        arrived = partial(torch.ne, grad, 0.0)  # no rank knows the indices of all shards: a sent zero is not seen
         if outcome is None or inner is None:
-            return Outcome(stats=stats, grad=grad, findings=findings)
+            return Outcome(stats=stats, grad=grad, arrived=arrived, findings=findings)
 
         def on_deliver() -> None:
             outcome.deliver()
             if unsent is not None:
                 self.reducer.keep_(inner, unsent)
 
-        return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver, on_drop=outcome.drop)
+        return Outcome(
+            stats=stats,
+            grad=grad,
+            arrived=arrived,
+            findings=findings,
+            on_deliver=on_deliver,
+            on_drop=outcome.drop,
+        )
 
     def volume(self, bucket: Bucket) -> Volume:
         """Return what the ranks of a node send each other, and what the reducer sends of each shard; see Reducer.

@@ -84,7 +84,9 @@ def backward(make: Callable[[torch.device], Lane]) -> Record:
         reducer = Noting(micro.TopK(), 0.5, record=record)
         states = BucketStates(reducer, {name: torch.zeros(4) for name in NAMES})
         settings: dict[str, Any] = {"loss_scale": LossScale(None), "whole_model": False, "clip": None, "clip_": None}
-        steps = Reductions(reducer, states, GroupComm(), CUDA, error_of=lambda _: AssertionError(), **settings)
+        steps = Reductions(
+            reducer, states, GroupComm(), CUDA, error_of=lambda _: AssertionError(), parameters={}, **settings
+        )
         lane = BucketLane(steps, make(CUDA), CUDA, finds_unused=False)
         for _ in range(2):
             futures = [StreamFuture() for _ in NAMES]

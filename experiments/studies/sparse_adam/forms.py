@@ -1,0 +1,101 @@
+"""Forms of an optimizer for sparse updates, on one flat vector: what differs between them is a few settings.
+
+An element that is sent after tau steps receives the sum of their gradients. ``micro.SparseAdamW`` is the form ``mean``.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+EPS = 1e-8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a sum of tau gradients becomes a step.
+
+    Attributes:
+        direction: adam: first over root of second moment; sum: the sum over it; sign: its sign, without moments;
+            mixed sign: the sign of half the mean and half the first moment.
+        waits: whether tau is counted: moments stand still while nothing comes. Otherwise the form is a dense optimizer.
+        second: what the second moment averages: the squared mean (right for constant gradients), the squared sum over
+            tau (right for noise), or both: the latter, less (tau - 1) times the squared first moment.
+        exponent: a step is tau to this power.
+        cap: the most steps at once.
+        memory: whether moments decay by steps (beta^tau) or by receipts (beta).
+        lengthened: betas become 1 - (1 - beta) * density: so many receipts are remembered, not steps.
+    """
+
+    direction: Literal["adam", "sum", "sign", "mixed sign"] = "adam"
+    waits: bool = True
+    second: Literal["mean", "sum", "both"] = "mean"
+    exponent: float = 1.0
+    cap: float = 50.0
+    memory: Literal["steps", "receipts"] = "steps"
+    lengthened: tuple[bool, bool] = (False, False)
+
+
+FORMS: dict[str, Form] = {
+    "adamw": Form(waits=False),
+    "adamw, beta2 by density": Form(waits=False, lengthened=(False, True)),
+    "adamw, both betas by density": Form(waits=False, lengthened=(True, True)),
+    "mean": Form(),
+    "mean, cap 10": Form(cap=10),
+    "mean, no cap": Form(cap=1e9),
+    "mean, root": Form(exponent=0.5),
+    "mean, by receipts": Form(memory="receipts"),
+    "sum": Form(second="sum", cap=1e9),
+    "sum, by receipts": Form(second="sum", memory="receipts", cap=1e9),
+    "sum, no first moment": Form(direction="sum", second="sum", cap=1e9),
+    "sum, no first moment, by receipts": Form(direction="sum", second="sum", memory="receipts", cap=1e9),
+    "both": Form(second="both", cap=1e9),
+    "both, by receipts": Form(second="both", memory="receipts", cap=1e9),
+    "both, no first moment, by receipts": Form(direction="sum", second="both", memory="receipts", cap=1e9),
+    "sign": Form(direction="sign", cap=1e9),
+    "sign, cap 50": Form(direction="sign"),
+    "sign, cap 10": Form(direction="sign", cap=10),
+    "sign, exponent 3/4": Form(direction="sign", exponent=0.75, cap=1e9),
+    "sign, root": Form(direction="sign", exponent=0.5, cap=1e9),
+    "sign, one step": Form(direction="sign", exponent=0.0),
+    "sign with momentum, dense": Form(direction="mixed sign", waits=False),
+    "sign with momentum": Form(direction="mixed sign"),
+}
+
+
+class FlatOptimizer:
+    """One form at work on a vector (numel,)."""
+
+    def __init__(self, form: Form, like: Tensor, *, betas: tuple[float, float], density: float | Tensor) -> None:
+        self.form = form
+        self._betas = [1 - (1 - b) * density if yes else b for b, yes in zip(betas, form.lengthened, strict=True)]
+        self._waited, self._first, self._second = (torch.zeros_like(like) for _ in range(3))
+        self._norms = torch.zeros_like(like), torch.zeros_like(like)  # what a first or second moment of ones would be
+
+    def direction(self, grad: Tensor) -> Tensor:
+        """Return by what to move (numel,), in learning rates, for an update that is zero where none came."""
+        form, sent = self.form, (grad != 0 if self.form.waits else torch.ones_like(grad, dtype=torch.bool))
+        self._waited += 1
+        tau = torch.where(sent, self._waited, 1.0) if form.waits else torch.ones_like(grad)
+        self._waited = torch.where(sent, 0.0, self._waited)
+        steps = tau.clamp(max=form.cap) ** form.exponent
+        if form.direction == "sign":
+            return grad.sign() * steps
+        decays = [b if form.memory == "receipts" else b**tau for b in self._betas]
+        self._follow_(self._first, self._norms[0], decays[0], grad / tau, sent)
+        first = self._first / self._norms[0].clamp_min(1e-30)
+        if form.direction == "mixed sign":
+            return torch.where(sent, (0.5 * (grad / tau + first)).sign() * steps, 0.0)
+        square = grad.square() / (tau.square() if form.second == "mean" else tau)
+        self._follow_(self._second, self._norms[1], decays[1], square, sent)
+        second = self._second / self._norms[1].clamp_min(1e-30)
+        if form.second == "both":
+            second = torch.maximum(second - (tau - 1) * first.square(), second / tau)
+        taken = first * steps if form.direction == "adam" else grad * (steps / tau)
+        return torch.where(sent, taken / (second.sqrt() + EPS), 0.0)
+
+    @staticmethod
+    def _follow_(moment: Tensor, norm: Tensor, decay: Tensor | float, value: Tensor, sent: Tensor) -> None:
+        moment.copy_(torch.where(sent, decay * moment + (1 - decay) * value, moment))
+        norm.copy_(torch.where(sent, decay * norm + (1 - decay), norm))

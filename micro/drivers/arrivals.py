@@ -1,0 +1,84 @@
+"""What of each parameter's gradient came with the last step: an optimizer for sparse updates asks here.
+
+A driver notes it by parameter when a step is decided; nothing is computed before somebody asks.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from micro.reducers.base import Reducer
+from micro.reducers.outcome import Arrived
+from micro.reducers.sparse import SparseReducer
+from micro.reducers.wrapping import innermost
+from micro.selectors.everything import Everything
+from micro.values.flat import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came for one parameter.
+
+    Attributes:
+        place: of the parameter in its vector.
+        refusal: why sums of gradients are not what comes, in one line; None where they are.
+    """
+
+    arrived: Arrived | None = None
+    place: slice | None = None
+    refusal: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a value came for every element."""
+        return self.arrived is None
+
+    def mask(self) -> Tensor:
+        """Return for which elements a value came, (numel,) bool in the order of the parameter's memory."""
+        assert self.arrived is not None
+        assert self.place is not None
+        return self.arrived()[self.place]
+
+
+_last: Any = WeakTensorKeyDictionary()
+
+
+def arrival_of(parameter: Tensor) -> Arrival | None:
+    """Return what came for a parameter with the last step; None where no driver reduces it."""
+    found: Arrival | None = _last.get(parameter)
+    return found
+
+
+def note(
+    parameters: Mapping[str, Tensor], layout: Layout, arrived: Arrived | None, *, refusal: str | None = None
+) -> None:
+    """Note what came for the ``parameters`` of a vector of this layout."""
+    once = None if arrived is None else cache(arrived)
+    for name, place in layout.slices():
+        if name in parameters:
+            _last[parameters[name]] = Arrival(once, place, refusal)
+
+
+def note_whole(parameters: Mapping[str, Tensor]) -> None:
+    """Note that whole gradients come for these parameters from now on."""
+    for parameter in parameters.values():
+        _last[parameter] = Arrival()
+
+
+def refusal(reducer: Reducer) -> str | None:
+    """Return why what ``reducer`` sends of an element is not the sum of the gradients since it was last sent."""
+    inner = innermost(reducer)
+    if not isinstance(inner, SparseReducer):
+        return None
+    feedback = inner.feedback.name
+    if feedback == "none" and isinstance(inner.selector, Everything):
+        return None  # every gradient is sent
+    reasons = {
+        "momentum": "sums that carry momentum",
+        "none": "one gradient of an element at a time, and nothing of those between",
+    }
+    return f"feedback {feedback} sends {reasons[feedback]}" if feedback in reasons else None
