@@ -28,7 +28,6 @@ from micro.requests import (
     Sending,
     read_together,
 )
-from micro.spans import Seconds
 
 T = TypeVar("T")
 BLOCK = 2**16  # elements of a sum that are added up at a time: they stay in a core's cache
@@ -42,7 +41,7 @@ class SimulatedComm(Comm):
     """
 
     def __init__(self, rank: int, members: range) -> None:
-        super().__init__(rank, len(members))
+        super().__init__(rank, len(members), timed=True)
         self.members, self.shares_memory = members, len(members) > 1
 
     def _subgroup(self, ranks: range, device: torch.device) -> Comm:
@@ -119,7 +118,7 @@ class _Rank(Running[T]):
 
     comm: SimulatedComm
     answers: list[Any] | None = None
-    waited: Seconds = 0.0
+    waited: float = 0.0
     error: BaseException | None = None
 
     def take_turn(self) -> None:

@@ -20,7 +20,6 @@ from micro.requests import AllGather, carried_out
 from micro.requests import Reduction as Requests
 from micro.rounds import UnderWay
 from micro.scope import joined
-from micro.spans import Seconds
 from micro.stats import StepStats
 
 Clip = Callable[[Sequence[Tensor], float], Requests[None]]
@@ -81,7 +80,7 @@ class Reductions:
         stats: of the last step, one per reduction, in the order in which they were begun.
         bucket_names: the parameters of each vector, in the same order.
         skipped: whether the last step was dropped; the same on all ranks.
-        exposed: seconds of the last backward after all gradients were computed: the communication it did not hide.
+        exposed_s: seconds of the last backward after all gradients were computed: the communication it did not hide.
         error: what this step has to raise, if anything.
         has_failed: whether an error ended a step in its middle: nothing can be reduced any more.
     """
@@ -102,7 +101,7 @@ class Reductions:
         self.stats: list[StepStats] = []
         self.bucket_names: list[tuple[str, ...]] = []
         self.skipped = self.has_failed = False
-        self.exposed: Seconds = 0.0
+        self.exposed_s: float = 0.0
         self.error: BaseException | None = None
         self.whole_model, self.clip = whole_model, clip
         self.reducer, self.states, self.comm = reducer, states, comm

@@ -17,7 +17,6 @@ from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, checked, cut_
 from micro.reducers.with_density import WithDensity
 from micro.requests import Reduction
-from micro.spans import Seconds
 from micro.sparse import Step
 from micro.stats import Start, stats_of
 
@@ -40,7 +39,7 @@ class Coefficients:
     counts: tuple[int, ...]
     num_updated: int | Tensor
     is_finite: Finite
-    select: Seconds
+    select: float
     error: Tensor | None
     own: Tensor | None
     unsent: Tensor | None

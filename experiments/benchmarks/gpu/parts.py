@@ -90,7 +90,7 @@ class _Sending(GroupComm):
 
 def primitives(settings: training.Settings, name: str) -> list[Row]:
     """Time one collective over its sizes."""
-    comm, device = _Sending(), training.device_of(settings)
+    comm, device = _Sending(timed=True), training.device_of(settings)
     if comm.world_size == 1 and name == "scatter":
         return [{"name": f"{name}: one rank has nobody to send to"}]
     points = link.measure_op(name, SIZES, comm, device, 20, 20.0)  # type: ignore[arg-type]
