@@ -18,7 +18,7 @@ if find_spec("triton") is None:
 from triton.runtime.interpreter import GridExecutor
 
 from micro.kernels import table
-from micro.kernels.triton import checking, codes  # noqa: F401  # with all others: later they would be compiled
+from micro.kernels.triton import checking  # with all others: later they would be compiled
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "import this before any test runs"
 

@@ -38,10 +38,6 @@ class RecordedEvent:
     def synchronize(self) -> None:
         self._record.note("host waits", self._stream, self.number)
 
-    def elapsed_time(self, later: "RecordedEvent") -> float:
-        """Return milliseconds: as many as events lie between."""
-        return float(later.number - self.number)
-
 
 class RecordedStream:
     """A stream that does nothing."""

@@ -38,7 +38,7 @@ def reduction(method: str, density: float, numel: int, device: torch.device) -> 
     Its state is its own. All times are seconds of this rank.
     """
     reducer = build_methods([method], density)[method]
-    comm, state = GroupComm(), reducer.start(layered(numel), torch.float32, device)
+    comm, state = GroupComm(timed=True), reducer.start(layered(numel), torch.float32, device)
 
     def step(grad: Tensor) -> dict[str, float]:
         comm.begin_step()

@@ -64,7 +64,7 @@ def sizes_of(op: Op, sizes: Sequence[int], world_size: int) -> list[int]:
 
 def work(settings: Settings) -> list[Row]:
     """Time all collectives; return a row for each, of sizes and seconds."""
-    comm, device, rows = GroupComm(), own_device(), []
+    comm, device, rows = GroupComm(timed=True), own_device(), []
     ends_at = time.perf_counter() + settings["seconds"]
     for place, op in enumerate(OPS):
         sizes = sizes_of(op, settings["sizes"], comm.world_size)
@@ -112,7 +112,7 @@ def _timed(call: Callable[[], object], comm: GroupComm, device: torch.device) ->
     dist.barrier()
     started = comm.now(device)
     call()
-    return slowest(float(comm.now(device) - started), device)
+    return slowest(comm.now(device) - started, device)
 
 
 def calls(op: Op, num_bytes: int, comm: GroupComm, device: torch.device) -> Callable[[], object]:

@@ -22,4 +22,4 @@ def own_device() -> torch.device:
 def slowest(value: float, device: torch.device) -> float:
     """Return the largest value of all ranks: a step lasts until its slowest rank is done."""
     mine = torch.tensor([value], dtype=torch.float64, device=device)
-    return float(GroupComm(timed=False).answer(AllGather(mine=mine)).max())
+    return float(GroupComm().answer(AllGather(mine=mine)).max())

@@ -50,7 +50,7 @@ class DdpWorkers(GradientWorkers):
         began = self._now(self.task.device)
         loss = self._backward(self._ddp, 0, batches, self._scale(lr), hold=self._ddp.no_sync)
         ended = self._now(self.task.device)
-        elapsed_s, exposed_s = float(ended - began), self._attachment.exposed_s  # host sync: the record of the step
+        elapsed_s, exposed_s = ended - began, self._attachment.exposed_s
         return Reduced(loss, self._attachment.stats, elapsed_s - exposed_s, self._forward_s(), exposed_s, load_s)
 
     def residuals(self) -> list[Tensor]:

@@ -102,7 +102,7 @@ class RoundWorkers(Workers):
         if chosen.clip is not None:
             own = [p.grad for p in replica.model.parameters() if p.grad is not None]
             carried_out(clip_(own, chosen.clip), replica.local.comm)
-        compute_s = float(self._now(self.device) - began)  # host sync: what is left would count as of the exchange
+        compute_s = self._now(self.device) - began
         replica.optimizer.step()
         replica.optimizer.zero_grad()
         return loss, compute_s

@@ -63,7 +63,7 @@ class Workers(ABC):
     def __init__(self, config: TrainConfig, task: Task) -> None:
         self.task, self.device, self._config = task, task.device, config
         self.num_ranks = config.world_size  # those of other processes included
-        self._comm = None if config.cluster.simulated else GroupComm()
+        self._comm = None if config.cluster.simulated else GroupComm(timed=config.timed)
         self.ranks: Sequence[int] = [self._comm.rank] if self._comm else range(config.world_size)
         self.is_main = self.ranks[0] == 0
         self._batches = [task.batches(rank) for rank in self.ranks]
@@ -71,7 +71,7 @@ class Workers(ABC):
         self._epochs: list[Iterator[Batch]] = []
         self._carries: list[Carry] = [None] * len(self.ranks)
         self._now = self._comm.now if self._comm else lambda _device: time.perf_counter()
-        self._forwards: list[tuple[Any, Any]] = []  # since the batches were drawn: when each began, and ended
+        self._forwards: list[tuple[float, float]] = []  # since the batches were drawn: when each began, and ended
 
     @property
     def num_steps(self) -> int:
@@ -192,7 +192,7 @@ class Workers(ABC):
 
     def _forward_s(self) -> float:
         """Return the seconds of the step's forward passes, once they are over."""
-        return sum(float(ended - began) for began, ended in self._forwards)  # host sync: the record of the step
+        return sum(ended - began for began, ended in self._forwards)
 
 
 class GradientWorkers(Workers):

@@ -107,9 +107,8 @@ def encode_mean_(
         whether ``mean`` is finite, and what `encode_` returns.
     """
     loops, n = _loops(codec, values, mean, rest), len(wires) + 1
-    is_one_pass = hasattr(loops, "encode_mean") and codec.code and not codec.code.has_header  # on a CPU
-    first_bad, grad = _to_add(codec if is_one_pass else None, values, grad)
-    if loops is not None and is_one_pass:
+    first_bad, grad = _to_add(codec if loops else None, values, grad)
+    if loops is not None:
         is_finite, found = loops.encode_mean(codec.code, values, wires, wire, key, mean, rest, grad)
         return is_finite, first_bad if grad is None else found
     if len(wires):
@@ -140,10 +139,6 @@ def encode_others_(
         key: that of a part has the part's number at its end.
         wire: becomes their messages, one after the other, without one of ``own``.
     """
-    loops = _loops_of_parts(codec, messages, values, rest, grad)
-    if loops is not None:
-        first_bad: int | None = loops.encode_parts(codec.code, values, wire, key, messages, own, rest, grad)
-        return first_bad
     bads = []
     for place, part, message in messages.others(own, has_own=False):
         left, added = (None if vector is None else vector[part] for vector in (rest, grad))
@@ -158,24 +153,14 @@ def decode_others_(codec: Codec, wires: Tensor, messages: Messages, own: int, va
     Returns:
         whether all that was filled is finite; on an accelerator the flag is there.
     """
-    loops = _loops_of_parts(codec, messages, values)
-    if loops is not None:
-        is_finite: bool = loops.decode_parts(codec.code, wires, messages, own, values)
-        return is_finite
     parts = messages.others(own, has_own=True)
     return all_finite([decode_mean_(codec, wires[None, wire], values[part]) for _, part, wire in parts])
 
 
 def _loops(codec: Codec, *vectors: Tensor | None) -> ModuleType | None:
-    """Return the module that codes these vectors, `micro.kernels.codes` or what has its names on a GPU, or None."""
+    """Return `micro.kernels.codes` where it codes these vectors, else None."""
     given = [vector for vector in vectors if vector is not None]
     return kernels.codes_for(codec.code, *given) if given and given[0].numel() else None
-
-
-def _loops_of_parts(codec: Codec, messages: Messages, *vectors: Tensor | None) -> ModuleType | None:
-    """Return the module that codes all parts of these vectors in one call, on a CPU; None: part by part."""
-    loops = _loops(codec, *vectors)
-    return loops if loops is not None and hasattr(loops, "are_short") and loops.are_short(messages) else None
 
 
 def _to_add(codec: Codec | None, values: Tensor, grad: Tensor | None) -> tuple[int | None, Tensor | None]:

@@ -18,13 +18,11 @@ class Messages:
     Attributes:
         sizes: bytes from the begin of each message to that of the next.
         gap: bytes behind each message that are not its own.
-        longest: values of the longest part.
         rows: for each part, where it begins and ends, then where its message does.
     """
 
     sizes: tuple[int, ...]
     gap: int
-    longest: int
     rows: tuple[tuple[int, int, int, int], ...]
 
     @property
@@ -61,4 +59,4 @@ def equal_messages(numel: int, num_parts: int, longer: int, shorter: int, gap: i
     sizes = [longer + gap] * num_longer + [shorter + gap] * (num_parts - num_longer)
     begins = accumulate(sizes, initial=0)
     rows = tuple((*part, begin, begin + size - gap) for part, begin, size in zip(parts, begins, sizes, strict=False))
-    return Messages(tuple(sizes), gap, parts[0][1] - parts[0][0], rows)
+    return Messages(tuple(sizes), gap, rows)

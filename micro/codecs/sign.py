@@ -9,7 +9,6 @@ from torch import Tensor
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
 from micro.codecs.bits import num_packed_bytes, pack, unpack
-from micro.kernels.code import Code, Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +33,6 @@ class Sign(Codec):
 
     def __post_init__(self) -> None:
         blocks.check_block(self.name, self.block)
-
-    @property
-    def code(self) -> Code | None:
-        """The compiled form."""
-        return Code(Kind.SIGN, self.block)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         """Return a bit for each value, in whole bytes, and four bytes for each block."""

@@ -24,7 +24,7 @@ class GroupComm(Comm):
     """
 
     def __init__(
-        self, group: dist.ProcessGroup | None = None, *, timed: bool = True, failures: PeerFailures | None = None
+        self, group: dist.ProcessGroup | None = None, *, timed: bool = False, failures: PeerFailures | None = None
     ) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group), timed=timed)
         self._group = group

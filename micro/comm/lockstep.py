@@ -42,7 +42,7 @@ class SimulatedComm(Comm):
     """
 
     def __init__(self, rank: int, members: range) -> None:
-        super().__init__(rank, len(members))
+        super().__init__(rank, len(members), timed=True)
         self.members, self.shares_memory = members, len(members) > 1
 
     def _subgroup(self, ranks: range, device: torch.device) -> Comm:
@@ -119,7 +119,7 @@ class _Rank(Running[T]):
 
     comm: SimulatedComm
     answers: list[Any] | None = None
-    waited: Seconds = 0.0
+    waited: float = 0.0
     error: BaseException | None = None
 
     def take_turn(self) -> None:

@@ -37,7 +37,7 @@ class PrivateComm(GroupComm):
         group: dist.ProcessGroup | None,
         device: torch.device,
         *,
-        timed: bool = True,
+        timed: bool = False,
         ranks: range | None = None,
     ) -> None:
         own = group or dist.group.WORLD

@@ -1,6 +1,7 @@
 """The ranks that reduce together, as one of them sees them; what it has sent, and how long that took."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,9 @@ import torch
 from micro.comm.operations import Kind, Op
 from micro.comm.requests import Reduction, Request, carried_out
 from micro.comm.spans import Clock, Seconds, event_on
+from micro.operations import Kind, Op
+from micro.requests import Reduction, Request, carried_out
+from micro.spans import Clock
 
 
 @dataclass(slots=True)
@@ -27,7 +31,7 @@ class Traffic:
     """
 
     num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})
-    elapsed: Seconds = 0.0
+    elapsed: float = 0.0
     calls: list[tuple[Op, float]] = field(default_factory=list)
     local_bytes: float = 0.0
     local_calls: list[tuple[Op, float]] = field(default_factory=list)
@@ -80,7 +84,7 @@ class Comm:
     """The ranks that reduce together: here one rank, which sends nothing. A subclass says who answers its requests.
 
     Attributes:
-        timed: whether times on an accelerator are taken by events.
+        timed: whether times are recorded on an accelerator; the host waits for it at each of them (see `instant`).
         traffic: of the present step.
         clock: of the reduction; it stands still while others run.
         shares_memory: whether what follows from values that all ranks hold alike is computed once for all of them.
@@ -88,7 +92,7 @@ class Comm:
 
     shares_memory = False
 
-    def __init__(self, rank: int = 0, world_size: int = 1, *, timed: bool = True) -> None:
+    def __init__(self, rank: int = 0, world_size: int = 1, *, timed: bool = False) -> None:
         self.rank = rank
         self.world_size = world_size
         self.timed = timed
@@ -142,7 +146,7 @@ class Comm:
         """Start the counts of a new step."""
         self.traffic = Traffic()
 
-    def now(self, device: torch.device | None = None) -> Seconds:
+    def now(self, device: torch.device | None = None) -> float:
         """Return a time of the reduction's clock.
 
         Args:
@@ -152,23 +156,26 @@ class Comm:
         clock.device = device or clock.device
         return clock.ran + (self.instant() - clock.since)
 
-    def instant(self) -> Seconds:
-        """Return the present: of the current stream of an accelerator where ``timed``, else of the host.
+    def instant(self) -> float:
+        """Return the present, NaN on an accelerator unless ``timed``: there the host waits for the current stream.
 
-        While a CUDA graph is captured it is the host's: events of a graph have no times.
+        It does not wait while a CUDA graph is captured.
         """
         device = self.clock.device
-        if self.timed and device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            return event_on(device)
+        if device.type == "cuda":
+            if not self.timed:
+                return math.nan
+            if not torch.cuda.is_current_stream_capturing():
+                torch.cuda.current_stream(device).synchronize()  # host sync: the user wants the times of phases
         return time.perf_counter()
 
-    def leave(self) -> Seconds:
+    def leave(self) -> float:
         """Note where the clock stands, since others may run now, and return the present."""
         at, clock = self.instant(), self.clock
         clock.ran, clock.since = clock.ran + (at - clock.since), at
         return at
 
-    def come_back(self, waited: Seconds, at: Seconds) -> None:
+    def come_back(self, waited: float, at: float) -> None:
         """Let the clock go on at present, from where it stood and what this rank has ``waited`` for its messages."""
         self.clock.ran, self.clock.since = self.clock.ran + waited, at
         self.traffic.elapsed = self.traffic.elapsed + waited

@@ -18,6 +18,7 @@ from micro.values.finite import read
 if TYPE_CHECKING:
     from micro.comm.ranks import Comm
     from micro.comm.spans import Seconds
+    from micro.comm import Comm
 
 T = TypeVar("T")
 
@@ -214,9 +215,7 @@ class Running(Generic[T]):
         """Whether it waits for its accelerator alone."""
         return bool(self.requests) and isinstance(self.requests[0], ToHost)
 
-    def go_on(
-        self, answers: list[Any] | None = None, waited: "Seconds" = 0.0, at: "Seconds | None" = None
-    ) -> "Seconds":
+    def go_on(self, answers: list[Any] | None = None, waited: float = 0.0, at: float | None = None) -> float:
         """Run to the next request that it does not answer itself, or to the end; return when that was.
 
         Args:

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from micro.comm.ranks import Comm, Started
 from micro.comm.requests import AllReduce, Once, Reduction, Running, carried_out, read_together
 from micro.comm.spans import Seconds
+from micro.comm import Comm, Started
+from micro.requests import AllReduce, Once, Reduction, Running, carried_out, read_together
 
 T = TypeVar("T")
 Reduce = Callable[[Comm], Reduction[T]]
@@ -38,7 +40,7 @@ class UnderWay(Running[T]):
         """Whether it can end at once; the same on all ranks, but for one whose last sum is under way."""
         return self.has_ended or (self.last is not None and self.requests[0].mine.is_cpu and self.last.is_completed())
 
-    def go_on(self, answers: list[Any] | None = None, waited: Seconds = 0.0, at: Seconds | None = None) -> Seconds:
+    def go_on(self, answers: list[Any] | None = None, waited: float = 0.0, at: float | None = None) -> float:
         """Run to the next message, which is started if it is the last, or to the end."""
         left = super().go_on(answers, waited, at)
         while self.requests and isinstance(self.requests[0], Once):  # ranks that share memory: no message either
@@ -79,7 +81,7 @@ class Rounds:
         self._under_way: list[UnderWay[Any]] = []
         self._sent: list[UnderWay[Any]] = []
         self._started: Started | None = None
-        self._took: Seconds = 0.0  # to start what was sent
+        self._took: float = 0.0  # to start what was sent
 
     def begin(self, reduce: Reduce[T], comm: Comm, *, shares: bool = True) -> UnderWay[T]:
         """Run a reduction up to its first message; it goes on with the rounds that follow.
@@ -121,7 +123,7 @@ class Rounds:
             each.receive_last()
         _read([each for each in self._under_way if each.requests])
 
-    def _receive(self, started: Started) -> Seconds:
+    def _receive(self, started: Started) -> float:
         """Let those go on whose messages were sent; return when the last of them stopped."""
         sent, self._sent, self._started = self._sent, [], None
         began = sent[0].comm.instant()
@@ -141,7 +143,7 @@ class Rounds:
             each.close()
 
 
-def _read(reading: Sequence[UnderWay[Any]]) -> Seconds:
+def _read(reading: Sequence[UnderWay[Any]]) -> float:
     """Let those go on that need numbers of their accelerator, for which the host waits once; return when."""
     began = reading[0].comm.instant()
     answers = read_together([each.requests[0] for each in reading])

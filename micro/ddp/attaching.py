@@ -61,9 +61,9 @@ def attach(
         clip_norm: 'rank': each rank's own norm, and each scales its own gradient. 'global': the root of the mean over
             ranks of the squared norms, which bounds the norm of the mean gradient, and all ranks scale alike; one more
             all-reduce, of 8 bytes.
-        timed: measure the parts of each step (select_s, exchange_s, rest_s) on an accelerator too, by events; the host
-            waits for them only where one of these numbers is asked for. Without it these are times of the host. On a
-            CPU they are right either way.
+        timed: record the parts of each step (select_s, exchange_s, rest_s, exposed_s) on an accelerator too: the host
+            waits for it where a part begins and ends, so that less runs concurrently and steps take longer. Without it
+            they are NaN there. On a CPU they are recorded either way, and nothing waits.
         lane: "thread" reduces in a thread of its own while backward goes on, over a group of its own. "caller" reduces
             in the thread of backward, over the model's own group: one thread and one communicator, so that all ranks
             launch all collectives in one order. "auto" is "caller" on GPUs where backward has collectives of its own

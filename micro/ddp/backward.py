@@ -28,14 +28,14 @@ class Backward:
         model: DistributedDataParallel,
         lane: BucketLane,
         *,
-        now: Callable[[], Seconds],
-        at_end: Callable[[Seconds], None],
+        now: Callable[[], float],
+        at_end: Callable[[float], None],
     ) -> None:
         self._model = ref(model)  # which holds the attachment, where no garbage collector looks
         self._num_reduced = int(model._get_ddp_logging_data()["num_parameter_tensors"])  # trained when DDP was built
         self._lane, self._now, self._at_end = lane, now, at_end
         self._received: set[str] = set()  # the parameters of the buckets so far
-        self._compute_end: Seconds = 0.0
+        self._compute_end: float = 0.0
 
     def receive(self, bucket: dist.GradBucket, names: tuple[str, ...], parts: Sequence[Bucket]) -> None:
         """Give the parts of a bucket to the lane.

@@ -26,6 +26,8 @@ from micro.reducers.base import Reducer
 from micro.reducers.stats import StepStats
 from micro.reducers.wrapping import innermost
 from micro.values.clipping import check_clip
+from micro.stats import StepStats
+from micro.summary import StepSummary
 from micro.warn import warn
 
 
@@ -215,7 +217,7 @@ class BaseAttachment(Driver):
         """
         if not self.stats:
             raise ValueError("there is no step yet to be summarized: call backward first")
-        return StepSummary(self.stats, self.steps.exposed)
+        return StepSummary(self.stats, self.steps.exposed_s)
 
     @property
     def bucket_names(self) -> list[tuple[str, ...]]:
@@ -226,9 +228,10 @@ class BaseAttachment(Driver):
     def exposed_s(self) -> float:
         """Seconds of the last backward after all gradients were computed: the communication it did not hide.
 
-        On FSDP it is the whole exchange between nodes, which follows the backward.
+        On FSDP it is the whole exchange between nodes, which follows the backward. NaN on an accelerator, unless the
+        attachment is timed.
         """
-        return float(self.steps.exposed)
+        return self.steps.exposed_s
 
     @property
     def clip(self) -> float | None:
@@ -290,9 +293,9 @@ class BaseAttachment(Driver):
         self.steps.close()
         parameter_watch.remove(self)
 
-    def _end_step(self, exposed: Seconds) -> None:
+    def _end_step(self, exposed_s: float) -> None:
         """Raise what went wrong in a backward, or report it."""
-        self.steps.exposed = exposed
+        self.steps.exposed_s = exposed_s
         self._watch.settle()
         error = self.steps.error
         if error is None:

@@ -23,6 +23,12 @@ from micro.reducers.scope import joined
 from micro.reducers.stats import StepStats
 from micro.values.flat import Layout
 from micro.values.nonfinite import Finding, NonFiniteGradient, SkippedSteps
+from micro.reducers.outcome import Outcome
+from micro.requests import AllGather, carried_out
+from micro.requests import Reduction as Requests
+from micro.rounds import UnderWay
+from micro.scope import joined
+from micro.stats import StepStats
 
 Clip = Callable[[Sequence[Tensor], float], Requests[None]]
 """Scales the parts of a gradient down to a norm; see micro.values.clipping."""
@@ -83,7 +89,7 @@ class Reductions:
         stats: of the last step, one per reduction, in the order in which they were begun.
         bucket_names: the parameters of each vector, in the same order.
         skipped: whether the last step was dropped; the same on all ranks.
-        exposed: seconds of the last backward after all gradients were computed: the communication it did not hide.
+        exposed_s: seconds of the last backward after all gradients were computed: the communication it did not hide.
         error: what this step has to raise, if anything.
         has_failed: whether an error ended a step in its middle: nothing can be reduced any more.
     """
@@ -105,7 +111,7 @@ class Reductions:
         self.stats: list[StepStats] = []
         self.bucket_names: list[tuple[str, ...]] = []
         self.skipped = self.has_failed = False
-        self.exposed: Seconds = 0.0
+        self.exposed_s: float = 0.0
         self.error: BaseException | None = None
         self.whole_model, self.clip = whole_model, clip
         self.reducer, self.states, self.comm = reducer, states, comm

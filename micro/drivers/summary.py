@@ -1,10 +1,12 @@
 """One step in a few numbers, over all of its buckets."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from micro.comm.spans import Seconds
 from micro.reducers.stats import StepStats
+from micro.stats import StepStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +15,12 @@ class StepSummary:
 
     Attributes:
         buckets: the statistics of each reduced vector, in the order in which they were reduced; at least one.
-        exposed: seconds of the backward after all gradients were computed: the communication it did not hide.
+        exposed_s: seconds of the backward after all gradients were computed: the communication it did not hide; NaN on
+            an accelerator, unless the attachment is timed.
     """
 
     buckets: tuple[StepStats, ...]
-    exposed: Seconds = 0.0
+    exposed_s: float = 0.0
 
     @property
     def step(self) -> int:
@@ -78,7 +81,7 @@ class StepSummary:
 
     @property
     def select_s(self) -> float:
-        """Seconds choosing; on an accelerator those of the host, unless the attachment is timed."""
+        """Seconds choosing; NaN on an accelerator, unless the attachment is timed."""
         return self._sum(lambda bucket: bucket.select_s)
 
     @property
@@ -87,22 +90,18 @@ class StepSummary:
         return self._sum(lambda bucket: bucket.exchange_s)
 
     @property
-    def exposed_s(self) -> float:
-        """Seconds of the communication that backward did not hide; see select_s."""
-        return float(self.exposed)
-
-    @property
     def rest_s(self) -> float:
         """Seconds in everything else of the reductions; see select_s."""
         return self._sum(lambda bucket: bucket.rest_s)
 
     def numbers(self) -> dict[str, float]:
-        """Return what a logger draws, by name: the numbers above, and thresholds where there are any."""
+        """Return what a logger draws, by name: the numbers above, but for times and thresholds where there are none."""
         names = (
             *("density", "target_density", "density_error", "local_density", "dense_share", "imbalance"),
             *("bytes_sent", "num_collectives", "select_s", "exchange_s", "rest_s", "exposed_s", "skipped"),
         )
-        found = {name: float(getattr(self, name)) for name in names}
+        numbers = {name: float(getattr(self, name)) for name in names}
+        found = {name: number for name, number in numbers.items() if not math.isnan(number)}
         if self.thresholds is not None:
             found["threshold_min"], found["threshold_max"] = self.thresholds
         return found

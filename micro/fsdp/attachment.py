@@ -50,7 +50,7 @@ class ShardedAttachment(BaseAttachment):
         self._has_begun = False
         shared = groups[0].process_group
         has_peers = shared is not None and dist.get_world_size(shared) > 1
-        self._node = node = GroupComm(shared, timed=False) if has_peers else Comm(timed=False)
+        self._node = node = GroupComm(shared) if has_peers else Comm()
         among, device = comm if settings.clip_norm == "global" else None, groups[0].device
 
         def clip(vectors: Sequence[Tensor], limit: float) -> Reduction[None]:
@@ -170,7 +170,7 @@ class DenseMean:
     """The dense mean over the replicas: what is left when an attachment is closed."""
 
     def __init__(self, replicas: dist.ProcessGroup) -> None:
-        self._comm = GroupComm(replicas, timed=False)
+        self._comm = GroupComm(replicas)
 
     def __call__(self, grad: Tensor) -> None:
         """Replace ``grad`` (numel,) by its mean."""

@@ -218,14 +218,11 @@ def sums_above(x: Tensor, floor: float) -> Sums:
 
 
 def codes_for(code: Code | None, *values: Tensor) -> ModuleType | None:
-    """Return the module that has a compiled form of this code for these tensors, else None.
-
-    It is `micro.kernels.codes`, in numba, or `micro.kernels.triton.codes`, which has the same names.
-    """
-    if code is None or not all(x.dtype == torch.float32 for x in values):
+    """Return the module of numba's codes where it serves this code and all of these tensors, else None."""
+    if code is None or not all(map(compiled, values)):
         return None
-    loops: ModuleType | None = forms(*values).codes
-    return loops if loops is not None and loops.serves(code) else None
+    loops = module("codes")
+    return loops if loops.serves(code) else None
 
 
 def packing_on(device: torch.device) -> ModuleType | None:

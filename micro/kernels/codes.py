@@ -1,22 +1,24 @@
-"""The compiled codes as functions of tensors: contiguous float32 values on a CPU, bytes of the wire at any address.
+"""The compiled codes: contiguous float32 values on a CPU, bytes of the wire at any address.
 
-Each runs in one pass over the values, on the threads that the rank has.
+Each runs in one pass over the values, on the threads that the rank has; a block is read and written while it is in the
+nearest cache.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from micro.codecs.messages import Messages
-from micro.kernels import code_blocks, coding
-from micro.kernels.absorbing import absorb_
 from micro.kernels.code import Code, Kind
+from micro.kernels.code_blocks import read_block, write_block
 from micro.kernels.floats import converts_halves
 from micro.kernels.jit import INFINITY_BITS
 from micro.kernels.threads import are_few, in_parts, lists_in_parts
 from micro.values.randomness import words
+from micro.kernels.jit import INFINITY_BITS, jitted
+from micro.kernels.threads import in_parts
+from micro.kernels.tiles import absorb_tile, finish, highest_bits, leave
+from micro.randomness import words
 
 Key = tuple[int, ...]  # see micro.codecs.base
 Array = Any  # np.ndarray, whose types numba does not know
@@ -35,19 +37,14 @@ def encode(
 ) -> int | None:
     """Make a message; see `micro.codecs.coding.encode_`, also for what is returned."""
     x, added, left, bytes_moved = _vectors(values, rest, grad, wire)
-    memory, skip, drawn, found = wire.numpy(), code.scale_bytes(x.size), _words(code, key), None
-    if code.has_header:
-        found, added = None if grad is None else absorb_(values, grad), _NOTHING
-        bits, settings = x.view(np.int32), _settings(code)
-        highest = in_parts(lambda a, b: code_blocks.highest_exponent(settings, bits[a:b], a, drawn), x.size)
-        code_blocks.put_header(memory, max(highest))
+    memory, skip, drawn = wire.numpy(), code.scale_bytes(x.size), _words(code, key)
 
     def work(a: int, b: int) -> tuple[int, int]:
         vectors = *_summands(x[a:b], added[a:b]), left[a:b]
-        return a, int(coding.encode(_settings(code), vectors, _NO_WEIGHT, a, memory, skip, drawn))
+        return a, int(_encode(_settings(code), vectors, _NO_WEIGHT, a, memory, skip, drawn))
 
-    places = in_parts(work, x.size, unit=code.unit, moved=bytes_moved)
-    return next((start + bad for start, bad in places if bad >= 0), found)
+    places = in_parts(work, x.size, unit=code.block, moved=bytes_moved)
+    return next((start + bad for start, bad in places if bad >= 0), None)
 
 
 def decode(code: Code, wires: Tensor, out: Tensor, divisor: float = 1.0) -> bool:
@@ -56,10 +53,10 @@ def decode(code: Code, wires: Tensor, out: Tensor, divisor: float = 1.0) -> bool
     settings = np.float32(divisor), code.scale_bytes(target.size)
 
     def work(a: int, b: int) -> int:
-        return int(coding.decode(_settings(code), _NO_VALUES, a, memory, target[a:b], *settings))
+        return int(_decode(_settings(code), _NO_VALUES, a, memory, target[a:b], *settings))
 
     moved = 4 + memory.size / max(target.size, 1)
-    return max(in_parts(work, target.size, unit=code.unit, moved=moved)) < INFINITY_BITS
+    return max(in_parts(work, target.size, unit=code.block, moved=moved)) < INFINITY_BITS
 
 
 def encode_mean(
@@ -76,68 +73,22 @@ def encode_mean(
     x, added, left, bytes_moved = _vectors(values, rest, grad, wire)
     target, others, memory, count = mean.detach().numpy(), wires.numpy(), wire.numpy(), np.float32(len(wires) + 1)
     settings, skip, drawn, numel = _settings(code), code.scale_bytes(x.size), _words(code, key), x.size
-    size = code.unit * max(1, CHUNK // code.unit)
+    size = code.block * max(1, CHUNK // code.block)
 
     def work(start: int, stop: int) -> tuple[int, int]:
         first_bad, highest = numel, 0
         for a in range(start, stop, size):
             b = min(a + size, stop)
             own, out = _summands(x[a:b], added[a:b]), target[a:b]
-            bad = int(coding.decode(settings, own, a, others, out, count, skip))
+            bad = int(_decode(settings, own, a, others, out, count, skip))
             first_bad = min(first_bad, a + bad) if bad >= 0 else first_bad
             vectors = *_summands(out, _NOTHING), left[a:b]
-            highest = max(highest, int(coding.encode(settings, vectors, count, a, memory, skip, drawn)))
+            highest = max(highest, int(_encode(settings, vectors, count, a, memory, skip, drawn)))
         return first_bad, highest
 
     moved = bytes_moved + 4 + others.size / max(numel, 1)
-    bads, highest = zip(*in_parts(work, numel, unit=code.unit, moved=moved), strict=True)
+    bads, highest = zip(*in_parts(work, numel, unit=code.block, moved=moved), strict=True)
     return max(highest) < INFINITY_BITS, min(bads) if min(bads) < numel else None
-
-
-def encode_parts(
-    code: Code,
-    values: Tensor,
-    wire: Tensor,
-    key: Key,
-    messages: Messages,
-    own: int,
-    rest: Tensor | None = None,
-    grad: Tensor | None = None,
-) -> int | None:
-    """Make the messages of all parts of the values but ``own``; see `micro.codecs.coding.encode_others_`.
-
-    Threads share the parts: they are so short that each would be encoded by one (`are_short`).
-    """
-    x, added, left, moved = _vectors(values, rest, grad, wire)
-    table, vectors = _table(code, messages), (*_summands(x, added), left)
-    drawn = np.stack([_words(code, (*key, part)) for part in range(len(table))])
-    given = _settings(code), vectors, wire.numpy(), table, own, messages.sizes[own]
-    bads = lists_in_parts(
-        lambda first, last: int(coding.encode_parts(*given, first, last, drawn)),
-        len(table),
-        x.size - int(table[own, 1] - table[own, 0]),
-        moved=moved,
-    )
-    return next((bad for bad in bads if bad >= 0), None)
-
-
-def decode_parts(code: Code, wire: Tensor, messages: Messages, own: int, out: Tensor) -> bool:
-    """Fill all parts of ``out`` but ``own`` with what messages of all parts hold; return whether that is finite."""
-    target, table, memory = out.detach().numpy(), _table(code, messages), wire.numpy()
-    given = _settings(code), _NO_VALUES, target, memory, table, own
-    moved = 4 + memory.size / max(target.size, 1)
-    highest = lists_in_parts(
-        lambda first, last: int(coding.decode_parts(*given, first, last)),
-        len(table),
-        target.size - int(table[own, 1] - table[own, 0]),
-        moved=moved,
-    )
-    return max(highest) < INFINITY_BITS
-
-
-def are_short(messages: Messages) -> bool:
-    """Tell whether parts are so short that each would be encoded by one thread."""
-    return are_few(messages.longest)
 
 
 def _vectors(
@@ -153,14 +104,65 @@ def _summands(x: Array, grad: Array) -> tuple[Array, Array, Array, Array]:
     return x, x.view(np.int32), grad, grad.view(np.int32)
 
 
-def _settings(code: Code) -> tuple[Any, ...]:
-    return int(code.kind), code.block, code.width, np.float32(code.clip), code.is_published
+def _settings(code: Code) -> tuple[int, int, int, bool]:
+    return int(code.kind), code.block, code.width, code.is_published
 
 
 def _words(code: Code, key: Key) -> Array:
-    return np.array(words(*key) if code.is_random else (0, 0), np.uint32)
+    return np.array(words(*key) if code.kind is Kind.LEVELS else (0, 0), np.uint32)
 
 
-@lru_cache(maxsize=64)  # called at every step
-def _table(code: Code, messages: Messages) -> Array:
-    return np.array([(*row, code.scale_bytes(row[1] - row[0])) for row in messages.rows], np.int64)
+@jitted
+def _absorbed(values: Any, bits: Any, grad: Any, grad_bits: Any, start: Any, end: Any, first_bad: Any) -> Any:
+    """Add the gradient from ``start`` to ``end``, where there is one; return ``first_bad``, or the first one here."""
+    if grad.size == 0:
+        return first_bad
+    bad = absorb_tile(values[start:end], bits[start:end], grad[start:end], grad_bits[start:end])
+    return start + bad if first_bad < 0 <= bad else first_bad
+
+
+@jitted
+def _encode(code: Any, vectors: Any, weight: Any, place: Any, wire: Any, skip: Any, words: Any) -> Any:
+    """Code values into their places of a message; return where the first sum that is too large is, or -1.
+
+    ``vectors`` are values and gradient, each with its bits, and rest. The gradient, if not empty, is added first. The
+    rest, if not empty, becomes ``values - decoded``. With a ``weight`` other than zero it becomes that many times this,
+    the values become what is decoded, and the bit pattern of their largest magnitude is returned.
+    """
+    values, bits, grad, grad_bits, rest = vectors
+    block, first_bad, key = code[1], -1, (words[0], words[1])
+    memory = np.empty((4, min(block, values.size)), np.float32)
+    for start in range(0, values.size, block):
+        end = min(start + block, values.size)
+        first_bad = _absorbed(values, bits, grad, grad_bits, start, end, first_bad)
+        x, near = values[start:end], memory[0, : end - start]
+        write_block(code, x, bits[start:end], wire, place + start, skip, key, memory)
+        if rest.size or weight:
+            read_block(code, wire, place + start, skip, near, memory[3].view(np.int32))
+            leave(rest[start:end], x, near, weight)
+    return np.int64(first_bad) if weight == 0 else np.int64(highest_bits(bits))
+
+
+@jitted
+def _decode(code: Any, own: Any, place: Any, wires: Any, out: Any, divisor: Any, skip: Any) -> Any:
+    """Fill ``out`` with the sum of what R messages (R, bytes) hold, and of the ``own`` values where there are some.
+
+    The sum is divided. Its largest magnitude's bit pattern is returned; with own values, and their gradient, each as
+    numbers and as bits, the place of their first sum that is too large.
+    """
+    block, highest, first_bad = code[1], np.int32(0), -1
+    memory = np.empty((2, min(block, out.size)), np.float32)
+    codes = memory[1].view(np.int32)
+    for start in range(0, out.size, block):
+        end = min(start + block, out.size)
+        target, near = out[start:end], memory[0, : end - start]
+        first_bad = _absorbed(*own, start, end, first_bad)
+        for row in range(wires.shape[0]):
+            if row == 0:
+                read_block(code, wires[row], place + start, skip, target, codes)
+            else:
+                read_block(code, wires[row], place + start, skip, near, codes)
+                for i in range(target.size):
+                    target[i] += near[i]
+        highest = max(highest, finish(target, own[0][start:end], divisor, wires.shape[0] == 0))
+    return np.int64(first_bad) if own[0].size else np.int64(highest)

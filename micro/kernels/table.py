@@ -18,7 +18,7 @@ from micro.warn import warn
 class Forms(NamedTuple):
     """The modules of micro.kernels that hold an operation's forms; None where there is no such form."""
 
-    torch: str | None = "reference"
+    torch: str = "reference"
     numba: str | None = None
     triton: str | None = None
 
@@ -41,11 +41,7 @@ TABLE = {
     "keep": Forms("cuts", numba="collecting"),
     "sums": Forms(numba="summing", triton="triton.summing"),
 }
-MODULES = {  # of which callers take the whole
-    "codes": Forms(None, numba="codes", triton="triton.codes"),  # in torch: micro.codecs
-    "scanning": Forms(triton="triton.scanning"),
-    "packing": Forms(None, numba="packing"),  # in torch: micro.codecs.bits
-}
+COUNTED = {"counted_above": Forms(triton="triton.scanning")}  # `above`, whose host reads the length later
 PACKAGES = ("numba", "llvmlite", "numpy", "triton")  # of the compiled forms; each may be missing
 TRIED = ("triton", "numba")  # forms; tests leave all to plain torch by an empty tuple
 
@@ -63,10 +59,9 @@ def forms(*vectors: Tensor) -> Any:
 
 @cache
 def _operations(kind: str) -> SimpleNamespace:
-    """Return every operation in the form of a kind, else in torch; and the modules, None where there is none."""
-    operations = {name: getattr(module(getattr(row, kind) or row.torch), name) for name, row in TABLE.items()}
-    names = {name: getattr(row, kind) for name, row in MODULES.items()}
-    return SimpleNamespace(**operations, **{name: place and module(place) for name, place in names.items()})
+    """Return every operation in the form of a kind, else in torch."""
+    rows = (TABLE | COUNTED).items()
+    return SimpleNamespace(**{name: getattr(module(getattr(row, kind) or row.torch), name) for name, row in rows})
 
 
 @cache

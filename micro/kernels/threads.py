@@ -29,12 +29,6 @@ def entries_in_parts(work: Callable[[int, int], T], count: int) -> list[T]:
     return _shared(work, count, LEAST // ENTRY, 1)
 
 
-def lists_in_parts(work: Callable[[int, int], T], count: int, numel: int, *, moved: float = 4.0) -> list[T]:
-    """Return what `in_parts` does for ``count`` lists of about one length, ``numel`` elements in all."""
-    _local.moved = moved_bytes() + moved * numel
-    return _shared(work, count, max(1, LEAST * count // max(numel, 1)), 1)
-
-
 def in_parts(work: Callable[[int, int], T], numel: int, *, unit: int = 1, moved: float = 4.0) -> list[T]:
     """Return ``work(start, stop)`` of neighbouring parts of [0, numel), in order; short vectors are one part.
 

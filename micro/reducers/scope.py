@@ -31,7 +31,12 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
         return replace(reducer, reducer=scoped(reducer.reducer, scope))
     if not isinstance(reducer, SparseReducer):
         raise ValueError(f"scope={scope} means nothing for {reducer.name}, which chooses no elements: use scope=bucket")
-    return reducer if scope == "model" else replace(reducer, selector=PerTensor(selector=reducer.selector))
+    if scope == "model":
+        return reducer
+    why = PerTensor.why_not(reducer.selector)
+    if why:
+        raise ValueError(f"scope=tensor: selector {reducer.selector.full_name} {why}: use scope=bucket")
+    return replace(reducer, selector=PerTensor(selector=reducer.selector))
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:

@@ -8,6 +8,9 @@ import torch
 from micro.comm.operations import Op
 from micro.comm.ranks import Comm, Traffic
 from micro.comm.spans import Seconds, Spans
+from micro.comm import Comm, Traffic
+from micro.operations import Op
+from micro.spans import Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +30,8 @@ class StepStats:
         calls: the collectives called, each with its size (micro.comm.operations.OPS).
         local_bytes: the part of these bytes that stayed within a node, where ranks are of two levels.
         local_calls: the collectives called within a node, with their sizes; ``calls`` are then those between nodes.
-        spans: where the time of the reduction went; of an accelerator it is known later, and ``select_s``,
-            ``exchange_s`` and ``rest_s`` wait for it.
+        spans: where the time of the reduction went, also ``select_s``, ``exchange_s`` and ``rest_s``; on an accelerator
+            NaN, unless the attachment is timed.
         skipped: True where a gradient or the update held NaN or Inf, in this bucket or in another of the same step: the
             update of all buckets is zero then, on all ranks, and nothing left the residuals.
         relative_error: L2 norm of what this rank's sending lost of its accumulator, over the accumulator's norm, where
@@ -70,17 +73,17 @@ class StepStats:
     @property
     def select_s(self) -> float:
         """Seconds choosing."""
-        return float(self.spans.select)
+        return self.spans.select
 
     @property
     def exchange_s(self) -> float:
         """Seconds inside collectives, waiting included."""
-        return float(self.spans.exchange)
+        return self.spans.exchange
 
     @property
     def rest_s(self) -> float:
         """Seconds in everything else of the reduction."""
-        return float(self.spans.rest)
+        return self.spans.rest
 
     @property
     def num_collectives(self) -> int:
@@ -133,15 +136,15 @@ class StepStats:
 class Start:
     """When a reduction began, and how long its step had been in collectives by then."""
 
-    at: Seconds
-    waited: Seconds
+    at: float
+    waited: float
 
     @classmethod
     def of(cls, comm: Comm, device: torch.device) -> "Start":
         """Return the present."""
         return cls(comm.now(device), comm.traffic.elapsed)
 
-    def spans(self, comm: Comm, device: torch.device, select: Seconds = 0.0) -> Spans:
+    def spans(self, comm: Comm, device: torch.device, select: float = 0.0) -> Spans:
         """Return where the time went since; choosing took ``select`` of it."""
         exchange = comm.traffic.elapsed - self.waited
         return Spans(select=select, exchange=exchange, rest=comm.now(device) - self.at - select - exchange)
@@ -160,7 +163,7 @@ def stats_of(
     global_count: int | None = None,
     rule: str | None = None,
     threshold: float | None = None,
-    select: Seconds = 0.0,
+    select: float = 0.0,
     **rare: Any,
 ) -> StepStats:
     """Return the statistics of a reduction that ends now, as if its step counted; counts are all elements by default.

@@ -13,11 +13,12 @@ from micro.comm.requests import Reduction
 from micro.density.base import Target, target_count
 from micro.predicted_traffic import Calls, Choosing
 from micro.selectors.base import Selector, Traits
-from micro.selectors.side_by_side import together
 from micro.selectors.wrapping import WrappingSelector
 from micro.values.flat import Layout
 from micro.values.randomness import seed_for
 from micro.values.sparse import Selection, Step
+from micro.sparse import Selection, Step
+from micro.traffic import Choosing
 
 
 @dataclass(slots=True)
@@ -34,18 +35,19 @@ class PerTensor(WrappingSelector[PerTensorState]):
     Where a selector sees a whole bucket, parameters with large gradients take all of k, and which parameters these are
     depends on how parameters were merged into buckets. Here each has its own k, floor(density * numel) and at least 1,
     its own state, which follows it into other buckets, and its own random numbers. The choices are joined, so that one
-    exchange serves the bucket however many parameters it has. So does each collective of the selector itself: `Micro`
-    sends 128 bytes for each parameter (4 with its published rule), in one message.
+    exchange serves the bucket however many parameters it has. On an accelerator the host waits for each parameter by
+    itself; ``TopK(scope="layer")`` waits once.
 
     Args:
-        selector: which indices of a parameter: a part, its name, or a mapping.
+        selector: which indices of a parameter, chosen without a message: a part, its name, or a mapping.
 
     Statistics: k is the sum over the parameters; there is a threshold only where there is one parameter.
 
     Source: selection layer by layer is that of Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887.
 
     Raises:
-        ValueError: a selector that has to see all parameters, or sees each separately already, or is unbiased.
+        ValueError: a selector that sends messages, has to see all parameters, or sees each separately already, or is
+            unbiased.
     """
 
     name: ClassVar[str] = "per_tensor"
@@ -62,7 +64,9 @@ class PerTensor(WrappingSelector[PerTensorState]):
         }
         if type(selector).observe is not Selector.observe:
             return "learns from the update of the whole vector"
-        return next((why for trait, why in reasons.items() if trait in selector.traits), None)
+        why = next((why for trait, why in reasons.items() if trait in selector.traits), None)
+        sends = why is None and selector.volume(Layout.flat(2), 1.0, 2).calls
+        return "sends messages to choose, which each parameter would need" if sends else why
 
     def save(self, state: PerTensorState) -> dict[str, Any]:
         """Return the selector's states by parameter name."""
@@ -93,7 +97,7 @@ class PerTensor(WrappingSelector[PerTensorState]):
     def select(self, state: PerTensorState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return what the selector chooses of each parameter, as one choice."""
         densities = step.layer_densities or (step.target_count / acc.numel(),) * len(step.layout.names)
-        starts, choices = list[int](), list[Reduction[Selection]]()
+        starts, found = list[int](), list[Selection]()
         for density, (name, place), own in zip(densities, step.layout.slices(), _layouts(step.layout), strict=True):
             if own is None:
                 continue
@@ -101,8 +105,7 @@ class PerTensor(WrappingSelector[PerTensorState]):
                 state.by_name[name] = self.selector.start()
             inner = Step(step.index, target_count(density, own.numel), seed_for(step.seed, name), own)
             starts.append(place.start)
-            choices.append(self.selector.select(state.by_name[name], acc[place], inner, comm))
-        found = yield from together(choices)
+            found.append((yield from self.selector.select(state.by_name[name], acc[place], inner, comm)))
         counts = [selection.counts for selection in found if selection.counts is not None]
         return Selection(
             torch.cat([selection.indices + start for selection, start in zip(found, starts, strict=True)]),
@@ -111,11 +114,8 @@ class PerTensor(WrappingSelector[PerTensorState]):
         )
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return what the selector sends for all parameters, in one message; see Selector."""
-        each = [self.selector.volume(alone, density, world_size) for alone in _layouts(layout) if alone is not None]
-        size = sum(size for said in each for _, size in said.calls)
-        calls: Calls = (("gather_rows", size),) if size else ()
-        return Choosing(calls=calls, knows_counts=each[0].knows_counts)
+        """Return that choosing sends nothing; see Selector."""
+        return Choosing(knows_counts=self.selector.volume(layout, density, world_size).knows_counts)
 
 
 @lru_cache(maxsize=64)  # needed at every step

@@ -12,7 +12,7 @@ def above(x: Tensor, threshold: float | Tensor) -> Reduction[tuple[Tensor, Tenso
     """Return what `micro.kernels.above` does."""
     if x.is_cpu:
         return kernels.above(x, float(threshold))
-    count, lists = forms(x).scanning.counted_above(x, threshold)
+    count, lists = forms(x).counted_above(x, threshold)
     (length,) = yield from known(count)
     found: tuple[Tensor, Tensor] = lists(length)
     return found

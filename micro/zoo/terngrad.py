@@ -8,9 +8,10 @@ from torch import Tensor
 
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
-from micro.kernels.code import DIGITS, Code, Kind
 from micro.parts import Rule, check_rule
 from micro.values.randomness import uniform, words
+
+DIGITS = 5  # of base 3 that fit into a byte: 3**5 = 243
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +49,6 @@ class TernGrad(Codec):
         blocks.check_block(self.name, self.block)
         if self.clip is not None and not 0 < self.clip < float("inf"):
             raise ValueError(f"clip of {self.name} must be positive, got {self.clip}")
-
-    @property
-    def code(self) -> Code | None:
-        """The compiled form."""
-        return Code(Kind.TERNARY, self.block, clip=self.clip or 0.0, is_published=self.rule == "published")
 
     @property
     def diverges_with_feedback(self) -> bool:

@@ -20,6 +20,9 @@ from micro.reducers.with_density import WithDensity
 from micro.values.finite import Finite, is_finite_by
 from micro.values.nonfinite import Policy, check_policy
 from micro.values.sparse import Step
+from micro.requests import Reduction
+from micro.sparse import Step
+from micro.stats import Start, stats_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +43,7 @@ class Coefficients:
     counts: tuple[int, ...]
     num_updated: int | Tensor
     is_finite: Finite
-    select: Seconds
+    select: float
     error: Tensor | None
     own: Tensor | None
     unsent: Tensor | None

@@ -105,7 +105,7 @@ def test_a_failure_on_one_rank_ends_all_soon(where: str, words: str, kind: str) 
 DIFFERENT: list[tuple[dict[str, Any], str]] = [  # what rank 1 has where rank 0 has the defaults, and what is named
     ({"reducer": micro.SparseReducer(micro.Micro(), density=0.2)}, "density"),
     ({"start_step": 3}, "split"),
-    ({"scope": "tensor", "clip": 1.0}, "per_tensor"),
+    ({"reducer": micro.SparseReducer(micro.TopK(), 0.1), "scope": "tensor", "clip": 1.0}, "per_tensor"),
     ({"clip": 1.0}, "clip"),
     ({"lane": "caller"}, "lane"),
     ({"scaler": torch.amp.GradScaler("cpu")}, "scaler"),

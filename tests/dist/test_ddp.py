@@ -102,8 +102,8 @@ BOOKS: dict[str, tuple[Any, ...]] = {  # ranks, and what keep_books takes
     "some unused, topk": (2, Net, some_unused, TOPK, UNUSED),
     "some unused, micro": (3, Net, some_unused, MICRO, UNUSED),
     "some unused, dense": (2, Net, some_unused, DENSE, UNUSED),
-    "by tensor": (2, Net, one_loss, MICRO, SMALL, "tensor"),
-    "by tensor, some unused": (2, Net, some_unused, MICRO, SMALL | UNUSED, "tensor"),
+    "by tensor": (2, Net, one_loss, TOPK, SMALL, "tensor"),
+    "by tensor, some unused": (2, Net, some_unused, TOPK, SMALL | UNUSED, "tensor"),
     "whole model": (2, Net, one_loss, MICRO, SMALL, "model"),
     "whole model, some unused": (2, Net, some_unused, MICRO, SMALL | UNUSED, "model"),
 }

@@ -24,8 +24,6 @@ def two_level(reducer: micro.Reducer) -> micro.TwoLevel:
 
 ROWS: tuple[Row, ...] = (
     sparse("per_tensor+topk+gather", micro.PerTensor(selector=micro.TopK()), BUILD_UP, exchange=GATHER),
-    sparse("per_tensor+micro+agreed", micro.PerTensor(selector=micro.Micro()), EXACT),
-    sparse("per_tensor+micro+published", micro.PerTensor(selector=micro.Micro(rule="published")), None),
     sparse("per_tensor+leader", micro.PerTensor(selector=micro.Leader()), EXACT),
     sparse("scaled_elements+micro+agreed", ScaledElements(selector=micro.Micro()), EXACT),
     row("split+micro", matrices(MICRO), EXACT, **BIAS),

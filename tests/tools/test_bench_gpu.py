@@ -55,8 +55,8 @@ def test_all_kernels_compile_without_spills_and_with_wide_loads(report: list[str
         assert 0 < int(registers) <= 128, name  # 16 warps of a multiprocessor at least
         assert int(spilled) == 0, name
         assert int(shared) <= 48 * 1024, name
-        assert int(loads) > 0 or name.endswith("mean"), name
-        assert int(stores) > 0 or not (name.startswith("absorb") or name.endswith(("mean", "left"))), name
+        assert int(loads) > 0, name
+        assert int(stores) > 0 or not name.startswith("absorb"), name
 
 
 BIND = """
@@ -67,27 +67,25 @@ from triton.runtime.jit import create_function_from_signature
 from experiments.benchmarks.gpu.variants import variants
 from micro.kernels.triton.launching import LENGTHS
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "i32": torch.int32, "i16": torch.int16,
-          "i8": torch.int8, "u8": torch.uint8}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "i32": torch.int32}
 for variant in variants():
     function = variant.function
     bind = create_function_from_signature(function.signature, function.params, make_backend(GPUTarget("cuda", 90, 32)))
     types = dict(word.split(":") for word in variant.types.split())
     fixed = {name: torch.empty(16, dtype=DTYPES[kind[1:]]) for name, kind in types.items() if kind[0] == "*"}
 
-    def bound(step, numel):
-        numbers = {name: float(step) if types[name] == "fp32" else step for name in types if name not in fixed}
-        given = {**variant.constants, **fixed, **numbers, "numel": numel}
+    def bound(numel):
+        given = {**variant.constants, **fixed, "numel": numel}
         return str(bind(**{name: given[name] for name in function.arg_names})[1])
 
-    print(len({bound(step, 4096) for step in range(50)}), len({bound(1, numel) for numel in LENGTHS[:50]}))
+    print(len({bound(numel) for numel in LENGTHS[:50]}))
 """
 
 
 @needs_triton
-def test_fifty_steps_compile_a_kernel_once_and_lengths_once_more(tmp_path: Path) -> None:
-    """Lengths alone are told apart: multiples of 16, which are loaded 16 bytes at a time, and others."""
-    assert set(not_interpreted(tmp_path, "-c", BIND).splitlines()) == {"1 2"}
+def test_fifty_lengths_compile_a_kernel_twice(tmp_path: Path) -> None:
+    """Multiples of 16, which are loaded 16 bytes at a time, and others; no kernel takes another number."""
+    assert set(not_interpreted(tmp_path, "-c", BIND).splitlines()) == {"2"}
 
 
 def test_a_call_that_fails_is_a_row_that_says_so_and_the_others_go_on() -> None:

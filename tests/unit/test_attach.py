@@ -382,6 +382,7 @@ SPLIT = micro.Split(reducer=TOPK, min_dims=2)
         (wrapped, {"scope": "layer"}, "scope", "layer"),
         (wrapped, {"lane": "stream"}, "lane", "stream"),
         (wrapped, {"reducer": micro.DenseReducer(), "scope": "tensor"}, "scope=tensor", "dense"),
+        (wrapped, {"reducer": micro.SparseReducer(micro.Micro(), 0.1), "scope": "tensor"}, "messages", "scope=bucket"),
         (wrapped, {"only": lambda name, p: False}, "only", "trained parameters"),
         (wrapped, {"only": "*.weight", "dense": ["first.*"]}, "both dense and only", "first.weight"),
         (wrapped, {"dense": "*norm*"}, "dense", "*norm*"),

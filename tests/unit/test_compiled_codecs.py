@@ -16,9 +16,7 @@ from micro.codecs.base import Codec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
-from micro.codecs.sign import Sign
 from micro.kernels import table, threads
-from micro.zoo.terngrad import TernGrad
 from tests import parts
 from tests.products import grid
 
@@ -30,15 +28,10 @@ CODECS: dict[str, Codec] = {
     "int8": Int8(),
     "int8, short blocks": Int8(block=24),
     "int8, at random": Int8(stochastic=True),  # torch codes it
-    "sign": Sign(),
-    "sign, short blocks": Sign(block=8),
-    "sign, no whole bytes": Sign(block=13),  # torch codes it
     "qsgd": QSGD(),
     "qsgd, 7 bits, short blocks": QSGD(bits=7, block=40),
     "qsgd, 16 bits, as published": QSGD(bits=16, rule="published"),
-    "terngrad": TernGrad(),
-    "terngrad, short blocks": TernGrad(block=24, clip=None),
-    "terngrad, as published": TernGrad(rule="published"),
+    "qsgd, no whole bytes": QSGD(block=13),  # torch codes it
 }
 
 

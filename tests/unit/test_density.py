@@ -55,7 +55,7 @@ SENDING: dict[str, dict[str, Any]] = {
     "topk by layer": {"part": micro.TopK(scope="layer")},
     "micro": {"part": micro.Micro()},
     "micro, scaled": {"part": ScaledElements(selector=micro.Micro())},
-    "micro by tensor": {"part": micro.PerTensor(selector=micro.Micro())},
+    "leader by tensor": {"part": micro.PerTensor(selector=micro.Leader())},
     "exdyna": {"part": ExDyna(num_blocks=7, alignment=1)},
     "leader": {"part": micro.Leader()},
     "gaussiank": {"part": micro.Estimated(fit="gaussiank"), "exchange": micro.Gather()},
@@ -84,7 +84,7 @@ def test_a_warm_up_from_one_begins_as_dense_training_without_indices(name: str) 
                 assert said == stats.calls
 
 
-@pytest.mark.parametrize("selector", [micro.TopK(scope="layer"), micro.PerTensor(selector=micro.Micro())])
+@pytest.mark.parametrize("selector", [micro.TopK(scope="layer"), micro.PerTensor(selector=micro.Leader())])
 def test_parameters_have_the_density_of_the_first_pattern_that_matches(selector: micro.Selector) -> None:
     assert micro.ByName(patterns=[("a", 0.2)], density=0.1) == micro.ByName(patterns={"a": 0.2}, density=0.1)
     policy = micro.ByName(patterns={"*.bias": 1.0, "a.*": 0.25, "*": 0.1}, density=0.5)

@@ -27,7 +27,7 @@ NAN = [1.0, math.nan, 1.0, 1.0]  # the mean is undone
 SKIP: dict[str, Any] = {"nonfinite": "skip"}
 MOMENTUM: dict[str, Any] = {"feedback": micro.MomentumCorrection()}
 METHODS: list[tuple[str, dict[str, Any], list[float]]] = [  # rows, settings, factors of the gradient step by step
-    ("micro+agreed per_tensor+micro+agreed", {}, CHANGING),
+    ("micro+agreed per_tensor+topk+gather", {}, CHANGING),
     ("scaled_elements+micro+agreed exdyna+repaired threshold gtopk gtopk+published dsa dsa+published", {}, CHANGING),
     ("gaussiank+repaired sidco+e+repaired dgc+repaired oktopk", {}, CHANGING),
     ("gtopk+published dsa+published oktopk", MOMENTUM, CHANGING),

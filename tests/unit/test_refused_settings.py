@@ -115,6 +115,10 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: micro.SparseReducer(MICRO, micro.ByName(patterns={"a": 0.2}, density=0.1)), "by_name", "micro"),
     (lambda: micro.ByName(patterns={"c*": 0.2}, density=0.1).check_parameters({"a": (1,)}), "'c*'", "'a'"),
     (lambda: micro.PerTensor(selector=Deft()), "selector", "deft"),
+    *(
+        (lambda each=each: micro.PerTensor(selector=each), f"selector {each}", "messages")
+        for each in ("micro", "exdyna")
+    ),
     (lambda: micro.PerTensor(selector=micro.TopK(scope="layer")), "selector", "topk"),
     (lambda: micro.PerTensor(selector=micro.PerTensor(selector=TOPK)), "selector", "per_tensor topk"),
     *(

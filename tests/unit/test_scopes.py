@@ -12,7 +12,7 @@ from tests.products import grid
 
 LAYOUT = micro.Layout(("a", "empty", "b", "one", "c"), ((6, 20), (0,), (7,), (), (90,)))
 SCALES = {"a": 1.0, "b": 30.0, "one": 0.1, "c": 0.01}
-SELECTORS = ("exdyna", "leader", "micro", "randomk", "threshold", "topk")
+SELECTORS = ("leader", "randomk", "threshold", "topk")
 
 
 def part_of(layout: micro.Layout, *names: str) -> micro.Layout:
@@ -54,10 +54,9 @@ def test_each_parameter_gets_what_it_would_get_alone(name: str, world_size: int)
         assert stats.target_count == sum(own.target_count for _, own in parts)
 
 
-@pytest.mark.parametrize("name", ["micro", "exdyna", "estimated"])
-def test_buckets_change_nothing_and_states_follow_their_parameters(name: str) -> None:
-    settings = {"estimated": {"fit": "sidco"}}.get(name, {})
-    reducer = micro.SparseReducer(PerTensor(selector={"name": name, **settings}), 0.1)
+@pytest.mark.parametrize("fit", ["sidco", "gaussiank"])
+def test_buckets_change_nothing_and_states_follow_their_parameters(fit: str) -> None:
+    reducer = micro.SparseReducer(PerTensor(selector={"name": "estimated", "fit": fit}), 0.1)
     whole, moved = simulated(reducer, LAYOUT, 3), [simulated(reducer, LAYOUT, 3)]
     for index in range(12):
         if index == 4:  # DDP's buckets come apart

@@ -11,12 +11,7 @@ from torch import Tensor
 from tests.interpreted import serving_the_cpu  # isort: skip  # before what imports triton
 
 import micro
-from experiments.benchmarks.gpu.checks import coded
 from micro import kernels
-from micro.codecs.base import Codec
-from micro.codecs.half import BFloat16, Half
-from micro.codecs.int8 import Int8
-from micro.codecs.sign import Sign
 from micro.kernels import reference, table
 from micro.kernels.triton import absorbing, checking
 from tests.operations import CASES, KINDS, assert_same, vector
@@ -54,14 +49,6 @@ def cpu_as_gpu() -> Iterator[None]:
     """Let the kernels serve tensors of the CPU."""
     with serving_the_cpu():
         yield
-
-
-@of_new_triton
-@pytest.mark.usefixtures("cpu_as_gpu")
-@pytest.mark.parametrize("codec", [Half(), BFloat16(), Int8(), Sign()])
-def test_codes_are_those_of_torch(codec: Codec) -> None:
-    for one, other in coded(codec, torch.device("cpu")):
-        assert torch.equal(one, other)
 
 
 class Flat(Tensor):

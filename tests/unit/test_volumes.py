@@ -60,7 +60,7 @@ def test_densities_by_name_and_a_bucket_of_which_nothing_is_chosen_count() -> No
 def test_parameters_without_elements_send_nothing() -> None:
     """As two levels make of each that is shorter than a node."""
     layout = micro.Layout(("w", "b"), ((4,), (1,)))
-    tensors = micro.SparseReducer(micro.PerTensor(selector=micro.Micro()), 0.1)
+    tensors = micro.SparseReducer(micro.PerTensor(selector=micro.TopK()), 0.1)
     assert volume_of(micro.TwoLevel(reducer=tensors, ranks_per_node=4), 5, 8, layout=layout).local_calls
     layers = micro.SparseReducer(micro.TopK(scope="layer"), micro.ByName(patterns={"*": 1.0}, density=0.01))
     two_level = micro.TwoLevel(reducer=layers, ranks_per_node=4)

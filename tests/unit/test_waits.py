@@ -32,7 +32,6 @@ STEPS, SETTLED = 6, 4
 LONG = micro.Layout(("a", "b"), ((200, 100), (1000,)))  # whose largest are found by a sample and a scan
 MOST = {  # waits of a settled step of one bucket, and the rows with so many: the first line that names a row holds
     "*+at?one": 1,
-    "per_tensor+micro+agreed": 21,  # each of its layers may search
     "oktopk*": 14,
     "topk+oktopk": 11,
     "sidco+p+repaired": 7,
@@ -84,7 +83,7 @@ def test_a_settled_step_waits_no_more_often_than_the_table_says(row: Row) -> Non
     [
         ("dense randomk powersgd fft bf16+union signsgd+gather", 1, 0),
         ("leader topk+gather", 2, 1),
-        ("topk+union micro+agreed micro+published exdyna+published per_tensor+micro+agreed", 3, 1),
+        ("topk+union micro+agreed micro+published exdyna+published", 3, 1),
     ],
 )
 def test_waits_of_a_step_of_several_buckets(names: str, at_once: int, with_each: int, num_buckets: int) -> None:

@@ -39,7 +39,7 @@ class Variant:
         constants: the arguments that are.
         traffic: bytes that it moves, in words: per element of the vector, where nothing else is said.
         dtypes: of its main vectors, in words.
-        loads, stores: whether whole vectors are read and written, 16 bytes at a time.
+        stores: whether whole vectors are written, 16 bytes at a time; all are read so.
         in_place: whether it writes what it has read.
     """
 
@@ -49,7 +49,6 @@ class Variant:
     constants: dict[str, Any]
     traffic: str
     dtypes: str = "float32"
-    loads: bool = True
     stores: bool = False
     in_place: bool = False
 
@@ -82,7 +81,7 @@ def compile_for(variant: Variant, architecture: int) -> Row:
     spilled, loads, stores = usage["STACK"] + usage["LOCAL"], wide.count("ld"), wide.count("st")
     problems = {
         "spills registers": spilled,
-        "moves less than 16 bytes at a time": (variant.loads and not loads) or (variant.stores and not stores),
+        "moves less than 16 bytes at a time": not loads or (variant.stores and not stores),
         "may write what another warp has still to read": variant.in_place and not _reads_first(binary.asm["ptx"]),
     }
     return {

@@ -30,7 +30,6 @@ STEP: Columns = {
     "method": Column("name"),
     "first s": Column("first_s", "{:.2f}"),
     "ms": Column("step_s", "{:.3f}", 1e3),
-    "not hidden ms": Column("exposed_s", "{:.3f}", 1e3),
     "MB sent": Column("sent", "{:.3f}", 1e-6),
     "buckets": Column("buckets"),
     "waits per bucket": Column("waits", "{:.1f}"),
@@ -115,7 +114,7 @@ class Training:
     def check_replicas(self) -> str:
         """Return what is wrong where the ranks hold other weights."""
         mine = torch.stack([p.detach().double().sum() for p in self.net.parameters()])
-        rows = GroupComm(timed=False).answer(AllGather(mine=mine))
+        rows = GroupComm().answer(AllGather(mine=mine))
         return "" if bool((rows == rows[0]).all() and rows.isfinite().all()) else "ranks hold other weights"
 
 
@@ -134,7 +133,7 @@ def ddp(settings: Settings, name: str, num_steps: int = STEPS) -> list[Row]:
     if attachment:
         stats = attachment.stats
         sent = sum(each.bytes_sent for each in stats)
-        row |= {"buckets": len(stats), "sent": sent, "exposed_s": float(attachment.exposed_s)}
+        row |= {"buckets": len(stats), "sent": sent}
     if device.type == "cuda":
         row |= {"peak": torch.cuda.max_memory_allocated(device), "leak": _memory(device) - memory}
         per_bucket = 1 / row.get("buckets", BUCKETS)

@@ -5,7 +5,6 @@ loads 16 bytes at a time.
 """
 
 from collections.abc import Callable
-from inspect import signature
 from typing import Any
 
 import torch
@@ -16,17 +15,14 @@ from torch import Tensor
 BLOCK = 1024  # elements of a program: eight of each of its 128 threads
 LENGTHS = range(2, 2**31 - 2**17)  # within 32 bits also beyond the end; Triton would compile for a length of 1 alone
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-NUMBERS = ("rows", "row_scales", "row_codes", "divisor")
 
 
 def kernel(body: Callable[..., Any]) -> Any:
     """Return ``body`` as a Triton kernel, or as what Triton's interpreter runs where TRITON_INTERPRET is set.
 
-    Numbers that change from step to step are not specialised: Triton would compile again where one becomes 1, or a
-    multiple of 16, and ranks do not come to that in the same step. Lengths are told apart by 16 alone, for wide loads.
+    Lengths are the only numbers that kernels take: Triton compiles again where one becomes a multiple of 16.
     """
-    numbers = [name for name in signature(body).parameters if name in NUMBERS]
-    return triton.jit(body, do_not_specialize=numbers)
+    return triton.jit(body)
 
 
 @kernel
