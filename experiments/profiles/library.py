@@ -13,7 +13,7 @@ from micro import kernels
 try:
     from micro.comm.group import GroupComm
 except ImportError:  # an older revision, without the folder
-    from micro.comm.group import GroupComm  # type: ignore[import-not-found,no-redef]
+    from micro.comm.group import GroupComm
 
 Step = Callable[[Tensor], dict[str, float]]
 

@@ -28,7 +28,6 @@ from micro.comm.requests import (
     Sending,
     read_together,
 )
-from micro.comm.spans import Seconds
 
 T = TypeVar("T")
 BLOCK = 2**16  # elements of a sum that are added up at a time: they stay in a core's cache

@@ -11,10 +11,7 @@ import torch
 
 from micro.comm.operations import Kind, Op
 from micro.comm.requests import Reduction, Request, carried_out
-from micro.comm.spans import Clock, Seconds, event_on
-from micro.operations import Kind, Op
-from micro.requests import Reduction, Request, carried_out
-from micro.spans import Clock
+from micro.comm.spans import Clock
 
 
 @dataclass(slots=True)

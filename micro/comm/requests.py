@@ -17,8 +17,6 @@ from micro.values.finite import read
 
 if TYPE_CHECKING:
     from micro.comm.ranks import Comm
-    from micro.comm.spans import Seconds
-    from micro.comm import Comm
 
 T = TypeVar("T")
 

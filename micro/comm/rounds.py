@@ -11,9 +11,6 @@ from typing import Any, TypeVar
 
 from micro.comm.ranks import Comm, Started
 from micro.comm.requests import AllReduce, Once, Reduction, Running, carried_out, read_together
-from micro.comm.spans import Seconds
-from micro.comm import Comm, Started
-from micro.requests import AllReduce, Once, Reduction, Running, carried_out, read_together
 
 T = TypeVar("T")
 Reduce = Callable[[Comm], Reduction[T]]

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.comm.spans import Seconds
 from micro.ddp.bucket_lane import BucketLane
 from micro.ddp.buckets import Bucket
 

@@ -12,7 +12,6 @@ from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header
 from micro.comm.group import GroupComm
 from micro.comm.ranks import Comm
-from micro.comm.spans import Seconds
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale, scale_of
@@ -26,8 +25,6 @@ from micro.reducers.base import Reducer
 from micro.reducers.stats import StepStats
 from micro.reducers.wrapping import innermost
 from micro.values.clipping import check_clip
-from micro.stats import StepStats
-from micro.summary import StepSummary
 from micro.warn import warn
 
 

@@ -13,7 +13,6 @@ from micro.comm.group import GroupComm
 from micro.comm.requests import AllGather, carried_out
 from micro.comm.requests import Reduction as Requests
 from micro.comm.rounds import UnderWay
-from micro.comm.spans import Seconds
 from micro.drivers.arrivals import note, note_whole, refusal
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.loss_scale import LossScale
@@ -23,12 +22,6 @@ from micro.reducers.scope import joined
 from micro.reducers.stats import StepStats
 from micro.values.flat import Layout
 from micro.values.nonfinite import Finding, NonFiniteGradient, SkippedSteps
-from micro.reducers.outcome import Outcome
-from micro.requests import AllGather, carried_out
-from micro.requests import Reduction as Requests
-from micro.rounds import UnderWay
-from micro.scope import joined
-from micro.stats import StepStats
 
 Clip = Callable[[Sequence[Tensor], float], Requests[None]]
 """Scales the parts of a gradient down to a norm; see micro.values.clipping."""

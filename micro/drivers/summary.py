@@ -4,9 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from micro.comm.spans import Seconds
 from micro.reducers.stats import StepStats
-from micro.stats import StepStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,7 +158,7 @@ def scattered_sum(grads: Tensor, codec: Codec, key: Key, comm: Comm) -> Reductio
     total = pieces[rank].to(dtype, copy=True)
     for wire in received:
         total += coding.decode(codec, wire[:num_bytes], count, dtype)
-    return total.masked_fill_((received[:, num_bytes] == 0).any(), torch.nan)
+    return torch.where((received[:, num_bytes] == 0).any(), torch.nan, total)
 
 
 def is_finite(piece: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def _factor(x: Any, levels: Any, terms: Any) -> Any:
 
 @jitted
 def _uniform(words: Any, place: Any) -> Any:
-    """Return the number in [0, 1) that `micro.randomness.uniform` has at a place."""
+    """Return the number in [0, 1) that `micro.values.randomness.uniform` has at a place."""
     word = np.uint32(np.uint32(place) ^ words[0])
     word = np.uint32(np.uint32(word ^ (word >> np.uint32(16))) * np.uint32(0x7FEB352D))
     word = np.uint32(np.uint32(word ^ (word >> np.uint32(15))) ^ words[1])

@@ -12,13 +12,10 @@ from torch import Tensor
 from micro.kernels.code import Code, Kind
 from micro.kernels.code_blocks import read_block, write_block
 from micro.kernels.floats import converts_halves
-from micro.kernels.jit import INFINITY_BITS
-from micro.kernels.threads import are_few, in_parts, lists_in_parts
-from micro.values.randomness import words
 from micro.kernels.jit import INFINITY_BITS, jitted
 from micro.kernels.threads import in_parts
 from micro.kernels.tiles import absorb_tile, finish, highest_bits, leave
-from micro.randomness import words
+from micro.values.randomness import words
 
 Key = tuple[int, ...]  # see micro.codecs.base
 Array = Any  # np.ndarray, whose types numba does not know

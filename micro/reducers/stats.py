@@ -7,10 +7,7 @@ import torch
 
 from micro.comm.operations import Op
 from micro.comm.ranks import Comm, Traffic
-from micro.comm.spans import Seconds, Spans
-from micro.comm import Comm, Traffic
-from micro.operations import Op
-from micro.spans import Spans
+from micro.comm.spans import Spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,12 @@ from torch import Tensor
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
 from micro.density.base import Target, target_count
-from micro.predicted_traffic import Calls, Choosing
+from micro.predicted_traffic import Choosing
 from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
 from micro.values.flat import Layout
 from micro.values.randomness import seed_for
 from micro.values.sparse import Selection, Step
-from micro.sparse import Selection, Step
-from micro.traffic import Choosing
 
 
 @dataclass(slots=True)

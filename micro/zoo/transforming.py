@@ -9,7 +9,6 @@ from torch import Tensor
 from micro.codecs.indices import IndexCodec, Int32
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
-from micro.comm.spans import Seconds
 from micro.density.base import Density, Target
 from micro.feedback import Feedback, NoFeedback
 from micro.parts import as_part
@@ -20,9 +19,6 @@ from micro.reducers.with_density import WithDensity
 from micro.values.finite import Finite, is_finite_by
 from micro.values.nonfinite import Policy, check_policy
 from micro.values.sparse import Step
-from micro.requests import Reduction
-from micro.sparse import Step
-from micro.stats import Start, stats_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,9 @@ from micro.comm.lockstep import SimulatedRanks
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
 from micro.comm.rounds import all_together
+from micro.drivers.summary import StepSummary
 from micro.reducers.outcome import Outcome
 from micro.values.flat import Layout
-from micro.requests import Reduction
-from micro.rounds import all_together
-from micro.summary import StepSummary
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.recorded_streams import Record, recorded_streams
 

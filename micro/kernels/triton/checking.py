@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from micro.kernels import reference
-from micro.kernels.code import Code, Kind
-from micro.kernels.triton import absorbing, codes, scanning, summing
-from micro.values.finite import index_of
 from micro.kernels.triton import absorbing, scanning, summing
+from micro.values.finite import index_of
 
 OLDEST = (8, 0)  # compute capability for which the kernels are compiled in the tests
 NUMEL = 300_001  # more programs of a kernel than run at once; one less is a multiple of 16
