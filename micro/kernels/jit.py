@@ -1,5 +1,6 @@
 """How loops are compiled with numba, and what all of them share."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -18,6 +19,10 @@ from micro.warn import warn
 
 MAGNITUDE_BITS = 0x7FFFFFFF  # a float32 without its sign: as an integer it orders like the magnitude
 INFINITY_BITS = 0x7F800000  # larger bit patterns are NaN
+
+_NUMBAS_LOG = logging.getLogger("numba")  # it logs each step of the compiler to a program that logs at DEBUG
+if _NUMBAS_LOG.level == logging.NOTSET:
+    _NUMBAS_LOG.setLevel(logging.WARNING)
 
 
 def jitted(loop: Callable[..., Any]) -> Any:

@@ -1,6 +1,7 @@
 """Operations equal brute force, in every form: numba serves single precision, plain torch double."""
 
 import importlib.util
+import logging
 import math
 import os
 import shutil
@@ -212,6 +213,13 @@ def test_sums_are_those_of_what_is_larger(numel: int, scale: float, floor: float
     assert (sums.squares, sums.magnitudes) == pytest.approx(expected, rel=3e-6, abs=0)
     assert sums.largest == max(sizes.tolist(), default=0.0)
     assert floor < 0 or sums.smallest == min(sizes.tolist(), default=math.inf)
+
+
+def test_numba_does_not_log_its_steps_where_a_program_logs_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("numba")
+    table.module("jit")
+    with caplog.at_level(logging.DEBUG):
+        assert not logging.getLogger("numba.core.ssa").isEnabledFor(logging.DEBUG)
 
 
 def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
