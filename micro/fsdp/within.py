@@ -155,10 +155,10 @@ def scattered_sum(grads: Tensor, codec: Codec, key: Key, comm: Comm) -> Reductio
     sizes = [0 if other == rank else width for other in range(n)]
     arrived = yield AllToAll(mine=leaving.view(-1), sizes=sizes, received=sizes, kind="values")
     received = arrived.view(n - 1, width)
-    total = pieces[rank].to(dtype, copy=True)
+    total: Tensor = pieces[rank].to(dtype, copy=True)
     for wire in received:
         total += coding.decode(codec, wire[:num_bytes], count, dtype)
-    return torch.where((received[:, num_bytes] == 0).any(), torch.nan, total)
+    return total.masked_fill_((received[:, num_bytes] == 0).any(), torch.nan)
 
 
 def is_finite(piece: Tensor) -> Tensor:
