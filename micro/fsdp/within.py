@@ -165,4 +165,5 @@ def is_finite(piece: Tensor) -> Tensor:
     """Return whether ``piece`` (count,) has no NaN, Inf or value that scales of blocks cannot hold: a flag, ()."""
     if not piece.numel():
         return piece.new_ones((), dtype=torch.bool)
-    return torch.linalg.vector_norm(piece, torch.inf) < LARGEST
+    small: Tensor = torch.linalg.vector_norm(piece, torch.inf) < LARGEST
+    return small
