@@ -63,7 +63,7 @@ class PerTensor(WrappingSelector[PerTensorState]):
         if type(selector).observe is not Selector.observe:
             return "learns from the update of the whole vector"
         why = next((why for trait, why in reasons.items() if trait in selector.traits), None)
-        sends = why is None and selector.volume(Layout.flat(2), 1.0, 2).calls
+        sends = why is None and selector.volume(Layout.flat(1000), 0.01, 2).calls
         return "sends messages to choose, which each parameter would need" if sends else why
 
     def save(self, state: PerTensorState) -> dict[str, Any]:
