@@ -302,35 +302,6 @@ def test_models_on_one_accelerator_share_a_lane_until_the_last_is_closed() -> No
         third.close()
 
 
-# --- what is reduced densely ------------------------------------------------------------------------------------------
-
-CHOSEN: dict[str, dict[str, Any]] = {
-    "only": {"only": "*.weight"},
-    "dense": {"dense": ["body.b*", "first.bias", "sec*.bias"]},
-    "function": {"only": lambda name, parameter: parameter.ndim > 1},
-}
-
-
-@grid(which=CHOSEN, scope=["bucket", "tensor", "model"])
-def test_dense_parameters_get_the_mean_gradient_itself(which: str, scope: str) -> None:
-    model, plain = wrapped(), TwoHeads()
-    attachment = micro.attach(model, MICRO, scope=scope, **CHOSEN[which])
-    for step in range(4):
-        gradient(model, step)
-        ours, theirs = gradients(model), given(plain, step)
-        for name in theirs:
-            assert torch.equal(ours[name], theirs[name]) == name.endswith("bias")
-    assert sum(stats.dense_numel for stats in attachment.stats) == 12
-
-
-def test_a_dense_start_trains_as_plain_ddp_does() -> None:
-    model, plain = wrapped(), wrapped()
-    attachment = micro.attach(model, MICRO, start_step=2)
-    for step in range(3):
-        assert torch.equal(gradient(model, step), gradient(plain, step)) == (step < 2)
-        assert sum(stats.dense_numel for stats in attachment.stats) == (92 if step < 2 else 0)
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
