@@ -73,7 +73,7 @@ def test_every_figure_is_written_with_its_numbers_and_the_runs_it_is_of(
     stems += [f"{name}-{OF}-e3" for name in ("methods", "bytes")]
     expected = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv", "runs.txt")}
     assert {path.name for path in drawn.iterdir()} == expected | SUMMARY
-    assert len((drawn / f"time-{OF}-d0.01.runs.txt").read_text().splitlines()) == 10
+    assert len((drawn / f"time-{OF}-d0.01.runs.txt").read_text().splitlines()) == 8
     draw_all(frames.load(study), tmp_path, ["density"])
     again = list(tmp_path.iterdir())
     assert len(again) == 4

@@ -10,7 +10,7 @@ from tests.products import grid
 from tests.small_models import TwoHeads, given, gradient, gradients, wrapped
 
 pytestmark = pytest.mark.usefixtures("one_rank")
-MICRO = micro.SparseReducer(micro.Micro(), density=0.2)
+TOPK, MICRO = (micro.SparseReducer(each, density=0.2) for each in (micro.TopK(), micro.Micro()))
 
 
 CHOSEN: dict[str, dict[str, Any]] = {
@@ -23,7 +23,7 @@ CHOSEN: dict[str, dict[str, Any]] = {
 @grid(which=CHOSEN, scope=["bucket", "tensor", "model"])
 def test_dense_parameters_get_the_mean_gradient_itself(which: str, scope: str) -> None:
     model, plain = wrapped(), TwoHeads()
-    attachment = micro.attach(model, MICRO, scope=scope, **CHOSEN[which])
+    attachment = micro.attach(model, TOPK, scope=scope, **CHOSEN[which])
     for step in range(4):
         gradient(model, step)
         ours, theirs = gradients(model), given(plain, step)
