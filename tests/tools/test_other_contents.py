@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
@@ -73,7 +74,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "study.yaml").write_text(
         "overrides: [epochs=2]\ngrid: {seed: [0, 1], sparsifier: [topk, [sparsifier=micro, lr=1]]}\n"
     )
-    (folder / "network.yaml").write_text((CONF / "network/nvlink_25gbe.yaml").read_text())
+    preset = {"name": "nvlink_25gbe", **OmegaConf.load(CONF / "networks.yaml").nvlink_25gbe}
+    (folder / "network.yaml").write_text(OmegaConf.to_yaml(preset))
     return folder
 
 
