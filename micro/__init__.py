@@ -25,10 +25,6 @@ Reading order:
                        each parameter or the whole model; stats: what a step reports
     predicted_traffic  what a method is expected to send
     drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss, summaries
-    ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone; sign_sgd
-    reducers/          the pipeline that runs these parts (sparse), and methods that do without them
-    stats, summary, nonfinite   what a step reports; NaN and Inf
-    drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss
     ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone
     optim/             optimizers for sparse updates: they know of drivers/arrivals what came for each element
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks

@@ -85,7 +85,7 @@ def saved_after_training(reducer: micro.Reducer = TOPK) -> dict[str, Any]:
     [
         (micro.Micro(), "bucket", False),
         (micro.Micro(), "bucket", True),
-        (micro.Micro(), "tensor", False),
+        (micro.TopK(), "tensor", False),
         (micro.Micro(), "model", True),
         (ExDyna(), "bucket", False),
     ],
