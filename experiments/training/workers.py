@@ -227,6 +227,7 @@ class GradientWorkers(Workers):
         self._optimizer.load_state_dict(state)
 
     def _rehearse_step(self, step: int) -> None:
+        zero_gradients_(self._optimizer)
         self.reduce(step, self._config.lr)
 
     def _scale(self, lr: float) -> float:
