@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from experiments.bench import main
-from experiments.benchmarks.gpu.parts import PARTS, against_cpu
-from experiments.benchmarks.gpu.training import SHARDED, Settings
+from experiments.tools.bench.gpu.parts import PARTS, against_cpu
+from experiments.tools.bench.gpu.training import SHARDED, Settings
 from micro.comm.operations import OPS
 from tests.dist.processes import ranks
 

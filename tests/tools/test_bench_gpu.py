@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.benchmarks.gpu.command import SOUND, rows_of
-from experiments.benchmarks.gpu.parts import PARTS
-from experiments.benchmarks.gpu.training import Settings
+from experiments.tools.bench.gpu.command import SOUND, rows_of
+from experiments.tools.bench.gpu.parts import PARTS
+from experiments.tools.bench.gpu.training import Settings
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # the report takes half a minute of a core
@@ -64,7 +64,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
-from experiments.benchmarks.gpu.variants import variants
+from experiments.tools.bench.gpu.variants import variants
 from micro.kernels.triton.launching import LENGTHS
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "i32": torch.int32}
