@@ -1,9 +1,8 @@
-"""What a machine with GPUs does with this code: one report, to paste into an issue; about 30 minutes on one GPU.
+"""What a card must show of this code: one report, to paste into an issue; at most 14 minutes on one GPU.
 
-In this order, each in processes of its own and with a limit: the machine; Triton's kernels against torch, timed, and
-compiled for GPUs that are not there; steps over gloo with tensors of the device; collectives; every method beside the
-CPU; DDP with several buckets, its waits, launches, memory; over NCCL every method beside DDP alone and PyTorch's own
-hooks; FSDP2; mixed precision. Without a GPU, or with --device cpu, all runs on the CPU but for what needs one.
+In this order, each in processes of its own and with a limit: Triton's kernels against torch, timed, and compiled for
+GPUs that are not there; methods beside the CPU; over NCCL methods beside DDP alone and PyTorch's own hooks, with waits,
+launches and memory; FSDP2. Without a GPU, or with --device cpu, all runs on the CPU but for what needs one.
 
 The command ends with status 1 where something is wrong or fails.
 """
@@ -29,6 +28,7 @@ from experiments.tools.shared.methods import known_methods, select_names
 
 NAME = "gpu"
 EXAMPLE = 25_557_032  # parameters of ResNet-50
+METHODS = ("dense", "topk", "micro", "oktopk", "powersgd", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 SOUND = "Nothing is wrong."
 COMPILING = {"TRITON_INTERPRET": "0"}
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, names = parser.add_argument, comma_list(str)
     add("--device", choices=DEVICES, default="auto", help="by default a GPU where there is one (%(default)s)")
     add("--numel", type=whole_number(), metavar="D", default=EXAMPLE, help="elements of vectors, parameters of models")
-    add("--methods", type=names, default=[], metavar="NAME,NAME", help="of conf/sparsifier; all by default")
+    add("--methods", type=names, default=METHODS, metavar="NAME,NAME", help="of conf/sparsifier (the main ones)")
     add("--parts", type=names, default=[], metavar="NAME,NAME", help=f"of {', '.join(PARTS)}; all by default")
 
 
@@ -80,10 +80,8 @@ def _measure(name: str, settings: Settings, blocks: list[str], found: list[Row])
 
 
 def _shown(part: Part, rows: list[Row]) -> str:
-    """Return a part's table, or its texts."""
-    if part.columns:
-        return tables.table(pd.DataFrame(rows), part.columns) if rows else ""
-    return "\n\n".join(f"```\n{row['text'].strip()}\n```" if "text" in row else row["problem"] for row in rows)
+    """Return a part's table."""
+    return tables.table(pd.DataFrame(rows), part.columns) if rows else ""
 
 
 def rows_of(part: Part, settings: Settings) -> Iterator[Row]:

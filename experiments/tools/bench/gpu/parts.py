@@ -1,33 +1,23 @@
 """The parts of ``bench gpu`` in their order: what each measures, on which ranks, and its table."""
 
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from experiments.tools.bench.gpu import compiling, timing, training
 from experiments.tools.bench.gpu.variants import variants
 from experiments.tools.bench.tables import Column, Columns
-from experiments.tools.profile import link
 from experiments.tools.ranks.measures import Row
 from experiments.tools.shared.gradient_sources import fitting_scale, layered
 from experiments.tools.shared.methods import build_methods
-from micro.comm.group import GroupComm
-from micro.comm.operations import OPS
-from micro.comm.requests import Request
 from micro.simulate import Simulation
 
-Shape = Literal["one", "gloo", "two", "each"]
-"""The ranks of a part: one alone; two over gloo; two over NCCL if there are as many GPUs; over NCCL one on each GPU.
+Shape = Literal["one", "two", "each"]
+"""The ranks of a part: one alone; two over NCCL if there are as many GPUs; over NCCL one on each GPU.
 On a CPU all are two over gloo, but for the first."""
 SIMULATED, STEPS = 8, 5
-SIZES = (4096, 2**20, 2**24)  # bytes
 EACH = ("methods",)  # stands for the methods that are asked for
-LONG = ("DDP alone", "dense", "topk", "micro", "oktopk", "powersgd", "int8")
-AMP = ("dense", "topk", "micro")
 
 
 class Part(NamedTuple):
@@ -37,7 +27,7 @@ class Part(NamedTuple):
         title: of its section.
         names: what there is a row, or some, for.
         work: returns on every rank the rows of a name; those of rank 0 count.
-        columns: none where the row is a text.
+        columns: of its table.
         ranks: that are called together.
         limit_s: for all names together.
         needs_card: whether nothing of it can be done on a CPU.
@@ -50,15 +40,6 @@ class Part(NamedTuple):
     ranks: Shape = "one"
     limit_s: float = 60
     needs_card: bool = False
-
-
-def machine(settings: training.Settings, name: str) -> list[Row]:
-    """Return what a command says of this machine."""
-    commands = {"doctor": [sys.executable, "-m", "experiments.doctor"], "topology": ["nvidia-smi", "topo", "-m"]}
-    if not shutil.which(commands[name][0]):
-        return [{"text": f"{commands[name][0]} is not here"}]
-    done = subprocess.run(commands[name], capture_output=True, text=True, check=False)
-    return [{"text": done.stdout + done.stderr}]
 
 
 def kernels_right(settings: training.Settings, name: str) -> list[Row]:
@@ -79,24 +60,6 @@ def compiled(settings: training.Settings, name: str) -> list[Row]:
     return list(compiling.compiled(variants()))
 
 
-class _Sending(GroupComm):
-    """Ranks that send by a collective also where there is but one."""
-
-    def answer(self, request: Request) -> Any:
-        """Carry out one request now."""
-        request.comm = self
-        return self.start([request]).answers()[0]
-
-
-def primitives(settings: training.Settings, name: str) -> list[Row]:
-    """Time one collective over its sizes."""
-    comm, device = _Sending(timed=True), training.device_of(settings)
-    if comm.world_size == 1 and name == "scatter":
-        return [{"name": f"{name}: one rank has nobody to send to"}]
-    points = link.measure_op(name, SIZES, comm, device, 20, 20.0)  # type: ignore[arg-type]
-    return [{"name": name, "sent": sent, "seconds": seconds} for sent, seconds in points]
-
-
 def against_cpu(settings: training.Settings, method: str) -> list[Row]:
     """Compare steps of simulated ranks on the device with those on the CPU."""
     numel = min(settings.numel, 2**20)
@@ -114,7 +77,6 @@ def against_cpu(settings: training.Settings, method: str) -> list[Row]:
 
 NAMED: Columns = {"": Column("name")}
 PROBLEM: Columns = {"problem": Column("problem")}
-SENT: Columns = {"bytes": Column("sent", "{:,.0f}"), "ms": Column("seconds", "{:.3f}", 1e3)}
 COMPARED: Columns = {
     **NAMED,
     "largest difference": Column("difference", "{:.1e}"),
@@ -122,19 +84,14 @@ COMPARED: Columns = {
     **PROBLEM,
 }
 PARTS = {
-    "machine": Part("Machine", ("topology", "doctor"), machine, {}, limit_s=120),
     "kernels": Part(
-        "Kernels against torch", ("all",), kernels_right, {**NAMED, **PROBLEM}, limit_s=240, needs_card=True
+        "Kernels against torch", ("all",), kernels_right, {**NAMED, **PROBLEM}, limit_s=180, needs_card=True
     ),
     "timed": Part("Kernels, timed", ("all",), kernels_timed, timing.KERNELS, needs_card=True),
-    "compiled": Part("Compiled ahead of time", ("all",), compiled, compiling.COLUMNS, limit_s=180),
-    "gloo": Part("DDP over gloo, two ranks on one device", EACH, training.ddp, training.STEP, "gloo", 300),
-    "primitives": Part("Collectives", OPS, primitives, {**NAMED, **SENT, **PROBLEM}, "each", 120),
+    "compiled": Part("Compiled ahead of time", ("all",), compiled, compiling.COLUMNS, limit_s=120),
     "methods": Part(
-        f"{STEPS} steps of {SIMULATED} simulated ranks, beside the CPU", EACH, against_cpu, COMPARED, "one", 240
+        f"{STEPS} steps of {SIMULATED} simulated ranks, beside the CPU", EACH, against_cpu, COMPARED, "one", 120
     ),
-    "buckets": Part("DDP, many steps", LONG, training.long_ddp, training.STEP, "each", 240),
-    "steps": Part("DDP", (*training.HOOKS, *EACH), training.ddp, training.STEP, "each", 420),
-    "fsdp": Part("FSDP2", training.SHARDED, training.fsdp, training.STEP, "two", 120),
-    "amp": Part("Mixed precision, an overflow in step 4", AMP, training.amp, training.AMP, "each"),
+    "steps": Part("DDP", (*training.HOOKS, *EACH), training.ddp, training.STEP, "each", 240),
+    "fsdp": Part("FSDP2", training.SHARDED, training.fsdp, training.STEP, "two", 90),
 }

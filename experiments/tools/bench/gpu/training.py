@@ -1,11 +1,10 @@
-"""Steps of DDP, FSDP2 and mixed precision on a rank: of each method, of plain PyTorch, and of its own hooks."""
+"""Steps of DDP and FSDP2 on a rank: of each method, of plain PyTorch, and of its own hooks."""
 
 import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,10 +21,9 @@ from micro.comm.group import GroupComm
 from micro.comm.requests import AllGather
 
 DENSITY, LAYERS, BUCKETS, BATCH = 0.01, 8, 4, 16
-WARMUP, STEPS, MANY = 5, 20, 200
+WARMUP, STEPS = 5, 20
 HOOKS = ("DDP alone", "hook fp16", "hook PowerSGD")
 SHARDED = ("fully_shard alone", "within bfloat16", "within int8", "between micro")
-OVERFLOW = 3  # the step whose loss is too large
 STEP: Columns = {
     "method": Column("name"),
     "first s": Column("first_s", "{:.2f}"),
@@ -36,14 +34,6 @@ STEP: Columns = {
     "launches per bucket": Column("launches", "{:.0f}"),
     "peak MB": Column("peak", "{:.0f}", 1e-6),
     "leak kB": Column("leak", "{:.1f}", 1e-3),
-    "problem": Column("problem"),
-}
-AMP: Columns = {
-    "method": Column("name"),
-    "loss, first": Column("first", "{:.4f}"),
-    "loss, last": Column("last", "{:.4f}"),
-    "scale before the overflow": Column("before", "{:g}"),
-    "scale after": Column("after", "{:g}"),
     "problem": Column("problem"),
 }
 
@@ -118,7 +108,7 @@ class Training:
         return "" if bool((rows == rows[0]).all() and rows.isfinite().all()) else "ranks hold other weights"
 
 
-def ddp(settings: Settings, name: str, num_steps: int = STEPS) -> list[Row]:
+def ddp(settings: Settings, name: str) -> list[Row]:
     """Measure steps of DDP with a method, a hook of PyTorch's, or neither."""
     if name == HOOKS[-1] and dist.get_backend() == "gloo" and dist.get_world_size() > 1:
         return [{"name": f"{name}: its callbacks would wait for gloo's own threads"}]
@@ -129,7 +119,7 @@ def ddp(settings: Settings, name: str, num_steps: int = STEPS) -> list[Row]:
     device, memory = training.device, _memory(training.device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    row: Row = {"name": name, "first_s": first_s, "step_s": statistics.median(training.seconds(num_steps))}
+    row: Row = {"name": name, "first_s": first_s, "step_s": statistics.median(training.seconds(STEPS))}
     if attachment:
         stats = attachment.stats
         sent = sum(each.bytes_sent for each in stats)
@@ -141,12 +131,7 @@ def ddp(settings: Settings, name: str, num_steps: int = STEPS) -> list[Row]:
     return [row | {"problem": training.check_replicas()}]
 
 
-def long_ddp(settings: Settings, name: str) -> list[Row]:
-    """Measure so many steps that a leak shows."""
-    return ddp(settings, name, MANY)
-
-
-def attached(model: DistributedDataParallel, name: str, **more: Any) -> micro.Attachment | None:
+def attached(model: DistributedDataParallel, name: str) -> micro.Attachment | None:
     """Attach a method to a model, or register a hook of PyTorch's."""
     if name == "hook fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -154,7 +139,7 @@ def attached(model: DistributedDataParallel, name: str, **more: Any) -> micro.At
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif name not in HOOKS:
-        return micro.attach(model, build_methods([name], DENSITY)[name], **more)
+        return micro.attach(model, build_methods([name], DENSITY)[name])
     return None
 
 
@@ -195,28 +180,3 @@ def fsdp(settings: Settings, name: str) -> list[Row]:
         torch.cuda.reset_peak_memory_stats()
     row: Row = {"name": name, "first_s": first_s, "step_s": statistics.median(training.seconds(STEPS)), "problem": ""}
     return [row | ({"peak": torch.cuda.max_memory_allocated()} if settings.device == "cuda" else {})]
-
-
-def amp(settings: Settings, name: str) -> list[Row]:
-    """Train in half precision with a scaler; one step overflows."""
-    training = Training(settings)
-    kind = training.device.type
-    scaler = torch.amp.GradScaler(kind, init_scale=1024.0)
-    model = training.wrap()
-    attached(model, name, scaler=scaler)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses, scales = [], []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        with torch.autocast(kind, torch.float16 if kind == "cuda" else torch.bfloat16):
-            loss = training.loss()
-        scaler.scale(loss * (torch.inf if step == OVERFLOW else 1.0)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(float(loss.detach()))
-        scales.append(scaler.get_scale())
-    before, after = scales[OVERFLOW - 1 : OVERFLOW + 1]
-    problem = training.check_replicas() or ("" if after < before else "the scaler did not see the overflow")
-    return [
-        {"name": name, "first": losses[0], "last": losses[-1], "before": before, "after": after, "problem": problem}
-    ]
