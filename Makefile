@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE := # hundreds of processes would each compile all
 PACKAGES := slurmctld slurmd slurm-client munge iproute2 chromium # SLURM and hosts for their tests, a browser for the pages
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo reproduce study pages test-fast test test-system test-all test-torch soak system-packages check docs dist bench lock clean clean-runs
+.PHONY: help setup demo reproduce study pages test test-system system-packages check docs dist lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -59,29 +59,19 @@ study: $(READY) ## the runs of studies of conf/sweep: STUDY="long gpt_rates/sign
 pages: $(READY) ## write the pages of published runs from results/published/runs; RUNS="DIR DIR" adds finished runs first; PAGE=long
 	@$(RUN) -m experiments.pages $(PAGE) $(addprefix --runs ,$(RUNS))
 
-test-fast: $(READY) ## on every save, about half a minute: the laws on few cases, boundaries, configuration, parts; starts no process
-	@MICRO_TESTS=fast $(RUN) -m pytest tests/unit -m "not slow" $(PARALLEL) $(ARGS)
-
-test: $(READY) ## the tests of the library and of the commands' parts, with every two values of a grid together
-	@$(RUN) -m pytest $(TESTS) $(SHARED) $(ARGS)
+test: $(if $(TORCH),$(VENV)-torch/$(TORCH).ready,$(READY)) ## tests of the library and of the commands' parts; FAST=1: the laws on few cases, without processes; TORCH=2.11: another torch
+	@$(if $(FAST),MICRO_TESTS=fast) $(if $(TORCH),$(VENV)-torch/bin/python,$(RUN)) -m pytest $(if $(FAST),tests/unit -m "not slow" $(PARALLEL),$(TESTS) $(SHARED)) $(ARGS)
 
 test-system: $(READY) ## the tests of whole commands, on SLURM, on hosts, with frameworks, notebooks and a browser, as far as this machine has them
 	@$(RUN) -m pytest $(SYSTEM) $(SHARED) $(ARGS)
 
-test-all: $(READY) ## all of them, with every combination of a grid
-	@MICRO_TESTS=all $(MAKE) --no-print-directory test test-system
-
-test-torch: requirements/uv.txt ## `make test` with another torch, in an environment of its own: VERSION=2.11
-	@test -n "$(VERSION)" || { echo "name a version of torch: make test-torch VERSION=2.11"; exit 2; }
+$(VENV)-torch/%.ready: requirements/uv.txt
 	@$(PYTHON) -m venv --clear $(VENV)-torch
 	@$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
-	@printf 'torch==%s.*\ntorchvision\n' "$(VERSION)" > $(VENV)-torch/torch.txt
+	@printf 'torch==%s.*\ntorchvision\n' "$*" > $(VENV)-torch/torch.txt
 	@$(VENV)-torch/bin/uv pip install --quiet --python $(VENV)-torch/bin/python --override $(VENV)-torch/torch.txt \
 	  --editable '.[experiments,workloads,services,frameworks,dev]'
-	@$(VENV)-torch/bin/python -m pytest $(TESTS) $(SHARED) $(ARGS)
-
-soak: $(READY) ## disturb trainings for TIME=2h from SEED=7 (CASES=1: that case alone) and check that they end with equal weights; or take STEPS=20000 of every method
-	@$(RUN) -m $(if $(STEPS),tests.long_laws --steps $(STEPS),tests.soak --time $(or $(TIME),10m) $(if $(SEED),--seed $(SEED)) $(if $(CASES),--cases $(CASES))) $(ARGS)
+	@touch $@
 
 system-packages: ## install what some tests need beside Python, as root on Debian or Ubuntu; they are skipped where it is missing
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
@@ -109,9 +99,6 @@ dist: $(READY) ## build and check the distributions, install the wheel in a new 
 	  ../tests/dist/scripts/sparse_ddp.py | tee train.log; grep -q '^step 100' train.log # gloo may abort a process that is leaving
 	@rm -rf $(VENV)-dist
 
-bench: $(READY) ## measure the cost of a step of every method against its floor
-	@$(RUN) -m experiments.bench step
-
 LOCK = $(VENV)-lock/bin/uv pip compile --quiet --universal --no-strip-extras --python-version 3.11.5 --generate-hashes --no-annotate \
   --prerelease if-necessary-or-explicit --custom-compile-command "make lock"
 lock: ## renew requirements/ from pyproject.toml, with the checksums of the files for every platform
@@ -124,9 +111,3 @@ lock: ## renew requirements/ from pyproject.toml, with the checksums of the file
 
 clean: ## remove figures, pages and caches, which can be made again; no runs
 	@rm -rf results/figures site dist results/coverage .pytest_cache .mypy_cache .ruff_cache
-
-clean-runs: ## remove runs and reproductions (results/runs, results/papers) after asking; YES=1 does not ask
-	@if [ "$(YES)" = 1 ]; then answer=y; \
-	elif [ -t 0 ]; then printf 'remove results/runs and results/papers, with records and checkpoints? [y/N] '; read -r answer; \
-	else echo "there is no terminal to ask on: make clean-runs YES=1 removes results/runs and results/papers"; exit 2; fi; \
-	if [ "$$answer" = y ]; then rm -rf results/runs results/papers; else echo "nothing was removed"; fi

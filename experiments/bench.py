@@ -18,12 +18,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.benchmarks.gpu import command as gpu
-from experiments.benchmarks.network import command as network
-from experiments.benchmarks.step import command as step
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
 from experiments.reports.output import check_folder
+from experiments.tools.bench.gpu import command as gpu
+from experiments.tools.bench.network import command as network
+from experiments.tools.bench.step import command as step
 
 
 def main(words: Sequence[str] | None = None) -> None:

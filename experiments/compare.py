@@ -32,11 +32,11 @@ from experiments.config.ranges import LARGEST_SEED
 from experiments.reports.figure_parts import write_files
 from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
-from experiments.studies.gradient_sources import RECORDED, SHAPES, TITLES
-from experiments.studies.method_comparison.files import files
-from experiments.studies.method_comparison.measure import ComparisonSettings, measure
-from experiments.studies.methods import known_methods, select_names
-from experiments.studies.selection_times import REPEATS, wide_spread
+from experiments.tools.compare.files import files
+from experiments.tools.compare.measure import ComparisonSettings, measure
+from experiments.tools.shared.gradient_sources import RECORDED, SHAPES, TITLES
+from experiments.tools.shared.methods import known_methods, select_names
+from experiments.tools.shared.selection_times import REPEATS, wide_spread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

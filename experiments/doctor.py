@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from experiments.checkup import machine
-from experiments.checkup.findings import Finding, carry_out, show, to_json
 from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
 from experiments.config.option_types import comma_list, to_path, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
+from experiments.tools.doctor import machine
+from experiments.tools.doctor.findings import Finding, carry_out, show, to_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def _checks(options: argparse.Namespace) -> dict[str, dict[str, Callable[[], Ite
 
 
 def _link(options: argparse.Namespace) -> Iterator[Finding]:
-    from experiments.checkup.link import link  # torch, which --help need not wait for
+    from experiments.tools.doctor.link import link  # torch, which --help need not wait for
 
     yield from link(options.link_mbit, options.latency_us, options.nproc, options.trace)
 

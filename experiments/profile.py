@@ -22,10 +22,10 @@ from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.rank_environment import read_rank_environment
-from experiments.profiles import backward, link, select
-from experiments.profiles.on_ranks import DEVICES, check_device, join
-from experiments.ranks.group import measuring_ranks
 from experiments.reports.output import check_file, write_or_rescue
+from experiments.tools.profile import backward, link, select
+from experiments.tools.profile.on_ranks import DEVICES, check_device, join
+from experiments.tools.ranks.group import measuring_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,9 +20,9 @@ from experiments.config.errors import OutputError, UserError
 from experiments.config.option_types import to_path
 from experiments.reports.output import check_folder
 from experiments.runs.atomic_files import CannotWrite
-from experiments.studies.paper_reproduction.page import write_paper_page
-from experiments.studies.paper_reproduction.papers import SCALES, known_papers, load_paper
-from experiments.studies.paper_reproduction.parts import check, reproduce
+from experiments.tools.reproduce.page import write_paper_page
+from experiments.tools.reproduce.papers import SCALES, known_papers, load_paper
+from experiments.tools.reproduce.parts import check, reproduce
 
 DATA = "data/cache"  # folder of the data sets
 SETTLED = ("output", "dataset.root")  # settings that are options here

@@ -21,12 +21,12 @@ from experiments.config.command_line import Parser, add_out, run_command
 from experiments.config.option_types import comma_list, to_density, to_path, to_positive, whole_number
 from experiments.reports.figure_parts import write_files
 from experiments.reports.output import check_folder
-from experiments.studies.simulated_steps.files import files
-from experiments.studies.simulated_steps.method_choices import DENSE, MEMORY_GB_S
-from experiments.studies.simulated_steps.networks import ALGORITHMS, INTRA, RANKS_PER_NODE
-from experiments.studies.simulated_steps.steps import EXACT, GRAINS
-from experiments.studies.simulated_steps.study import POWERS, QUESTIONS, compute, study_of
-from experiments.studies.simulated_steps.tables import speedups
+from experiments.tools.simulate.files import files
+from experiments.tools.simulate.method_choices import DENSE, MEMORY_GB_S
+from experiments.tools.simulate.networks import ALGORITHMS, INTRA, RANKS_PER_NODE
+from experiments.tools.simulate.steps import EXACT, GRAINS
+from experiments.tools.simulate.study import POWERS, QUESTIONS, compute, study_of
+from experiments.tools.simulate.tables import speedups
 
 TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
 

@@ -23,11 +23,11 @@ from experiments.config.option_types import comma_list, comma_list_or_none, to_d
 from experiments.reports.figure_parts import write_files
 from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
-from experiments.studies.methods import build_methods
-from experiments.studies.selection_times import REPEATS, wide_spread
-from experiments.studies.topk_theory import frequencies
-from experiments.studies.topk_theory.files import files, files_of_times
-from experiments.studies.topk_theory.measure import accumulators, check, operator_times
+from experiments.tools.shared.methods import build_methods
+from experiments.tools.shared.selection_times import REPEATS, wide_spread
+from experiments.tools.theory import frequencies
+from experiments.tools.theory.files import files, files_of_times
+from experiments.tools.theory.measure import accumulators, check, operator_times
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

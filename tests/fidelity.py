@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import micro
-from experiments.studies.methods import build_methods
+from experiments.tools.shared.methods import build_methods
 
 RECORDINGS = Path(__file__).parent / "golden"
 TABLE = Path(__file__).parents[1] / "results" / "published" / "fidelity.md"

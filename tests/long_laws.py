@@ -1,6 +1,6 @@
 """Every method over thousands of steps: the laws hold at each of them, and nothing drifts.
 
-    make soak STEPS=20000                                                    all rows of the table of tests
+    python -m tests.long_laws --steps 20000                                   all rows of the table of tests
     python -m tests.long_laws --steps 20000 --rows micro+agreed,topk+union    some of them
 
 Gradients are drawn from one law throughout. So the residual's norm, the threshold and the density of the last quarter

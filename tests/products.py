@@ -2,9 +2,9 @@
 
 The environment variable MICRO_TESTS names the tier:
 
-    fast    every value of every axis is in at least one case (make test-fast)
+    fast    every value of every axis is in at least one case (make test FAST=1)
     pairs   every two values of two axes are together in at least one case (make test; the default)
-    all     every combination is a case (make test-all)
+    all     every combination is a case (MICRO_TESTS=all)
 """
 
 import itertools

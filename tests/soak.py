@@ -1,7 +1,7 @@
 """Disturb trainings for a time that you set, and check that each ends with the weights of an undisturbed run.
 
-    make soak TIME=2h SEED=7            every kind of run and of fault, for two hours
-    make soak SEED=1234 CASES=1         the case of a seed once more
+    python -m tests.soak --time 2h --seed 7      every kind of run and of fault, for two hours
+    python -m tests.soak --seed 1234 --cases 1    the case of a seed once more
     python -m tests.soak --kinds simulated --faults signal,torn --methods micro,topk --time 10m
 
 Signals strike a process of the run, a rank stands still, the disk fills, files are torn, the folder vanishes, the
@@ -326,7 +326,7 @@ def _run(options: argparse.Namespace) -> int:
                 num_failed += 1
                 kept = shutil.copytree(work, options.folder / str(seed), dirs_exist_ok=True)
                 same = " ".join(f"--{key} {','.join(getattr(options, key))}" for key in ("kinds", "faults", "methods"))
-                print(f"  kept: {kept}; again: make soak SEED={seed} CASES=1 ARGS='{same}'", flush=True)
+                print(f"  kept: {kept}; again: python -m tests.soak --seed {seed} --cases 1 {same}", flush=True)
     print(f"{number} cases, {num_failed} failed; {', '.join(f'{count} {kind}' for kind, count in fired.most_common())}")
     return int(num_failed > 0)
 

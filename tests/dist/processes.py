@@ -23,8 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from experiments.ranks import worker
-from experiments.ranks.group import RankFailure, RankGroup
+from experiments.tools.ranks import worker
+from experiments.tools.ranks.group import RankFailure, RankGroup
 from tests.ports import free_port
 from tests.waiting import LIMIT_S
 

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from experiments.bench import main
-from experiments.benchmarks.network import command
-from experiments.benchmarks.network.ways import ways_of
-from experiments.ranks.hosts import unavailable
+from experiments.tools.bench.network import command
+from experiments.tools.bench.network.ways import ways_of
+from experiments.tools.ranks.hosts import unavailable
 from tests.refusals import refused
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 
 from experiments.bench import main
-from experiments.benchmarks.gpu.parts import PARTS, against_cpu
-from experiments.benchmarks.gpu.training import SHARDED, Settings
-from micro.comm.operations import OPS
+from experiments.tools.bench.gpu.parts import PARTS, against_cpu
+from experiments.tools.bench.gpu.training import SHARDED, Settings
 from tests.dist.processes import ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(300)]
@@ -25,10 +24,8 @@ def bench(folder: Path, *words: str) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("part", "names"),
     [
-        ("gloo", ("DDP alone", "hook fp16", "dense", "micro")),
-        ("primitives", OPS),
+        ("steps", ("DDP alone", "hook fp16", "dense", "micro")),
         ("fsdp", SHARDED),
-        ("amp", ("micro",)),
     ],
 )
 def test_parts_of_the_report_on_gpus_measure_ranks_on_the_cpu(part: str, names: Sequence[str]) -> None:

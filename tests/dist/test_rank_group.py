@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.config.child_environment import child_environment
-from experiments.ranks.group import RankFailure, RankGroup
+from experiments.tools.ranks.group import RankFailure, RankGroup
 from tests.dist.rank_functions import add, add_but_one
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
@@ -51,14 +51,14 @@ PARENTS = {
     "ranks": """
 import os, time
 from experiments.config.child_environment import child_environment
-from experiments.ranks.group import RankGroup
+from experiments.tools.ranks.group import RankGroup
 with RankGroup(1) as ranks:
     print(ranks.call(os.getpid)[0], flush=True)
     time.sleep(600)
 """,
     "compare": """
 import os, time
-from experiments.studies.method_comparison.tasks import processes
+from experiments.tools.compare.tasks import processes
 if __name__ == "__main__":
     with processes(2) as pool:
         print(pool.submit(os.getpid).result(), flush=True)

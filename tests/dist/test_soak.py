@@ -1,4 +1,4 @@
-"""A few cases of ``make soak``: disturbed trainings that end with equal weights, and methods over many steps."""
+"""A few cases of `tests.soak`: disturbed trainings that end with equal weights, and methods over many steps."""
 
 import subprocess
 import sys

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.ranks.hosts import Hosts
+from experiments.tools.ranks.hosts import Hosts
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ranks.hosts import Counter, Hosts, bits_per_s, unavailable
+from experiments.tools.ranks.hosts import Counter, Hosts, bits_per_s, unavailable
 from tests.net.on_hosts import ROOT, Exit, run, start
 from tests.refusals import refused
 from tests.waiting import LIMIT_S, is_alive, wait_until
@@ -76,7 +76,7 @@ def test_an_error_leaves_nothing_behind() -> None:
 def test_a_signal_leaves_nothing_for_long(number: signal.Signals) -> None:
     """A killed process cannot tidy up: the next hosts do."""
     program = (
-        "import subprocess, time\nfrom experiments.ranks.hosts import Hosts\n"
+        "import subprocess, time\nfrom experiments.tools.ranks.hosts import Hosts\n"
         "with Hosts(2) as hosts:\n"
         "    print(subprocess.Popen([*hosts.prefixes()[0], 'sleep', '600']).pid, flush=True)\n"
         "    time.sleep(600)"

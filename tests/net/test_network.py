@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ranks.group import RankFailure, RankGroup
-from experiments.ranks.hosts import Hosts, unavailable
+from experiments.tools.ranks.group import RankFailure, RankGroup
+from experiments.tools.ranks.hosts import Hosts, unavailable
 from tests.dist.rank_functions import add, add_but_one
 from tests.net import on_hosts
 from tests.net.on_hosts import Exit, run

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.ranks.hosts import Hosts, unavailable
+from experiments.tools.ranks.hosts import Hosts, unavailable
 from tests.net.on_hosts import run
 
 WORKER = Path(__file__).parent / "workers/two_level.py"

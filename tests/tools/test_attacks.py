@@ -31,10 +31,10 @@ from experiments.runs.atomic_files import digest_of
 from experiments.runs.checkpoints import Checkpoint
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.saved_state import read_rank
-from experiments.studies.simulated_steps.networks import load_network
 from experiments.sweeps.job_script import arrays_of, script
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
+from experiments.tools.simulate.networks import load_network
 from micro.checkpoints.rank_states import state_of
 from tests.refusals import refused
 

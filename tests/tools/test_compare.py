@@ -11,13 +11,13 @@ import torch
 import micro
 from experiments import compare
 from experiments.config.errors import UserError
-from experiments.studies.gradient_sources import SHAPES, Gradients, synthetic
-from experiments.studies.method_comparison import measure
-from experiments.studies.method_comparison.numbers import front
-from experiments.studies.method_comparison.trial import trial
-from experiments.studies.methods import build_methods
-from experiments.studies.recorded_gradients import Training, record, training_config
-from experiments.studies.topk_theory.measure import accumulators
+from experiments.tools.compare import measure
+from experiments.tools.compare.numbers import front
+from experiments.tools.compare.trial import trial
+from experiments.tools.shared.gradient_sources import SHAPES, Gradients, synthetic
+from experiments.tools.shared.methods import build_methods
+from experiments.tools.shared.recorded_gradients import Training, record, training_config
+from experiments.tools.theory.measure import accumulators
 from tests.legible import every_figure_is_legible
 from tests.refusals import refused
 from tests.tools.simulated_runs import IMAGES, Run, configured

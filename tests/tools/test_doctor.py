@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.checkup.findings import Finding, carry_out
-from experiments.checkup.link import Measured, compare
-from experiments.checkup.machine import wandb
 from experiments.planning.costs import Link
+from experiments.tools.doctor.findings import Finding, carry_out
+from experiments.tools.doctor.link import Measured, compare
+from experiments.tools.doctor.machine import wandb
 
 ROOT = Path(__file__).parents[2]
 KEY = "0123456789abcdef" * 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.studies.paper_reproduction.papers import known_papers
+from experiments.tools.reproduce.papers import known_papers
 from tests.waiting import LIMIT_S
 
 nbformat = pytest.importorskip("nbformat")

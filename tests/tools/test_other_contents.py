@@ -26,10 +26,10 @@ from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.git_state import other_code
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
-from experiments.studies.simulated_steps.networks import load_network
 from experiments.sweeps.listing import describe
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
+from experiments.tools.simulate.networks import load_network
 from experiments.training.preflight import check_runs
 from tests.finished_runs import finished
 from tests.tools.simulated_runs import IMAGES, configured

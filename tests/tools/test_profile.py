@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from experiments.config.errors import UserError
-from experiments.profiles import backward, link
+from experiments.tools.profile import backward, link
 from tests.refusals import refused
 
 LENGTHS = {"forward_s": 1.0, "backward_s": 2.0, "update_s": 0.5}

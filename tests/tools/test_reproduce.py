@@ -23,11 +23,11 @@ from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.reports.pages import load_page
-from experiments.studies.paper_reproduction import papers, parts
-from experiments.studies.paper_reproduction.page import write_paper_page
-from experiments.studies.paper_reproduction.papers import Paper, Part, load_paper
-from experiments.studies.paper_reproduction.verdicts import Question, answer
 from experiments.sweeps import study
+from experiments.tools.reproduce import papers, parts
+from experiments.tools.reproduce.page import write_paper_page
+from experiments.tools.reproduce.papers import Paper, Part, load_paper
+from experiments.tools.reproduce.verdicts import Question, answer
 from experiments.training.runner import execute
 from tests.refusals import refused
 

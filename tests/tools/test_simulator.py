@@ -18,10 +18,10 @@ from experiments.planning.nodes import FlatOnNodes
 from experiments.planning.schedules.base import timeline
 from experiments.planning.tables import Curve, LinkTable, SelectTable
 from experiments.planning.traces import Layer, Trace
-from experiments.studies.simulated_steps.method_choices import Methods, formula_s, methods_of
-from experiments.studies.simulated_steps.published_gains import cluster_link, ratios
-from experiments.studies.simulated_steps.steps import Row, by_layer, crossing, simulate_step
-from experiments.studies.simulated_steps.tables import rate_name
+from experiments.tools.simulate.method_choices import Methods, formula_s, methods_of
+from experiments.tools.simulate.published_gains import cluster_link, ratios
+from experiments.tools.simulate.steps import Row, by_layer, crossing, simulate_step
+from experiments.tools.simulate.tables import rate_name
 from experiments.training.schedule_problem import problem_of
 from micro.predicted_traffic import calls_of, volume_of
 from tests.legible import every_figure_is_legible

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from experiments import theory
-from experiments.studies.selection_times import wide_spread
-from experiments.studies.topk_theory.measure import check
+from experiments.tools.shared.selection_times import wide_spread
+from experiments.tools.theory.measure import check
 from tests.legible import every_figure_is_legible
 
 

@@ -7,20 +7,30 @@ from functools import cache
 from itertools import permutations
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("micro", "models", "data", "experiments")
 LEVELS = (  # the packages of experiments/: each imports from the levels above it in this list; entry points import all
     ("planning",),
     ("config",),
     ("runs",),
-    ("launching", "ranks", "reports"),
+    ("launching", "reports"),
     ("tracking",),
     ("training",),
     ("sweeps",),
-    ("studies",),
-    ("profiles",),
-    ("checkup", "benchmarks"),
+    ("tools.shared", "tools.ranks"),
+    ("tools.simulate", "tools.compare", "tools.reproduce", "tools.sparse_adam"),
+    ("tools.theory", "tools.profile"),
+    ("tools.bench", "tools.doctor"),
 )
+CORE = tuple(f"experiments.{each}" for each in (
+    *("train", "sweep", "figures", "pages", "track"),
+    *("config", "runs", "launching", "planning", "training", "sweeps", "tracking", "reports"),
+))  # fmt: skip
+TOOLS = ("experiments.tools", *(f"experiments.{each}" for each in (
+    *("reproduce", "compare", "theory", "simulate", "profile", "doctor", "bench"),
+)))  # fmt: skip
 LEVEL = {f"experiments.{package}": level for level, packages in enumerate(LEVELS) for package in packages}
 OUTSIDE = {  # what a package may import that is not of it, nor of Python; those that are not here: anything
     "micro": "torch",
@@ -125,6 +135,19 @@ def goes_down(module: str, name: str) -> bool:
     return imported is not None and (imported == importer or LEVEL[imported] < LEVEL[importer])
 
 
+def tools_named(module: str, source: str) -> set[str]:
+    """Return the tools that a module imports or holds as the name of a module in a string, put together or whole."""
+    imported, _ = all_and_at_once(module, source)
+    nodes = list(ast.walk(ast.parse(source)))
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    put_together = {ast.unparse(node) for node in nodes if isinstance(node, ast.JoinedStr)}
+    return {name for name in imported | texts if is_in(name, *TOOLS)} | {
+        text
+        for text in texts | put_together
+        if "experiments.tools" in text or text.startswith(("f'experiments.{", 'f"experiments.{'))
+    }
+
+
 @cache
 def sources() -> dict[str, str]:
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
@@ -133,3 +156,24 @@ def sources() -> dict[str, str]:
 
 def test_no_boundary_is_crossed() -> None:
     assert [f"{module}: {what}" for module, source in sources().items() for what in crossed(module, source)] == []
+
+
+def test_the_core_knows_no_tool() -> None:
+    core = {module: source for module, source in sources().items() if is_in(module, *CORE)}
+    assert {module.split(".")[1] for module in core} == {each.split(".")[1] for each in CORE}
+    assert {module: named for module, source in core.items() if (named := tools_named(module, source))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from experiments.tools.shared import methods",
+        "from experiments import compare",
+        'import_module("experiments.doctor")',
+        'import_module("experiments.tools.bench")',
+        'import_module(f"experiments.{name}")',
+    ],
+)
+def test_a_tool_in_the_core_is_found(line: str) -> None:
+    assert tools_named("experiments.train", line)
+    assert not tools_named("experiments.train", '"measure it with `python -m experiments.profile`"')

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.config.errors import UserError
 from experiments.planning.costs import Flat
-from experiments.studies.simulated_steps.networks import (
+from experiments.tools.simulate.networks import (
     LinkValues,
     NetworkPreset,
     Nodes,

@@ -13,7 +13,7 @@ from experiments.config.conf_files import choices_of, read_yaml, retired
 from experiments.config.paths import CONF
 from experiments.planning.schedules.base import Schedule
 from experiments.reports.names import label
-from experiments.studies.methods import known_methods, select_names
+from experiments.tools.shared.methods import known_methods, select_names
 from micro import retired as gone
 from micro.checkpoints import saved_state
 from micro.checkpoints.description import describe

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import micro
-from experiments.studies.sparse_adam.forms import FORMS, FlatOptimizer
+from experiments.tools.sparse_adam.forms import FORMS, FlatOptimizer
 from micro.drivers.arrivals import arrival_of, note, note_whole
 from tests.refusals import refused
 from tests.small_models import TwoHeads, backward, wrapped

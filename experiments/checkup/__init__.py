@@ -1,4 +1,0 @@
-"""What ``python -m experiments.doctor`` checks: the machine, a measured link, and what follows for sparsifying.
-
-May import: config to studies. Begin reading at findings.py, then machine.py and link.py.
-"""

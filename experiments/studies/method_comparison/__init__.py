@@ -1,4 +1,0 @@
-"""The comparison of all methods on the same gradients, of ``python -m experiments.compare``.
-
-May import: what studies may. Begin reading at trial.py, then measure.py and report.py.
-"""

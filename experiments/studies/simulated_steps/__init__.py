@@ -1,4 +1,0 @@
-"""Steps of training computed from traces, networks and schedules, of ``python -m experiments.simulate``.
-
-Nothing is trained and no rank runs here. May import: what studies may. Begin reading at steps.py, then study.py.
-"""

@@ -1,0 +1,60 @@
+"""What benchmarks share: rows that are measured one by one become a table in Markdown, on the screen and in a file."""
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+from rich.console import Console
+
+from experiments.reports import markdown
+from experiments.reports.figure_parts import write_files
+from experiments.reports.report_opening import opening
+from experiments.tools.ranks.measures import Row
+
+Column = markdown.Column
+Columns = markdown.Columns
+table = markdown.table_of
+
+
+def slowest_of(ranks: Sequence[Sequence[Row]]) -> list[Row]:
+    """Return for each step, which all ranks took together, the largest of all ranks, key by key."""
+    return [{key: max(row[key] for row in together) for key in together[0]} for together in zip(*ranks, strict=True)]
+
+
+def middle_half(values: list[float]) -> str:
+    """Return the first and the third quartile in words."""
+    first, third = pd.Series(values).quantile([0.25, 0.75])
+    return f"{first:.2f}-{third:.2f}"
+
+
+def report_rows(rows: Iterable[Row], report: Callable[[pd.DataFrame], None]) -> None:
+    """Take all rows and report them; where the command is stopped or a rank fails, those that are finished."""
+    found: list[Row] = []
+    try:
+        for row in rows:
+            found.append(row)
+    finally:
+        if found:
+            report(pd.DataFrame(found))
+
+
+def write(
+    frame: pd.DataFrame,
+    title: str,
+    blocks: Iterable[str],
+    arguments: argparse.Namespace,
+    console: Console,
+    figure: Figure | None = None,
+) -> None:
+    """Print a page, and write it with its numbers and its figure as NAME.md, NAME.csv and so on into ``--out``.
+
+    Args:
+        blocks: paragraphs and tables below the title, the command and the machine.
+        arguments: with the benchmark's name, its words and ``out``.
+    """
+    name, num_ranks = arguments.benchmark, getattr(arguments, "nproc", 1)
+    head = opening(title, "experiments.bench", arguments.words, num_ranks).strip()
+    page = "\n\n".join([head, *blocks]) + "\n"
+    console.print(page, highlight=False, markup=False, soft_wrap=True)
+    write_files([(name, page), (name, (figure, frame) if figure else frame)], arguments.out)

@@ -1,0 +1,50 @@
+"""What `method_steps` needs of the library, as it is at this revision: steps of a method, gradients that suit it."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from experiments.tools.shared.gradient_sources import fitting_scale, layered
+from experiments.tools.shared.methods import build_methods
+from micro import kernels
+from micro.comm.group import GroupComm
+
+Step = Callable[[Tensor], dict[str, float]]
+
+
+def prepare() -> None:
+    """Load the compiled loops; where they must be compiled first, one rank does it for all."""
+    if dist.get_rank():
+        dist.barrier()
+    kernels.prepare()
+    if not dist.get_rank():
+        dist.barrier()
+
+
+def scale(density: float, numel: int) -> float:
+    """Return the scale of normal gradients that suits methods whose threshold is a setting."""
+    return fitting_scale(density, numel)
+
+
+def reduction(method: str, density: float, numel: int, device: torch.device) -> Step:
+    """Return a step of a method of conf/sparsifier: it replaces a gradient (numel,) by the update, and has its times.
+
+    Its state is its own. All times are seconds of this rank.
+    """
+    reducer = build_methods([method], density)[method]
+    comm, state = GroupComm(timed=True), reducer.start(layered(numel), torch.float32, device)
+
+    def step(grad: Tensor) -> dict[str, float]:
+        comm.begin_step()
+        stats = reducer.reduce_(state, grad, comm)
+        return {
+            "select_s": stats.select_s,
+            "rest_s": stats.rest_s,
+            "exchange_s": stats.exchange_s,
+            "bytes_sent": stats.bytes_sent,
+            "build_up": stats.build_up,
+        }
+
+    return step

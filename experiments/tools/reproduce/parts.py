@@ -1,0 +1,130 @@
+"""Carry out the parts of a paper in turn, each in a process of its own; what did not change is not done again.
+
+A part that trains is done when all of its runs are. Another one leaves a stamp: its command, a checksum of the files
+that the command reads, and the files that it wrote.
+"""
+
+import functools
+import hashlib
+import importlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig
+from experiments.config.stopping import Stopped, handled, raise_stop
+from experiments.runs.atomic_files import load_json, write_json
+from experiments.runs.run_folder import folder_of
+from experiments.runs.status import State, state_of
+from experiments.sweeps.study import jobs_of
+from experiments.tools.reproduce.papers import Paper, Part, value_of
+from experiments.training.preflight import prepare_runs
+
+STAMPS = "parts"  # folder of the stamps
+
+
+def check(paper: Paper) -> None:
+    """Check every command, and every run of every study whose files are there, before the first one starts.
+
+    Raises:
+        UserError: a command that would not be understood, or a run that could not start.
+    """
+    for part in paper.parts:
+        if not part.trains:
+            check_command(part)
+        elif not _waits_for_files(part):
+            runs_of(part)
+
+
+def check_command(part: Part) -> None:
+    """Parse a part's command as its entry point does, and check its options. Raises: UserError."""
+    module = importlib.import_module(f"experiments.{part.words[0]}")
+    try:
+        options = module.parser().parse_args(part.words[1:])
+        getattr(module, "check_options", lambda _: None)(options)
+    except UserError as error:
+        raise UserError(f"part {part.name}: {error}") from None
+
+
+@functools.cache
+def runs_of(part: Part) -> list[TrainConfig]:
+    """Return the checked runs of a part that trains. Raises: UserError as a sweep does."""
+    return prepare_runs(jobs_of(part.words[1], list(part.words[2:])))
+
+
+def reproduce(paper: Paper, out: Path, *, again: bool = False) -> Part | None:
+    """Carry out all parts in turn, with ``again`` those that did not change too; return the one that failed, the last.
+
+    Prints what each took and left. Finished runs stay.
+    """
+    for number, part in enumerate(paper.parts, 1):
+        head = f"[{number}/{len(paper.parts)}] {part.name}"
+        if _is_done(part, out) and (part.trains or not again):
+            print(f"{head}: unchanged, nothing to do", flush=True)
+            continue
+        print(f"{head}: {part.command}", flush=True)
+        began = time.perf_counter()
+        exit_code = run(part)
+        seconds = time.perf_counter() - began
+        if exit_code:
+            print(f"{head}: failed after {seconds:.0f} s, exit code {exit_code}", flush=True)
+            return part
+        files = sorted(str(path.relative_to(part.folder)) for path in part.folder.rglob("*") if path.is_file())
+        stamp = _stamp(part, out)
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        write_json(stamp, _made_of(part) | {"seconds": round(seconds, 1), "files": files})
+        left = f"{len(runs_of(part))} runs" if part.trains else f"{len(files)} files in {part.folder}"
+        print(f"{head}: {seconds:.0f} s, {left}", flush=True)
+    return None
+
+
+def run(part: Part) -> int:
+    """Run a part's command in a process of its own and return its exit code; SIGTERM and SIGUSR1 are passed on."""
+    process = subprocess.Popen([sys.executable, *part.arguments])
+    try:
+        with handled(raise_stop):
+            return process.wait()
+    except (Stopped, KeyboardInterrupt) as stop:
+        if isinstance(stop, Stopped):  # Ctrl-C reached it, too
+            process.send_signal(stop.number)
+        process.wait()  # it saves its state
+        raise
+
+
+def seconds_of(part: Part, out: Path) -> float | None:
+    """Return how long a part took when it was last carried out; None where that is not known."""
+    try:
+        return float(load_json(_stamp(part, out))["seconds"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _waits_for_files(part: Part) -> bool:
+    """Return whether a study names a file that an earlier part makes."""
+    named = [value_of(word) for word in part.words if word.startswith("schedule.")]
+    return any(not Path(name).exists() for name in named)
+
+
+def _is_done(part: Part, out: Path) -> bool:
+    if part.trains:
+        runs = [folder_of(run) for run in runs_of(part)]
+        return not _waits_for_files(part) and all(state_of(folder) == State.DONE for folder in runs)
+    stamp = load_json(_stamp(part, out))
+    is_whole = all((part.folder / name).exists() for name in stamp.get("files", ()))
+    return is_whole and stamp.items() >= _made_of(part).items()
+
+
+def _made_of(part: Part) -> dict[str, str]:
+    """Return a part's command, and a checksum of the files that it names outside of its folder; of runs, their ends."""
+    digest = hashlib.sha256()
+    named = [Path(word) for word in ([] if part.trains else part.words[1:])]
+    for path in (path for path in named if path.exists() and not path.is_relative_to(part.folder)):
+        for file in [path] if path.is_file() else sorted(path.glob("*/DONE")):
+            digest.update(file.name.encode() + file.parent.name.encode() + file.read_bytes())
+    return {"command": part.command, "inputs": digest.hexdigest()}
+
+
+def _stamp(part: Part, out: Path) -> Path:
+    return out / STAMPS / f"{part.name}.json"

@@ -1,0 +1,1 @@
+"""What several tools use: named methods, sources of gradients, times of selection."""

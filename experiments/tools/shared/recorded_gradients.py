@@ -1,0 +1,116 @@
+"""Record the gradients of a real training, one per worker and step."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+import data
+import micro
+from experiments.config.errors import UserError
+from experiments.config.schema import TrainConfig
+from experiments.tools.shared.gradient_sources import RECORDED, Gradients, check_size
+from experiments.training.optimizers import learning_rate
+from experiments.training.preflight import prepare_runs, shapes_of
+from experiments.training.simulated_workers import SimulatedWorkers
+from experiments.training.tasks import load_task
+
+FIXED = ("sparsifier=", "cluster=", "cluster.", "density=")  # settings that a recording chooses itself
+
+
+def training_config(overrides: list[str], world_size: int) -> TrainConfig:
+    """Return the configuration of a dense training on that many simulated workers; words as for train.
+
+    Raises:
+        UserError: words that describe no training, or that name a setting which a recording chooses itself.
+    """
+    for word in overrides:
+        if word.startswith(FIXED):
+            raise UserError(f"'{word}': a recording settles sparsifier, cluster and density itself, leave it out")
+    fixed = ["sparsifier=dense", "cluster=simulated", "cluster.device=cpu", f"cluster.world_size={world_size}"]
+    (config,) = prepare_runs([[*overrides, *fixed]])
+    return config
+
+
+def numel_of(config: TrainConfig) -> int:
+    """Return how many elements a gradient of a checked training has, without making its model."""
+    sizes = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings).sizes
+    return sum(p.numel() for p in shapes_of(config, sizes).parameters() if p.requires_grad)
+
+
+class Training:
+    """The training that a configuration describes, on simulated workers, with the gradients that they reduce.
+
+    The workers and their steps are those of ``experiments.train``; neither evaluation nor records interrupt them.
+
+    Args:
+        reducer: in place of the one that the configuration describes.
+
+    Attributes:
+        layout: names and shapes of a gradient, in the order in which a backward makes them.
+    """
+
+    def __init__(self, config: TrainConfig, *, reducer: micro.Reducer | None = None) -> None:
+        if config.rounds.every:
+            raise UserError(
+                f"rounds.every={config.rounds.every}: gradients are exchanged at every step here, leave it out"
+            )
+        if config.start_from is not None:
+            raise UserError(f"start_from={config.start_from}: this training starts from step 0, leave it out")
+        self._config = config
+        self._workers = SimulatedWorkers(config, load_task(config, torch.device("cpu")), reducer=reducer)
+        self.layout = self._workers.layout
+
+    def steps(self, num_steps: int) -> Iterator[Tensor]:
+        """Take steps; yield after each the gradients (world_size, numel) that the workers brought to it.
+
+        They have each step's batches, scale and clip. The tensor is the same at every step. Epochs follow one another
+        until there were enough steps.
+
+        Raises:
+            UserError: more steps than the schedule of learning rates has, or a gradient with NaN or Inf.
+        """
+        per_epoch = self._workers.num_steps
+        self._check_length(num_steps)
+        rows = torch.empty(self._config.world_size, self.layout.numel)
+        self._workers.watch = lambda rank, gradient: rows[rank].copy_(gradient)
+        for step in range(num_steps):
+            epoch, index = divmod(step, per_epoch)
+            if index == 0:
+                self._workers.start_epoch(epoch)
+            try:
+                self._workers.take_step(step, learning_rate(self._config, epoch + index / per_epoch))
+            except micro.NonFiniteGradient as error:
+                raise UserError(f"the training to record: {error}") from None
+            yield rows
+
+    def _check_length(self, num_steps: int) -> None:
+        """Refuse steps after the end of a schedule that falls to a rate of 0; steps at milestones go on for ever."""
+        most = self._config.epochs * self._workers.num_steps
+        if num_steps > most and self._config.lr_shape != "steps":
+            raise UserError(
+                f"{num_steps} steps are to be recorded, but {self._config.epochs} epochs have {most}, after which the "
+                f"learning rate (lr_shape={self._config.lr_shape}) is 0: lower the steps, or raise epochs"
+            )
+
+    def update(self) -> Tensor:
+        """Return the update (numel,) of the last step, not copied."""
+        return self._workers.update
+
+    def residual(self) -> Tensor:
+        """Return rank 0's residual (numel,), not copied."""
+        return self._workers.residuals()[0]
+
+
+def record(overrides: list[str], *, num_steps: int, world_size: int, max_gb: float = 1.0) -> Gradients:
+    """Train densely and return the gradients that every worker brought to each exchange.
+
+    Raises:
+        UserError: no such training, or gradients that need more memory than allowed.
+    """
+    training = Training(training_config(overrides, world_size))
+    check_size(num_steps, world_size, training.layout.numel, max_gb)
+    kept = torch.empty(num_steps, world_size, training.layout.numel)
+    for step, rows in enumerate(training.steps(num_steps)):
+        kept[step] = rows
+    return Gradients(RECORDED, training.layout, kept)
