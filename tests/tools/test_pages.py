@@ -1,4 +1,4 @@
-"""Every command, setting, path, name and example on every page works: README, docs/ and the files they include."""
+"""Every command, setting, path, name and example on every page works: README, docs/ and published results."""
 
 import argparse
 import importlib
@@ -9,7 +9,6 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from difflib import ndiff
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,11 @@ from micro.retired import refusal_of_name
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "tests/dist/scripts"
+PUBLISHED = ROOT / "results/published"
 SOURCES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "results/published").glob("*.md")),
 ]
 STAND_FOR = {  # words of the pages that a reader replaces
     "NAME": "demo",
@@ -41,26 +42,19 @@ GONE = re.compile(
     r"python -m experiments\.(advise|staleness|bench rules)\b"
 )  # of published pages, which name their revision
 ELSEWHERE = {"eval", "export", ".", "wandb", "pre-commit", "conda", "git", "cd"}  # commands that are not this project's
-ARGUMENTS = {"written", "own", "buffers"}  # of micro.LocalSteps
+ARGUMENTS = {"written", "own", "buffers", "head"}  # of micro.LocalSteps; head: a variable of a job script
 FOLDERS = {"micro", "experiments", "conf", "docs", "tests", "data", "models", "notebooks"}
-
-
-@cache
-def text_of(path: Path) -> str:
-    """A page as a reader sees it, files that it includes in their place."""
-    included = re.compile(r"^<!-- file: (.+?) -->$", re.MULTILINE)
-    return included.sub(lambda found: (ROOT / found[1]).read_text(), path.read_text())
 
 
 def blocks(path: Path) -> Iterator[tuple[str, str]]:
     """The fenced blocks of a page: their language and their text."""
-    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text_of(path), re.MULTILINE | re.DOTALL):
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL):
         yield found[1], found[2]
 
 
 def spans(path: Path) -> set[str]:
     """The pieces of code inside sentences and tables."""
-    prose = re.sub(r"^```.*?^```$", "", text_of(path), flags=re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     return {" ".join(found[1].split()) for found in re.finditer(r"(?<!`)`([^`]+)`(?!`)", prose)}
 
 
@@ -105,7 +99,7 @@ def test_commands_are_understood(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for command in commands(path):
         try:
             words = [replaced(word) for word in shlex.split(command)]
-            is_gone = path.parent.name == "results" and GONE.match(command)
+            is_gone = path.parent.name == "published" and GONE.match(command)
             if command not in SCHEMATIC and words[0] not in ELSEWHERE and not is_gone:
                 check(words, monkeypatch)
         except (Exception, SystemExit) as error:
@@ -192,7 +186,7 @@ def test_files_are_there(path: Path) -> None:
     assert {name for name in named if not (ROOT / name).exists()} <= HISTORY.get(path.name, set())
 
 
-HISTORY = {"CHANGELOG.md": {"experiments/harness/"}, "changelog.md": {"experiments/harness/"}}
+HISTORY = {"CHANGELOG.md": {"experiments/harness/"}}
 
 
 @EVERY_PAGE
@@ -219,11 +213,11 @@ NUMBER = re.compile(r"(?<![\w.^/])(?<!\w-)\d[\d,]*(?:\.\d+)?(?![\w]|\.\d)")
 
 
 def measured(path: Path, text: str) -> set[float]:
-    """Return the numbers of the published tables to which a piece of a page links."""
+    """Return the numbers of the published tables to which a piece of a page links; a published page has its own too."""
     linked = [(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]*?\.md)", text)]
-    published = [page for page in linked if (ROOT / "results/published" / page.name).exists()]
-    included = [ROOT / name for name in re.findall(r"<!-- file: (.+?) -->", path.read_text())]
-    tables = map(text_of, [*published, *included] if published else [])
+    tables = [page.read_text() for page in linked if page.parent == PUBLISHED and page.exists()]
+    if tables and path.parent == PUBLISHED:
+        tables += [line for line in path.read_text().splitlines() if line.startswith("|") and line not in text]
     return {float(number.replace(",", "")) for table in tables for number in NUMBER.findall(table)}
 
 
@@ -256,19 +250,3 @@ def test_the_two_lines_are_those_of_the_tested_scripts(page: str) -> None:
     assert not [line for line in shown.splitlines() if line.startswith("-")]
     kept = [line[1:] for line in shown.splitlines() if line.startswith(" ")]
     assert set(kept) <= set(plain)
-
-
-def test_every_public_name_stands_on_one_page_of_the_reference() -> None:
-    pytest.importorskip("griffe")
-    sys.path.insert(0, str(ROOT / "docs"))  # mkdocs imports it by its file
-    hooks = importlib.import_module("hooks")
-    sys.path.remove(str(ROOT / "docs"))
-    shown = [
-        name
-        for page in (ROOT / "docs/api").glob("*.md")
-        for name in re.findall(r"^::: micro\.(\w+)$", hooks.filled(page.read_text()), re.MULTILINE)
-    ]
-    import micro
-
-    names = [name for name in micro.__all__ if not name.startswith("_")]
-    assert sorted(shown) == sorted([*names, "extend", "testing"])
