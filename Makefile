@@ -49,7 +49,7 @@ demo: $(READY_FOR_DEMO) ## train a small ResNet with five methods on four worker
 	@$(RUN) -m experiments.sweep demo --jobs 1 # one at a time: its times are shown
 	@$(RUN) -m experiments.figures
 
-reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp|diloco|sparseloco|demo SCALE=small|medium|paper
+reproduce: $(READY) ## a paper's study, figures and page: PAPER=micro|gaussiank|oktopk|fft|mgwfbp|diloco|sparseloco|demo_momentum SCALE=small|medium|paper
 	@$(RUN) -m experiments.reproduce $(PAPER) --scale $(SCALE) $(if $(ROOT),--root $(ROOT)) $(if $(OUT),--out $(OUT))
 
 study: $(READY) ## the runs of studies of conf/sweep: STUDY="long gpt_rates/signs" ROOT=DIR; the same command resumes; hours of a core

@@ -97,5 +97,10 @@ def _parser() -> Parser:
     return parser
 
 
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    return run_command(lambda: _run(**vars(_parser().parse_args())))
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: _run(**vars(_parser().parse_args()))))
+    sys.exit(main())

@@ -352,5 +352,10 @@ def _seconds(text: str) -> int:
     return int(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    return run_command(lambda: _run(_parser().parse_args()))
+
+
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: _run(_parser().parse_args())))
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """The files of conf/: what one holds, and the choices of a group."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,3 +49,11 @@ def no_choice(group: str, allowed: Iterable[str], given: str) -> str:
     if given in (gone := retired(group)):
         return f"{group}={given} was removed: use {gone[given]['use']}"
     return not_among(group, allowed, given)
+
+
+def check_name(group: str, known: Collection[str], given: str, what: str | None = None) -> None:
+    """Raise UserError where a name is not known; the line names the successor of one that went, or close names."""
+    if given not in known:
+        raise UserError(
+            no_choice(group, known, given) if given in retired(group) else not_among(what or group, known, given)
+        )

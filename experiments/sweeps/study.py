@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from experiments.config.compose import compose_runs
-from experiments.config.conf_files import read_yaml
+from experiments.config.conf_files import check_name, read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.identity import run_name
 from experiments.config.keys import Flat, flat
@@ -117,5 +117,5 @@ def _path_of(name: str) -> Path:
     if _is_path(name):
         PATH.check("the file of a study", name)
         return Path(name)
-    check_choice("study", studies(), name)
+    check_name("study", studies(), name)
     return CONF / "sweep" / f"{name}.yaml"

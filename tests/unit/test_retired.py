@@ -2,7 +2,7 @@
 
 import importlib
 import shlex
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +13,8 @@ from experiments.config.conf_files import choices_of, read_yaml, retired
 from experiments.config.paths import CONF
 from experiments.planning.schedules.base import Schedule
 from experiments.reports.names import label
+from experiments.sweeps.study import jobs_of
+from experiments.tools.reproduce.papers import load_paper
 from experiments.tools.shared.methods import known_methods, select_names
 from micro import retired as gone
 from micro.checkpoints import saved_state
@@ -29,7 +31,12 @@ KINDS: dict[str, type] = {
     "fit": Fit,
     "schedule": Schedule,
 }
-WORDS = [(group, name) for group in read_yaml(CONF / "retired.yaml") if group != "key" for name in retired(group)]
+WORDS = [
+    (group, name)
+    for group in read_yaml(CONF / "retired.yaml")
+    if group not in ("key", "paper", "study")
+    for name in retired(group)
+]
 TOPK = micro.SparseReducer(micro.TopK(), 0.1)
 
 
@@ -87,15 +94,22 @@ def test_a_word_that_went_is_refused_with_what_to_use(group: str, name: str) -> 
     refused(lambda: compose_run([f"{group}={name}"]), f"{group}={name}", own["use"])
     if group == "sparsifier":
         refused(lambda: select_names([name], known_methods(), "method"), own["use"])
-        assert label(name) == own["label"] not in set(_labels())
+        others = {label(each) for each in known_methods() if own["use"] != f"sparsifier={each}"}  # one had another name
+        assert label(name) == own["label"] not in others
     config = compose_run([*shlex.split(own["use"]), "optimizer.momentum=0", "optimizer.nesterov=none"])
     if group != "schedule":  # which may need measured files
         check_parts(config)
 
 
-def _labels() -> Iterator[str]:
-    yield from map(label, known_methods())
-
-
 def test_a_key_that_went_is_refused_with_what_to_use() -> None:
     refused(lambda: compose_run(["scale=small"]), "scale", "experiment=small/NAME")
+
+
+@pytest.mark.parametrize("paper", retired("paper"))
+def test_a_paper_that_went_is_refused_with_what_to_use(paper: str) -> None:
+    refused(lambda: load_paper(paper, "small", out=Path("x"), root=""), paper, f"use {retired('paper')[paper]['use']}")
+
+
+@pytest.mark.parametrize("study", retired("study"))
+def test_a_study_that_went_is_refused_with_what_to_use(study: str) -> None:
+    refused(lambda: jobs_of(f"{study}/small", []), study, f"use {retired('study')[study]['use']}")

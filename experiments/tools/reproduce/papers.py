@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.config.conf_files import read_yaml
+from experiments.config.conf_files import check_name, read_yaml
 from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
 from experiments.tools.reproduce.verdicts import Question
@@ -79,7 +79,7 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
     Raises:
         UserError: no such paper or scale, a paper without it, or its file is not one.
     """
-    check_choice("paper", known_papers(), key)
+    check_name("paper", known_papers(), key)
     check_choice("scale", SCALES, scale)
     path = FOLDER / f"{key}.yaml"
     places = {"out": out, "runs": out / "runs", "root": root}

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import micro
 from experiments.config.builders import build_reducer
 from experiments.config.compose import compose_runs
-from experiments.config.conf_files import choices_of, no_choice, retired
-from experiments.config.errors import UserError, check_choice
+from experiments.config.conf_files import check_name, choices_of
 from experiments.config.method_names import words_of
 
 
@@ -22,10 +21,7 @@ def select_names(given: Sequence[str], known: Sequence[str], what: str) -> list[
         UserError: a name is not known.
     """
     for name in given:
-        base = name.split("+")[0]
-        if base in retired("sparsifier"):
-            raise UserError(no_choice("sparsifier", known, base))
-        check_choice(what, known, base)
+        check_name("sparsifier", known, name.split("+")[0], what)
     return list(dict.fromkeys(given)) or list(known)
 
 
