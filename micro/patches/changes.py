@@ -135,7 +135,7 @@ def _unfolded(folded: Tensor) -> Tensor:
 def _compressed(words: Tensor) -> bytes:
     """Return the first byte of each word, then the second, ...; compressed where that is shorter."""
     planes = content_of(words.view(torch.uint8).view(-1, words.element_size()).t())
-    return min(zlib.compress(planes, 1), planes, key=len)
+    return min(planes, zlib.compress(planes, 1), key=len)  # of equal length: the first
 
 
 def _expanded(wire: bytes, count: int, dtype: torch.dtype) -> Tensor:

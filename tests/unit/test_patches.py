@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,14 @@ def test_old_becomes_new_bit_for_bit_through_a_file(dtype: torch.dtype, share: f
     assert patch.numel == sum(tensor.numel() for tensor in old.values())
     parts = 2 if dtype.is_complex else 1
     assert patch.num_changed == parts * sum(round(share * tensor.numel()) for tensor in old.values())
+
+
+def test_differences_that_compression_leaves_as_long_as_they_are() -> None:
+    for numel, values in product(range(10, 24), range(2, 12)):
+        old = {"x": torch.zeros(numel, dtype=torch.int8)}
+        new = {"x": (torch.arange(numel).square() % values + 1).to(torch.int8)}
+        patches.apply_(old, patches.diff(old, new))
+        assert torch.equal(old["x"], new["x"])
 
 
 def test_zeros_of_either_sign_and_payloads_of_nan_are_other_weights() -> None:
