@@ -55,7 +55,7 @@ def row(numel: int, rate: float, folder: Path) -> list[str]:
     loaded, read_s = timed(lambda: patches.load(file))
     _, apply_s = timed(lambda: patches.apply_(old, loaded))
     _, save_s = timed(lambda: torch.save(new, whole))
-    _, load_s = timed(lambda: [old[name].copy_(each) for name, each in torch.load(whole).items()])
+    _, load_s = timed(lambda: [old[name].copy_(each) for name, each in torch.load(whole, mmap=True).items()])
     sizes = [f"{size / 1e6:,.3g}" for size in (file.stat().st_size, whole.stat().st_size)]
     share, ratio = patch.num_changed / patch.numel, whole.stat().st_size / file.stat().st_size
     seconds = [f"{each:.2g}" for each in (diff_s, write_s, read_s, apply_s, save_s, load_s)]
