@@ -1,4 +1,4 @@
-"""Python objects of all ranks: for set-up, saved states and the ends of runs, not for steps."""
+"""Python objects and bytes of ranks: for set-up, saved states and the ends of runs, not for steps."""
 
 import ctypes
 import io
@@ -26,6 +26,25 @@ def gather_objects(item: object, group: dist.ProcessGroup | None = None) -> list
 def gather_objects_at_first(item: object, group: dist.ProcessGroup | None = None) -> list[object] | None:
     """Return what `gather_objects` does on the group's first rank, None on all others."""
     return _gathered(item, group, first=True)
+
+
+def broadcast_bytes(content: bytes, source: int, group: dist.ProcessGroup | None = None) -> bytes:
+    """Return on all ranks of a group the bytes that its rank ``source`` gives; those of the others are ignored."""
+    device = torch.device(dist.distributed_c10d._get_object_coll_device(group))
+    length = torch.tensor([len(content)], device=device)
+    dist.broadcast(length, group=group, group_src=source)
+    is_source = dist.get_rank(group) == source
+    whole = as_tensor(content) if is_source else torch.empty(int(length), dtype=torch.uint8)
+    for piece in whole.split(CHUNK_BYTES):
+        sent = piece.to(device)
+        dist.broadcast(sent, group=group, group_src=source)
+        piece.copy_(sent)
+    return content if is_source else ctypes.string_at(whole.data_ptr(), whole.numel())
+
+
+def as_tensor(content: bytes) -> Tensor:
+    """Return bytes as (n,) uint8, copied."""
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
 
 
 def _gathered(item: object, group: dist.ProcessGroup | None, *, first: bool) -> list[object] | None:

@@ -35,6 +35,7 @@ LEVEL = {f"experiments.{package}": level for level, packages in enumerate(LEVELS
 OUTSIDE = {  # what a package may import that is not of it, nor of Python; those that are not here: anything
     "micro": "torch",
     "micro.kernels": "torch numpy numba llvmlite triton",
+    "micro.patches": "torch safetensors",
     "micro.integrations.lightning": "torch lightning",
     "micro.integrations.transformers": "torch transformers",
     "models": "torch",
