@@ -28,6 +28,7 @@ Reading order:
     ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone
     optim/             optimizers for sparse updates: they know of drivers/arrivals what came for each element
     checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
+    patches/           what changed between two versions of weights: files and broadcasts to copies that are served
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
     zoo/               rules and baselines of papers, imported when they are named
 """

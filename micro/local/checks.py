@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from micro.comm.group import GroupComm
 from micro.comm.ranks import Comm
 from micro.drivers.wrappers import plain_parameters
 from micro.local.buffers import BufferPolicy
@@ -54,10 +55,25 @@ def check_apart(model: object, ranks: Comm | dist.ProcessGroup | None) -> None:
                 )
 
 
-def check_settings(every: int, buffers: str, on_round: object) -> None:
+def pace(every: int | Sequence[int], ranks: Comm | dist.ProcessGroup | None) -> tuple[int, float]:
+    """Return the steps of this rank's rounds, and the weight of its difference of weights in the mean of all.
+
+    Raises:
+        ValueError: not a number of steps, or one for each rank.
+    """
+    numbers = list(every) if isinstance(every, list | tuple) else [every]
+    if any(not isinstance(each, int) or isinstance(each, bool) or each < 1 for each in numbers):
+        raise ValueError(f"every must be a number of steps, at least 1, or one for each rank, got {every!r}")
+    if numbers == [every]:
+        return numbers[0], 1.0
+    comm = ranks if isinstance(ranks, Comm) else GroupComm(ranks)
+    if len(numbers) != comm.world_size:
+        raise ValueError(f"every must be a number of steps, or one for each of {comm.world_size} ranks, got {every!r}")
+    return numbers[comm.rank], numbers[comm.rank] * comm.world_size / sum(numbers)
+
+
+def check_settings(buffers: str, on_round: object) -> None:
     """Raise ValueError for a value out of its range."""
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ValueError(f"every must be a number of steps, at least 1, got {every!r}")
     if buffers not in get_args(BufferPolicy):
         raise ValueError(f"buffers must be one of {', '.join(get_args(BufferPolicy))}, got '{buffers}'")
     if on_round is not None and not callable(on_round):

@@ -15,7 +15,7 @@ class RoundStats:
         fragment: of the model that was exchanged, from 0.
         num_steps: inner steps of this rank since the fragment's last exchange began.
         vectors: the statistics of each vector that was reduced.
-        own_norm: L2 norm of this rank's difference of weights.
+        own_norm: L2 norm of this rank's difference of weights, times its weight where ranks differ in ``every``.
         mean_norm: that of the update, the same on all ranks.
         cosine: between the two; 0 where one is zero. It falls as the workers drift apart, and as the update is sparser.
         drift: root of the mean over ranks of the squared norm of the difference of weights less the update, over that

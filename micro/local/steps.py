@@ -57,9 +57,8 @@ class LocalSteps(Driver):
         optimizer: the inner one, of all trained parameters of the model, or several in the order in which they step;
             also in the wrapper of Accelerate or Fabric. A step is one of the last; none may exchange anything itself.
         reducer: of the differences of weights.
-        every: H, inner steps of a round.
-        outer: makes the outer optimizer of the global weights: `Outer`, or a function such as
-            ``functools.partial(torch.optim.Adam, lr=1e-3)``.
+        every: H, inner steps of a round; or a list with each rank's own, in proportion to which its difference counts.
+        outer: makes the outer optimizer: `Outer`, or for instance ``functools.partial(torch.optim.Adam, lr=1e-3)``.
         buffers: what becomes of batch norm's statistics and the like at the end of a round. "mean": numbers with a
             fraction become their mean over ranks, others rank 0's; "first": all become rank 0's; "own": each rank keeps
             its own.
@@ -93,9 +92,8 @@ class LocalSteps(Driver):
             With the policy to skip they go on from there, and a rank whose own weights were not finite begins with a
             new inner state.
         RuntimeError: out of ``optimizer.step()``, where a parameter has a gradient that nobody exchanges; out of it, of
-            ``finish()`` and of ``state_dict()``, where weights were loaded or changed between rounds, and no step was
-            counted nor `restart` called, so that the exchange would undo it. The other ranks fail then too. In the
-            middle of a round what the loop writes into weights counts as movement.
+            ``finish()`` and of ``state_dict()``, where weights were loaded or changed between rounds, and neither a
+            step was counted nor `restart` called: the exchange would undo it. The other ranks fail then too.
 
     Source: LocalSGD: Stich, ICLR 2019, arXiv 1805.09767. DiLoCo: Douillard et al., 2023, arXiv 2311.08105. Streaming
     DiLoCo: Douillard et al., 2025, arXiv 2501.18512. SparseLoCo: Sarfi et al., 2025, arXiv 2508.15706. Differences: one
@@ -109,7 +107,7 @@ class LocalSteps(Driver):
         optimizer: Optimizer | Sequence[Optimizer],
         reducer: Reducer,
         *,
-        every: int,
+        every: int | Sequence[int],
         outer: MakeOuter = Outer(),  # noqa: B008 - frozen
         buffers: BufferPolicy | str = "mean",
         fragments: Fragments = 1,
@@ -123,8 +121,9 @@ class LocalSteps(Driver):
         on_round: Callable[[RoundStats], object] | None = None,
     ) -> None:
         with meeting("micro.LocalSteps", lambda: checks.ranks_of(replicas, comm)) as entry:
-            checks.check_settings(every, buffers, on_round)
-            check_streaming(fragments, delay, mix, every)
+            checks.check_settings(buffers, on_round)
+            steps, weight = checks.pace(every, checks.ranks_of(replicas, comm))
+            check_streaming(fragments, delay, mix, steps)
             checks.check_apart(model, checks.ranks_of(replicas, comm))
             self.reducer = checks.check_method(reducer)
             self.optimizers = checks.as_optimizers(optimizer)
@@ -133,11 +132,12 @@ class LocalSteps(Driver):
             self.reducer.check_parameters({name: tuple(real(p.detach()).shape) for name, p in self._parameters.items()})
             parts = split(self._parameters, fragments)
             self._fragments = [
-                Fragment(number, (number + 1) * every // len(parts), part, self.reducer, outer)
+                Fragment(number, (number + 1) * steps // len(parts), part, self.reducer, outer)
                 for number, part in enumerate(parts)
             ]
             for vector in self._vectors:
                 check_outer(vector.outer, vector.state, allows_both=momentum_with_feedback)
+                vector.weight = weight
             self._watch = WeightWatch(model, self._parameters, written, kept)
             entry.parameters = self._parameters
             entry.settings |= {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
@@ -151,7 +151,7 @@ class LocalSteps(Driver):
             prepare(self.reducer, self.comm, self.device)
         else:
             self.reducer.prepare(self.comm, self.device)
-        self.every, self.delay, self.mix, self.on_round = every, delay, mix, on_round
+        self.every, self.delay, self.mix, self.on_round = steps, delay, mix, on_round
         self.stats: RoundStats | None = None
         self.buffers = Buffers(model, buffers)
         self.num_steps = self.steps_in_round = 0

@@ -24,6 +24,7 @@ class FlatWeights:
             hold them rounded.
         moved: (numel,) the difference of weights, and then the update; empty while nothing is exchanged.
         state: the reducer's.
+        weight: of this rank's difference of weights in the mean, 1 where all ranks take as many steps.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], reducer: Reducer, outer: MakeOuter) -> None:
@@ -33,7 +34,7 @@ class FlatWeights:
         self._dtype = first.dtype
         wide = torch.promote_types(first.dtype, torch.float32)
         self.start = torch.empty(self.layout.numel, dtype=wide, device=first.device)
-        self.moved = self.start.new_empty(0)
+        self.moved, self.weight = self.start.new_empty(0), 1.0
         self._reducer = reducer
         self.state: BucketState = reducer.start(self.layout, wide, first.device)
         self._once: Callable[[Callable[[], None]], object] = lambda work: work()
@@ -79,11 +80,11 @@ class FlatWeights:
 
     @torch.no_grad()
     def difference(self) -> Tensor:
-        """Return how far this rank has moved (numel,): what its parameters began from, less what they are."""
+        """Return how far this rank has moved (numel,): what its parameters began from, less what they are; weighted."""
         own, starts, found = self._own(), self.layout.views(self.start), torch.empty_like(self.start)
         for name, moved in self.layout.views(found).items():
             moved.copy_(starts[name].to(self._dtype)).sub_(own[name])
-        return found
+        return found if self.weight == 1 else found.mul_(self.weight)
 
     def step(self) -> None:
         """Take the outer step by the update in ``moved``, which is given up."""

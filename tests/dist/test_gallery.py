@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 import micro
+from micro import patches
 from micro.ddp import attaching
 from micro.fsdp import attaching as sharded
 from tests.dist.framework_loops import require
@@ -117,3 +118,23 @@ def test_a_script_goes_on_from_its_checkpoint(
     resumed = run_fresh(world_size, trained, script, NEVER, whole, tmp_path / "parted", *more)
     assert resumed[0].steps < expected[0].steps, "not resumed"
     assert_same(resumed, expected)
+
+
+def served(steps: int, folder: Path) -> tuple[str, str]:
+    """Run the script that trains and serves; return digests of the weights: as trained, and as served."""
+    sys.path.insert(0, str(GALLERY))
+    script = importlib.import_module("train_and_serve")
+    model = script.main(steps, folder)
+    return patches.digest(model.state_dict()), patches.digest(script.in_bfloat16(model))
+
+
+def test_a_server_follows_training_and_a_later_one_follows_the_files(tmp_path: Path) -> None:
+    (trained, rounded), (own, _) = run_fresh(2, served, 3, tmp_path)
+    assert own == rounded != trained
+    sys.path.insert(0, str(GALLERY))
+    late = importlib.import_module("gpt").GPT().bfloat16()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 3
+    for path in files:
+        patches.apply_(late.state_dict(), patches.load(path))
+    assert patches.digest(late.state_dict()) == own

@@ -31,7 +31,7 @@ def rounds(comm: Comm | None, model: nn.Module, rank: int, streaming: dict[str, 
     """Return weights and buffers within a round and after its end, and the bytes of the last round."""
     optimizer = ADAM(model.parameters())
     reducer = micro.SparseReducer(micro.Micro(), 0.2, feedback=micro.ErrorFeedback(decay=0.95))
-    with micro.LocalSteps(model, optimizer, reducer, every=3, comm=comm, **streaming) as local:
+    with micro.LocalSteps(model, optimizer, reducer, comm=comm, **({"every": 3} | streaming)) as local:
         for step in range(7):
             backward(model, step, rank)
             optimizer.step()
@@ -44,7 +44,10 @@ def on_this_rank(streaming: dict[str, Any]) -> tuple[Tensor, Tensor, float]:
     return rounds(None, network(has_norm=True), dist.get_rank(), streaming)
 
 
-@pytest.mark.parametrize("streaming", [{}, STREAMING], ids=["at once", "streaming"])
+OWN_PACE = {"every": [4, 3]}  # rank 1 begins its third round while rank 0 has finished in the middle of its second
+
+
+@pytest.mark.parametrize("streaming", [{}, STREAMING, OWN_PACE, STREAMING | OWN_PACE])
 def test_real_ranks_take_the_steps_of_simulated_ones_bit_for_bit(streaming: dict[str, Any]) -> None:
     models = [network(has_norm=True), network(has_norm=True)]
     expected = simulated(2, lambda comm: rounds(comm, models[comm.rank], comm.rank, streaming))
@@ -55,6 +58,15 @@ def test_real_ranks_take_the_steps_of_simulated_ones_bit_for_bit(streaming: dict
         assert sent == own_sent
     assert not torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
+
+
+@on_ranks(2)
+def test_ranks_that_differ_in_the_length_of_their_rounds_are_refused_unless_all_give_it() -> None:
+    rank, model = dist.get_rank(), network()
+    for every in (3 + rank, [3, 2 + rank], [3, 2] if rank else 3, [3, 2, 2]):
+        with micro.LocalSteps(model, SGD(model.parameters()), micro.DenseReducer(), every=[5, 1]) as local:
+            assert local.every == (1 if rank else 5)
+        refused(lambda every=every: micro.LocalSteps(model, SGD(model.parameters()), SPARSE, every=every), "every")  # type: ignore[misc]
 
 
 @on_ranks(2)

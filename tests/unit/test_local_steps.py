@@ -74,6 +74,29 @@ def test_one_step_a_round_is_training_with_the_learning_rate_at_the_gradient(row
             torch.testing.assert_close(weights, reference, rtol=1e-6, atol=1e-7)
 
 
+def test_a_rank_counts_in_proportion_to_the_steps_of_its_rounds() -> None:
+    """Two rounds of three ranks by brute force; where all take as many steps, a list of them changes no bit."""
+    paces, weights = [4, 1, 2], flat(network())
+    models = [network() for _ in paces]
+    for number in range(2):
+        for rank, (pace, model) in enumerate(zip(paces, models, strict=True)):
+            torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
+            optimizer = SGD(model.parameters())
+            for step in range(pace):
+                backward(model, number * pace + step, rank)
+                optimizer.step()
+        weights = sum(pace * flat(model) for pace, model in zip(paces, models, strict=True)) / sum(paces)
+
+    def work(comm: Comm, every: Any, num_steps: int) -> Tensor:
+        with Run(comm, micro.DenseReducer(), every=every) as run:
+            return run.train(*range(num_steps))
+
+    for found in simulated(3, lambda comm: work(comm, paces, 2 * paces[comm.rank])):
+        torch.testing.assert_close(found, weights)
+    expected, found = (simulated(3, lambda comm, every=every: work(comm, every, 6)) for every in (2, [2, 2, 2]))  # type: ignore[misc]
+    assert all(map(torch.equal, expected, found))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_weights_of_few_bits_and_of_two_dtypes_are_equal_after_each_round(dtype: torch.dtype) -> None:
     def work(comm: Comm) -> Tensor:
@@ -218,6 +241,10 @@ CORRECTION = micro.SparseReducer(micro.TopK(), 0.2, feedback=micro.MomentumCorre
 WRONG: list[tuple[Callable[[int], dict[str, Any]], str, Any]] = [  # the settings of a rank, and what all ranks say
     (lambda _: {"every": 0}, "every", 0),
     (lambda rank: {"every": 4 + rank}, "rank 0 has every=4", "rank 1 every=5"),
+    (lambda rank: {"every": [4, 2 + rank]}, "rank 1", "every"),
+    (lambda _: {"every": [4, 0]}, "every", [4, 0]),
+    (lambda _: {"every": [4, 2, 2]}, "2 ranks", [4, 2, 2]),
+    (lambda _: {"every": [4, 2], "fragments": 3}, "fragments", 3),
     (lambda rank: {"model": shifted(rank)}, "'b.bias' of rank 1 differs", NOTHING),
     (lambda _: {"buffers": "some"}, "buffers", "some"),
     (lambda _: {"reducer": "topk"}, "reducer", "topk"),
