@@ -32,7 +32,7 @@ def train(steps: int, folder: Path) -> nn.Module:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        patch = micro.patches.diff(published, in_bfloat16(model))
+        patch = micro.patches.diff(published, in_bfloat16(model))  # the trainer
         micro.patches.save(patch, folder / f"step{step:06d}.patch")
         micro.patches.broadcast_(published, patch)
     return model
@@ -43,7 +43,7 @@ def serve(steps: int) -> nn.Module:
     model = GPT().bfloat16()
     request = Text()[0]
     for step in range(steps):
-        patch = micro.patches.broadcast_(model.state_dict())
+        patch = micro.patches.broadcast_(model.state_dict())  # the server
         with torch.no_grad():
             loss = float(model(**{name: tokens[None] for name, tokens in request.items()})["loss"])
         if step % 10 == 9:

@@ -73,7 +73,7 @@ def test_every_public_name_has_one_row_and_its_docstring_on_the_site() -> None:
         r"^::: micro\.(\w+)$", module_of_docs("hooks").with_docstrings((DOCS / "api.md").read_text()), re.M
     )
     names = [name for name in micro.__all__ if not name.startswith("_")]
-    assert sorted(shown) == sorted([*names, "extend", "testing"])
+    assert sorted(shown) == sorted([*names, "extend", "patches", "testing"])
 
 
 GALLERY = [path for path in (DOCS / "gallery").glob("*.md") if "```py\n" in path.read_text()]
