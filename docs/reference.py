@@ -17,7 +17,9 @@ from typing import Any
 import micro
 import micro.extend
 import micro.testing
+from experiments.config.conf_files import read_yaml
 from experiments.config.descriptions import GROUPS, Key, about, choices, default_choices, described, train_keys
+from experiments.config.paths import CONF
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -26,7 +28,7 @@ PUBLISHED = ROOT / "results/published"
 
 def pages() -> dict[str, str]:
     """Return the text of each page that is written, by its name."""
-    return {"configuration.md": configuration(), "api.md": api(), "methods.md": methods()}
+    return {"configuration.md": configuration(), "api.md": api(), "columns.md": columns(), "methods.md": methods()}
 
 
 # The configuration
@@ -72,6 +74,27 @@ def _short(key: Key) -> str:
     return f"`{key.name}: {key.value}`" + (f" ({key.comment})" if key.comment else "")
 
 
+# The columns of records
+
+_COLUMNS = """\
+# Columns of the records
+
+`steps.jsonl` and `epochs.jsonl` of a [run folder](run_folders.md) have one JSON object per line. NaN and infinity are
+`null`; a value that a method does not have is `null` too.
+"""
+
+
+def columns() -> str:
+    """Return the meaning of every column, as Markdown."""
+    parts = [_COLUMNS]
+    for file, meanings in read_yaml(CONF / "columns.yaml").items():
+        rows = [
+            (", ".join(f"`{name}`" for name in names.split(", ")), _cell(words)) for names, words in meanings.items()
+        ]
+        parts += [f"## {file}.jsonl", "", *_table(("column", "meaning"), rows), ""]
+    return "\n".join(parts).rstrip() + "\n"
+
+
 # The public names
 
 _API = """\
@@ -104,7 +127,9 @@ def api() -> str:
     rows = [(f"`{name}`", *_row(name, value)[1:]) for name, value in extend.items() if _first(value)]
     about_extend = "[Extending](extending.md) shows their use: `from micro.extend import Step`."
     parts += ["## For parts of your own", "", about_extend, "", *_table(("name", "what it is", "in"), rows), ""]
-    files = [(f"`{name}`", _first_of_file(name)) for name in ("micro.extend", "micro.testing", "micro.patches", *_FRAMEWORKS)]
+    files = [
+        (f"`{name}`", _first_of_file(name)) for name in ("micro.extend", "micro.testing", "micro.patches", *_FRAMEWORKS)
+    ]
     parts += ["## Modules", "", *_table(("name", "what it is for"), files), ""]
     planning = [(f"`{name}`", _first_of_file(name)) for name in sorted(_modules("experiments/planning"))]
     about_planning = "Schedules, costs and traces. What a method sends is predicted by `micro.predicted_traffic`."

@@ -62,7 +62,7 @@ def module_of_docs(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["api.md", "configuration.md", "methods.md"])
+@pytest.mark.parametrize("name", ["api.md", "columns.md", "configuration.md", "methods.md"])
 def test_a_page_that_a_command_writes_is_current(name: str) -> None:
     assert (DOCS / name).read_text() == module_of_docs("reference").pages()[name], "run: python docs/reference.py"
 
@@ -74,6 +74,13 @@ def test_every_public_name_has_one_row_and_its_docstring_on_the_site() -> None:
     )
     names = [name for name in micro.__all__ if not name.startswith("_")]
     assert sorted(shown) == sorted([*names, "extend", "patches", "testing"])
+
+
+def test_find_your_way_leads_to_files_and_folders_that_are_there() -> None:
+    rows = re.findall(r"^\| [^|]+\? \| (.+) \|$", (DOCS / "find_your_way.md").read_text(), re.MULTILINE)
+    assert len(rows) >= 40
+    missing = [name for row in rows for name in re.findall(r"`([^`]+)`", row) if not (ROOT / name).exists()]
+    assert not missing
 
 
 GALLERY = [path for path in (DOCS / "gallery").glob("*.md") if "```py\n" in path.read_text()]
