@@ -41,8 +41,7 @@ from experiments.launching.failures import (
 )
 from experiments.launching.process_lifetime import LAUNCHER_PID, TERMINAL
 from experiments.launching.stalls import furthest_behind, read_notes
-from experiments.runs.atomic_files import cannot_write, disk_errors
-from experiments.runs.disks import is_of_disk, try_to_write
+from experiments.runs.files import cannot_write, disk_errors, is_of_disk, try_to_write
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 

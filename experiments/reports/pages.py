@@ -19,9 +19,9 @@ from experiments.reports import markdown, tables
 from experiments.reports.forms import forms, in_words, ordered
 from experiments.reports.frames import Frames
 from experiments.reports.measures import metric_of
-from experiments.reports.output import write_csv, write_file
 from experiments.reports.provenance import described, differences, unlike
 from experiments.reports.table import TRAINING, origins, run_rows
+from experiments.runs.files import write_atomic, write_csv
 
 PAGES = CONF / "page"
 SUMMARY = "summary"  # of any runs: what `figures` writes of a folder
@@ -128,7 +128,7 @@ def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> lis
 
     runs = page.runs(table)
     rows = forms(runs)
-    written = [write_file(out / f"{page.name}.md", page_text(page, rows, runs))]
+    written = [write_atomic(out / f"{page.name}.md", page_text(page, rows, runs))]
     for each in page.figures:
         check_choice(f"{page.name}: show", [*form_figures.KINDS, "curves"], each.show)
         own, of_these = (table[(table[list(each.of)] == list(each.of.values())).all(axis=1)] for table in (rows, runs))
@@ -141,7 +141,7 @@ def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> lis
 def write_summary(frames: Frames, out: Path) -> list[Path]:
     """Write summary.csv and summary.md; return the paths."""
     numbers = forms(run_rows(frames))
-    return [write_csv(numbers, out / "summary.csv"), write_file(out / "summary.md", summary_text(frames))]
+    return [write_csv(numbers, out / "summary.csv"), write_atomic(out / "summary.md", summary_text(frames))]
 
 
 def summary_text(frames: Frames) -> str:

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from experiments.config.errors import UserError, one_line
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import load_json, write_json, writing
+from experiments.runs.files import load_json, write_json, writing
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
 _WAIT_S = 0.1  # how long a new owner waits: longer than ``is_locked`` holds its shared lock

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable
 
 from experiments.config.errors import UserError
 from experiments.reports.measures import in_words
-from experiments.runs.atomic_files import load_json
-from experiments.runs.disks import reason
+from experiments.runs.files import load_json, reason
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import FolderInUse, RunFolder
 from experiments.runs.status import State, failure_reason, last_step, saved_step, state_of, status_of

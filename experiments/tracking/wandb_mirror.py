@@ -14,7 +14,7 @@ import yaml
 
 from experiments.config.errors import one_line_with_type
 from experiments.config.schema import TrackingConfig
-from experiments.runs.atomic_files import load_json
+from experiments.runs.files import load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 

@@ -21,8 +21,8 @@ from experiments.launching.elastic import check_cluster
 from experiments.launching.rank_environment import is_rank, read_rank_environment
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.manifest import other_data
+from experiments.runs.rank_files import check_world_size
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_state import check_world_size
 from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
 from experiments.training.tasks import check_task, steps_per_epoch

@@ -25,8 +25,8 @@ from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, 
 from experiments.launching.failures import recorded_errors
 from experiments.launching.process_lifetime import LAUNCHER_PID, die_with_parent, leave
 from experiments.launching.stalls import notes
-from experiments.runs.atomic_files import disk_errors, load_json, write_atomic, write_json
 from experiments.runs.checkpoints import remove_all
+from experiments.runs.files import disk_errors, load_json, write_atomic, write_json
 from experiments.runs.finished_requests import unmet_request
 from experiments.runs.manifest import code_of_attempts, collect_manifest
 from experiments.runs.run_folder import RunFolder

@@ -18,8 +18,8 @@ from experiments.launching.failures import RankFailure
 from experiments.launching.process_lifetime import die_with_parent, leave
 from experiments.launching.rank_environment import RankEnvironment
 from experiments.reports.measures import METRICS
-from experiments.runs.atomic_files import disk_errors
 from experiments.runs.checkpoints import remove_all
+from experiments.runs.files import disk_errors
 from experiments.runs.finished_requests import note_of_other_epochs
 from experiments.runs.git_state import other_code
 from experiments.runs.output import check_outputs

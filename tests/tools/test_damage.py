@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments.config.keys import to_yaml
-from experiments.runs.atomic_files import digest_of
+from experiments.runs.files import digest_of
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from tests.finished_runs import weights_of, write_study

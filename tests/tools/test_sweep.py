@@ -117,6 +117,10 @@ def test_a_study_is_all_of_its_parts_or_one_and_a_run_of_two_parts_is_one_run(co
     assert study.parts_of("study") == ["study/one", "study/two"]
     assert study.jobs_of("study/one", ["lr=1"])[1] == ["sparsifier=topk", "epochs=3", "seed=1", "lr=1"]
     assert [len(study.runs_of(name, [])[1]) for name in ("study/one", "study/two", "study")] == [2, 4, 5]
+    merged = study.runs_of("study", []).merged
+    assert merged.startswith("6 combinations are 5 runs")
+    assert "in several parts" in merged
+    assert not study.runs_of("study/two", []).merged
     refused(lambda: study.jobs_of("study/tow", []), "did you mean 'two'", "tow")
 
 
@@ -127,6 +131,9 @@ def test_multirun_and_sweep_name_the_same_runs(tmp_path: Path) -> None:
     ways = [study.distinct(jobs, prepare_runs(jobs))[1] for jobs in (study.jobs_of(path, []), multirun)]
     assert ways[0] == ways[1]
     assert len(ways[0]) == 2 + 4  # dense is one run, whatever the density
+    merged = study.runs_of(path, []).merged
+    assert merged.startswith("8 combinations are 6 runs")
+    assert merged.count("sends everything") == 2
 
 
 def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:
