@@ -37,7 +37,7 @@ def run(composed: DictConfig) -> float | None:
         if ranks:
             check_shape(job.overrides.task, ranks)
         config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
-        from experiments.training.runner import carry_out  # imports torch: most mistakes are reported before that
+        from experiments.training.run import carry_out  # imports torch: most mistakes are reported before that
 
         return carry_out(config, ranks)
 

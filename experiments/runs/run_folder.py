@@ -69,6 +69,7 @@ class RunFolder:
     path: Path
 
     config_path = _Place("config.yaml")  # the resolved configuration
+    command_path = _Place("command.txt")  # what the user typed, a word a line
     manifest_path = _Place("manifest.json")  # the machine, the software and the data of the run
     steps_path = _Place("steps.jsonl")  # one row per training step
     epochs_path = _Place("epochs.jsonl")  # one row per epoch

@@ -32,7 +32,7 @@ from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, failure_log, state_of
 from experiments.sweeps.num_jobs import threads_per_process
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from micro import NonFiniteGradient
 
 _forked = multiprocessing.get_context("forkserver")

@@ -28,7 +28,7 @@ from experiments.tools.reproduce import papers, parts
 from experiments.tools.reproduce.paper_page import write_paper_page
 from experiments.tools.reproduce.papers import Paper, Part, load_paper
 from experiments.tools.reproduce.verdicts import Question, answer
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from tests.refusals import refused
 
 TINY = """\

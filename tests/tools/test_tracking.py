@@ -26,7 +26,7 @@ from experiments.tracking import wandb_mirror
 from experiments.tracking.sources import _read_file, read
 from experiments.tracking.wandb_mirror import live_mirror, mirror
 from experiments.training.preflight import prepare_runs
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from tests.refusals import refused
 
 TINY = ["model=mlp", "cluster=simulated", "cluster.world_size=2", "epochs=1", "batch_size=64", "checkpoint.every_s=0"]
