@@ -17,7 +17,8 @@ from typing import Any
 import micro
 import micro.extend
 import micro.testing
-from experiments.config.descriptions import GROUPS, Key, about, choices, default_choices, described, train_keys
+from docs.descriptions import Key, about, choices, default_choices, described, train_keys
+from experiments.config.schema import GROUPS
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
