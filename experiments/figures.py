@@ -61,7 +61,7 @@ def parser() -> Parser:
     parser = Parser("experiments.figures", description=description, epilog=epilog)
     add, help = parser.add_argument, f"folder of run folders ({RUNS}); give the option once for each of several"
     add("--runs", type=to_path, action="append", metavar="DIR", help=help)
-    help = "read from elsewhere than --runs: wandb-files DIR, or wandb ENTITY/PROJECT"
+    help = "read from elsewhere than --runs: wandb ENTITY/PROJECT"
     add("--source", nargs=2, metavar=("KIND", "WHERE"), help=help)
     add_out(parser, "results/figures")
     help = f"of {', '.join(KINDS)}; all by default"
