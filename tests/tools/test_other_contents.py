@@ -63,9 +63,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "config.yaml").write_text(to_yaml(configured(folder / "runs", *IMAGES, "sparsifier=topk")))
     finished(RunFolder(run))
     (folder / "runs/run/failure.json").write_text('{"rank": 1, "message": "no", "log": "x"}')
-    (folder / "runs/run/.owner.json").write_text(
-        json.dumps({"token": "0", "host": "here", "pid": 1, "job": "", "since": "now"})
-    )
+    (folder / "runs/run/.owner.json").write_text(json.dumps({"host": "here", "pid": 1, "job": "", "since": "now"}))
     checkpoint = folder / "runs/run/checkpoints/step-00000006"
     checkpoint.mkdir(parents=True)
     digest = {"bytes": 5, "sha256": "0" * 64}
