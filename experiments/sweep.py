@@ -81,9 +81,10 @@ def _carry_out(configs: list[TrainConfig], *, at_once: int, on_error: str) -> in
     check_outputs(configs)
     check_requests(configs)
     runs = {folder_of(config): config for config in configs}
-    if line := other_code([folder for folder in runs if state_of(folder) == State.DONE]):
+    states = {folder: state_of(folder) for folder in runs}
+    if line := other_code([folder for folder, state in states.items() if state == State.DONE]):
         print(f"note: {line}", file=sys.stderr)
-    print(counted(runs), flush=True)
+    print(counted(states.values()), flush=True)
     return LocalSweep(runs, at_once=at_once, on_error=on_error).run()
 
 

@@ -25,7 +25,7 @@ from experiments.reports.frames import load
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.git_state import other_code
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
+from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of, status_of
 from experiments.sweeps.listing import describe
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
@@ -89,9 +89,10 @@ def read_study(folder: Path) -> None:
 
 def read_status(folder: Path) -> None:
     run = RunFolder(folder / "runs/run")
-    for read in (state_of, last_step, saved_step, failure_reason, failure_log, describe):
+    for read in (state_of, last_step, saved_step, failure_reason, failure_log):
         read(run)
     other_code([run])
+    describe(run, status_of(run))
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from experiments import bench, compare, figures, profile, reproduce, simulate, theory
+from experiments.config.command_line import run_command
 from experiments.config.errors import UserError
 from experiments.runs import files
 from tests.dist.rank_functions import called
@@ -76,11 +77,12 @@ def test_an_error_names_what_is_in_the_way_and_nothing_is_left_of_the_attempt(tm
     assert sorted(os.listdir(out)) == ["a.csv", "b.csv"]
 
 
-def test_results_on_a_disk_that_fills_up_are_told_with_status_1(tmp_path: Path) -> None:
-    with mounted(MemoryDisk(tmp_path / "disk", "16k")) as disk:
-        disk.fill(leaving=8192)  # enough for the trial
-        ended = called(simulate.main, "--out", str(disk.path / "out"))
-    assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"error: cannot write {disk.path}/out/")
-    assert "no space left on device (" in line
+def test_results_on_a_disk_that_fills_up_are_told_with_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mounted(MemoryDisk(tmp_path / "disk", "64k")) as disk:
+        out = disk.path / "out"
+        assert run_command(lambda: 0 if files.write_atomic(out / "a.csv", "a" * 100_000) else 1) == 1
+        assert os.listdir(out) == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: cannot write {out}/a.csv: no space left on device (")

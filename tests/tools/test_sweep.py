@@ -9,7 +9,7 @@ from experiments.config.compose import expand
 from experiments.config.keys import to_yaml
 from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.status import State, state_of
+from experiments.runs.status import State, state_of, status_of
 from experiments.sweeps import num_jobs, study
 from experiments.sweeps.listing import describe, lines_of, removable, remove
 from experiments.sweeps.num_jobs import num_at_once
@@ -69,7 +69,7 @@ def test_a_folder_tells_its_state(tmp_path: Path, name: str) -> None:
     files, state, words = FOLDERS[name]
     folder = make(tmp_path / name, files)
     assert state_of(folder) == state
-    assert describe(folder).startswith(words)
+    assert describe(folder, status_of(folder)).startswith(words)
 
 
 def test_the_state_of_each_run_is_a_line_and_the_last_line_counts(tmp_path: Path) -> None:

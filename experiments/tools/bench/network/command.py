@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     Raises:
         UserError: a mistake, or a machine that can have no hosts; nothing is started then.
-        RankFailure: a rank failed.
+        GroupError: a rank failed.
     """
     for rate in arguments.rates:
         bits_per_s(rate)
