@@ -105,7 +105,9 @@ def api() -> str:
     rows = [(f"`{name}`", *_row(name, value)[1:]) for name, value in extend.items() if _first(value)]
     about_extend = "[Extending](extending.md) shows their use: `from micro.extend import Step`."
     parts += ["## For parts of your own", "", about_extend, "", *_table(("name", "what it is", "in"), rows), ""]
-    files = [(f"`{name}`", _first_of_file(name)) for name in ("micro.extend", "micro.testing", "micro.patches", *_FRAMEWORKS)]
+    files = [
+        (f"`{name}`", _first_of_file(name)) for name in ("micro.extend", "micro.testing", "micro.patches", *_FRAMEWORKS)
+    ]
     parts += ["## Modules", "", *_table(("name", "what it is for"), files), ""]
     planning = [(f"`{name}`", _first_of_file(name)) for name in sorted(_modules("experiments/planning"))]
     about_planning = "Schedules, costs and traces. What a method sends is predicted by `micro.predicted_traffic`."

@@ -1,6 +1,6 @@
 """Bytes and seconds of a patch of weights in bfloat16, beside the whole checkpoint.
 
-    python -m experiments.studies.weight_patches
+    python -m experiments.tools.weight_patches
 
 Weights are normal with a deviation of 0.02. Each moves by the learning rate up or down, as in a step of Adam, in single
 precision; both versions are then rounded to bfloat16. Seconds are of one thread's processor time, files on this disk.
