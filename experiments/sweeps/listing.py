@@ -25,8 +25,8 @@ def lines_of(folders: Collection[RunFolder], queued: Collection[RunFolder] = ())
 def counted(states: Iterable[State]) -> str:
     """Return how many runs are in which state, ``3 runs: 2 done, 1 failed``."""
     counts = Counter(states)
-    states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
-    return f"{counts.total()} runs: {states}"
+    words = ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
+    return f"{counts.total()} runs: {words}"
 
 
 def describe(folder: RunFolder, status: Status) -> str:
