@@ -17,9 +17,10 @@ from typing import Any
 import micro
 import micro.extend
 import micro.testing
+from docs.descriptions import Key, about, choices, default_choices, described, train_keys
 from experiments.config.conf_files import read_yaml
-from experiments.config.descriptions import GROUPS, Key, about, choices, default_choices, described, train_keys
 from experiments.config.paths import CONF
+from experiments.config.schema import GROUPS
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path
-from experiments.reports.output import check_folder
+from experiments.runs.files import check_folder
 from experiments.tools.bench.gpu import command as gpu
 from experiments.tools.bench.network import command as network
 from experiments.tools.bench.step import command as step

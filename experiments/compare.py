@@ -30,8 +30,8 @@ from experiments.config.option_types import (
 )
 from experiments.config.ranges import LARGEST_SEED
 from experiments.reports.figure_parts import write_files
-from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
+from experiments.runs.files import check_folder
 from experiments.tools.compare.files import files
 from experiments.tools.compare.measure import ComparisonSettings, measure
 from experiments.tools.shared.gradient_sources import RECORDED, SHAPES, TITLES

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.config.command_line import Parser, add_out, run_command
-from experiments.config.errors import OutputError, UserError, check_choice
+from experiments.config.errors import UserError, check_choice
 from experiments.config.option_types import comma_list, setting, to_path
 from experiments.reports.names import KINDS
-from experiments.reports.output import check_folder, write_or_rescue
+from experiments.runs.files import check_folder
 
 RUNS = Path("results/runs")
 
@@ -43,17 +43,14 @@ def _run(options: argparse.Namespace) -> int:
     # A pipe has no width: wide enough that no name is cut.
     console = Console(width=None if sys.stdout.isatty() else 120)
 
-    def write(out: Path) -> list[Path]:
-        return [*([] if options.table else draw_all(frames, out, options.only or KINDS)), *write_summary(frames, out)]
-
     try:
-        written = write_or_rescue(write, options.out)
-    except OutputError:
+        for path in [
+            *([] if options.table else draw_all(frames, options.out, options.only or KINDS)),
+            *write_summary(frames, options.out),
+        ]:
+            print(path)
+    finally:
         print_summary(frames, console)
-        raise
-    for path in written:
-        print(path)
-    print_summary(frames, console)
     return 0
 
 
@@ -64,7 +61,7 @@ def parser() -> Parser:
     parser = Parser("experiments.figures", description=description, epilog=epilog)
     add, help = parser.add_argument, f"folder of run folders ({RUNS}); give the option once for each of several"
     add("--runs", type=to_path, action="append", metavar="DIR", help=help)
-    help = "read from elsewhere than --runs: wandb-files DIR, or wandb ENTITY/PROJECT"
+    help = "read from elsewhere than --runs: wandb ENTITY/PROJECT"
     add("--source", nargs=2, metavar=("KIND", "WHERE"), help=help)
     add_out(parser, "results/figures")
     help = f"of {', '.join(KINDS)}; all by default"

@@ -10,7 +10,7 @@ from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import check_choice
 from experiments.config.option_types import to_path
 from experiments.config.paths import ROOT
-from experiments.reports.output import check_folder
+from experiments.runs.files import check_folder
 
 TEXTS, IMAGES, FIGURES = ROOT / "results/published", ROOT / "docs/images", Path("results/figures/pages")
 

@@ -22,7 +22,7 @@ from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.rank_environment import read_rank_environment
-from experiments.reports.output import check_file, write_or_rescue
+from experiments.runs.files import check_file
 from experiments.tools.profile import backward, link, select
 from experiments.tools.profile.on_ranks import DEVICES, check_device, join
 from experiments.tools.ranks.group import measuring_ranks
@@ -47,14 +47,7 @@ def _run(options: argparse.Namespace) -> int:
             rows = started.call(command.work, settings)[0]
     if rows is None:
         return 0
-
-    def write(folder: Path) -> list[Path]:
-        where = argparse.Namespace(**{**vars(options), "out": folder / options.out.name})
-        shown = console if folder == options.out.parent else Console(quiet=True)
-        paths: list[Path] = command.write(rows, where, shown)
-        return paths
-
-    for path in write_or_rescue(write, options.out.parent):
+    for path in command.write(rows, options, console):
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return 0
 

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.config.command_line import FAILED, Parser, add_settings, print_error, run_command
-from experiments.config.errors import OutputError, UserError
+from experiments.config.errors import UserError
 from experiments.config.option_types import to_path
-from experiments.reports.output import check_folder
-from experiments.runs.atomic_files import CannotWrite
-from experiments.tools.reproduce.page import write_paper_page
+from experiments.runs.files import check_folder, writing
+from experiments.tools.reproduce.paper_page import write_paper_page
 from experiments.tools.reproduce.papers import SCALES, known_papers, load_paper
 from experiments.tools.reproduce.parts import check, reproduce
 
@@ -39,21 +38,16 @@ def _run(options: argparse.Namespace) -> int:
     for word in options.overrides:
         if word.partition("=")[0].lstrip("+~") in SETTLED:
             raise UserError(f"'{word}': --out says where runs are written, and --root where data is: leave it out")
-    try:
-        paper = load_paper(options.paper, options.scale, out=out, root=root, overrides=options.overrides)
-        check_folder(out)
-        check(paper)
+    paper = load_paper(options.paper, options.scale, out=out, root=root, overrides=options.overrides)
+    check_folder(out)
+    check(paper)
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         if failed := reproduce(paper, out, again=options.again):
             print_error(f"part {failed.name} failed; the same command goes on with it, and alone it is")
             print(shlex.join([sys.executable, *failed.arguments]), file=sys.stderr)
             return FAILED
-        page = write_paper_page(paper, out)
-    except CannotWrite as error:
-        raise OutputError(str(error)) from None
-    except OSError as error:
-        raise OutputError(f"cannot write {error.filename or out}: {error.strerror}") from None
-    print(page)
+        print(write_paper_page(paper, out))
     return 0
 
 

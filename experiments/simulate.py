@@ -20,12 +20,12 @@ from pathlib import Path
 from experiments.config.command_line import Parser, add_out, run_command
 from experiments.config.option_types import comma_list, to_density, to_path, to_positive, whole_number
 from experiments.reports.figure_parts import write_files
-from experiments.reports.output import check_folder
+from experiments.runs.files import check_folder
 from experiments.tools.simulate.files import files
 from experiments.tools.simulate.method_choices import DENSE, MEMORY_GB_S
 from experiments.tools.simulate.networks import ALGORITHMS, INTRA, RANKS_PER_NODE
+from experiments.tools.simulate.setup import POWERS, QUESTIONS, compute, setup_of
 from experiments.tools.simulate.steps import EXACT, GRAINS
-from experiments.tools.simulate.study import POWERS, QUESTIONS, compute, study_of
 from experiments.tools.simulate.tables import speedups
 
 TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
@@ -39,15 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     options = parser().parse_args(words)
-    study = study_of(options)
+    setup = setup_of(options)
     check_folder(options.out)
-    frames = compute(study)
+    frames = compute(setup)
     print(speedups(frames["steps"]))
-    write_files(files(study, frames, shlex.join(["python", "-m", "experiments.simulate", *words])), options.out)
+    write_files(files(setup, frames, shlex.join(["python", "-m", "experiments.simulate", *words])), options.out)
     return 0
 
 
-check_options = study_of  # before the first part of a paper runs
+check_options = setup_of  # before the first part of a paper runs
 
 
 def parser() -> Parser:

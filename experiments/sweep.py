@@ -50,8 +50,10 @@ def _run(words: list[str]) -> int:
     given = parser.parse_intermixed_args(words)
     if read_rank_environment():
         raise UserError("a sweep starts the workers of each run: call it without torchrun or srun")
-    grid, configs = runs_of(given.name, given.words)
+    grid, configs, merged = runs_of(given.name, given.words)
     at_once = num_at_once(configs, given.jobs)
+    if merged:
+        print(f"note: {merged}", file=sys.stderr)
     if given.list or (given.dry_run and given.backend == "local"):
         return _list(configs)
     if given.backend == "slurm" and given.jobs != "auto":
@@ -79,15 +81,16 @@ def _carry_out(configs: list[TrainConfig], *, at_once: int, on_error: str) -> in
     check_outputs(configs)
     check_requests(configs)
     runs = {folder_of(config): config for config in configs}
-    if line := other_code([folder for folder in runs if state_of(folder) == State.DONE]):
+    states = {folder: state_of(folder) for folder in runs}
+    if line := other_code([folder for folder, state in states.items() if state == State.DONE]):
         print(f"note: {line}", file=sys.stderr)
-    print(counted(runs), file=sys.stderr)
+    print(counted(states.values()), flush=True)
     return LocalSweep(runs, at_once=at_once, on_error=on_error).run()
 
 
 def _status(words: list[str]) -> int:
     given = _parser(_STUDY, verb="status").parse_args(words)
-    return _list(runs_of(given.name, given.words)[1])
+    return _list(runs_of(given.name, given.words).configs)
 
 
 def _rerun(words: list[str]) -> int:
@@ -102,7 +105,7 @@ def _clean(words: list[str]) -> int:
     parser.add_argument("--yes", action="store_true", help="do not ask")
     parser.add_argument("--all", action="store_true", help="finished runs too")
     given = parser.parse_intermixed_args(words)
-    _, configs = runs_of(given.name, given.words)
+    configs = runs_of(given.name, given.words).configs
     check_outputs(configs, by_writing=False)
     queued = queued_folders(configs)  # they go on from their checkpoints
     found = removable(dict.fromkeys(map(folder_of, configs)), finished_too=given.all)

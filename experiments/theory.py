@@ -21,8 +21,8 @@ from rich.console import Console
 from experiments.config.command_line import Parser, add_out, add_settings, run_command
 from experiments.config.option_types import comma_list, comma_list_or_none, to_density, whole_number
 from experiments.reports.figure_parts import write_files
-from experiments.reports.output import check_folder
 from experiments.reports.report_opening import opening
+from experiments.runs.files import check_folder
 from experiments.tools.shared.methods import build_methods
 from experiments.tools.shared.selection_times import REPEATS, wide_spread
 from experiments.tools.theory import frequencies

@@ -20,7 +20,6 @@ from omegaconf import DictConfig
 
 from experiments.config.command_line import run_command
 from experiments.config.compose import NAME, typed
-from experiments.config.descriptions import train_help
 from experiments.config.errors import RunFailed
 from experiments.config.hydra_command import job_of_hydra, run_by_hydra
 from experiments.config.paths import CONF
@@ -37,16 +36,14 @@ def run(composed: DictConfig) -> float | None:
         if ranks:
             check_shape(job.overrides.task, ranks)
         config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
-        from experiments.training.runner import carry_out  # imports torch: most mistakes are reported before that
+        from experiments.training.run import carry_out  # imports torch: most mistakes are reported before that
 
         return carry_out(config, ranks)
 
 
 def main() -> None:
     """Run the command line; exit 2 for a mistake, 1 for a failed run."""
-    words = sys.argv[1:]
-    asks_for_help = bool({"-h", "--help"} & set(words))
-    code = run_command(_help if asks_for_help else lambda: _run(words), at_stop=leave)
+    code = run_command(lambda: _run(sys.argv[1:]), at_stop=leave)
     if code:
         sys.exit(code)
 
@@ -59,11 +56,6 @@ def _run(words: list[str]) -> int:
 
         names = not_done()
         raise RunFailed(f"{error}; not done: {names}" if names else str(error)) from error
-
-
-def _help() -> int:
-    print(train_help(__doc__ or ""))
-    return 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.atomic_files import digest_of, load_json
+from experiments.runs.files import digest_of, load_json
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import write_done
 

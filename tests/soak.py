@@ -38,7 +38,7 @@ from experiments.config.errors import UserError, check_choice
 from experiments.config.option_types import comma_list
 from experiments.config.paths import ROOT
 from experiments.config.stopping import STOP_SIGNALS, exit_code
-from experiments.runs.atomic_files import load_json
+from experiments.runs.files import load_json
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.training.preflight import prepare_runs

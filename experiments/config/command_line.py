@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from experiments.config import stopping
-from experiments.config.errors import OutputError, RunFailed, UserError
+from experiments.config.errors import CannotWrite, RunFailed, UserError
 from experiments.config.option_types import setting, to_path
 
 FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -65,7 +65,7 @@ def shows_all() -> bool:
 
 
 def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping.Handler = stopping.raise_stop) -> int:
-    """Return the exit code of a command: 2 after a UserError, 1 after an OutputError, and 130 after Ctrl-C.
+    """Return the exit code of a command: 2 after a UserError, 1 after CannotWrite or RunFailed, and 130 after Ctrl-C.
 
     An error is printed in one line. After SIGTERM the code is 143, after SIGUSR1 75.
 
@@ -103,11 +103,11 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
         if isinstance(end.__context__, BrokenPipeError) or _output_is_broken():
             return PIPE_CLOSED
         raise
-    except (UserError, OutputError, RunFailed) as error:
+    except (UserError, RunFailed) as error:
         if shows_all():
             traceback.print_exception(error)
         print_error(error)
-        return MISTAKE if isinstance(error, UserError) else FAILED
+        return FAILED if isinstance(error, CannotWrite | RunFailed) else MISTAKE
     except OSError as error:
         if not _output_is_broken():
             raise

@@ -19,13 +19,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from experiments.config.checks import check_settings
 from experiments.config.conf_files import choices_of
-from experiments.config.descriptions import GROUPS
 from experiments.config.errors import UserError, not_among, one_line
 from experiments.config.hydra_errors import cannot_remove, one_line_each, unknown_key, unreadable
 from experiments.config.keys import flat
 from experiments.config.paths import CONF
 from experiments.config.ranges import MOST_RUNS, check_num_runs
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import GROUPS, TrainConfig
 
 NAME = "train"  # of the primary configuration, conf/train.yaml
 _KEYS = frozenset(field.name for field in dataclasses.fields(TrainConfig))

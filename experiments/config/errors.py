@@ -9,8 +9,8 @@ class UserError(ValueError):
     """A mistake of the user, in one line that names what was given, what is allowed and what to do."""
 
 
-class OutputError(RuntimeError):
-    """Results that could not be written where they belong; one line says where they are. No mistake of the user."""
+class CannotWrite(UserError):
+    """A file cannot be written: one line with the file and the reason. No mistake of the command."""
 
 
 class RunFailed(RuntimeError):

@@ -54,6 +54,8 @@ def run_by_hydra(run: Callable[[], Any], words: Sequence[str]) -> int:
         if failed.pid == os.getpid():
             return FAILED
         raise RunFailed(failed.why) from None
+    except BrokenPipeError:  # Hydra prints its help and configurations
+        raise
     except Exception as error:
         if type(error).__module__.startswith("submitit."):
             raise RunFailed(f"submitit: {one_line(error)}") from error

@@ -26,6 +26,7 @@ TIMEOUT_S = 300.0  # of cluster.timeout_s
 LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each srun task starts the ranks of its node
 IN_JOB = "slurm"  # a value of cluster.rdzv_endpoint: the nodes meet at the first node of the job
 SIMULATED = "simulated"  # a name of a cluster
+GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")  # of conf/
 MIRRORS = ("offline", "online")  # of tracking.mode
 NORMS = ("rank", "global")  # of optimizer.clip_norm, as micro has them
 OWN_DATA = ("imagenet", "text")  # data sets whose files a user chooses; those of others are published

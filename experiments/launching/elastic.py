@@ -8,7 +8,6 @@ import inspect
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -41,8 +40,7 @@ from experiments.launching.failures import (
 )
 from experiments.launching.process_lifetime import LAUNCHER_PID, TERMINAL
 from experiments.launching.stalls import furthest_behind, read_notes
-from experiments.runs.atomic_files import cannot_write, disk_errors
-from experiments.runs.disks import is_of_disk, try_to_write
+from experiments.runs.files import cannot_write, disk_errors, is_of_disk, try_to_write
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.stop_signals import stop_signals
 
@@ -141,21 +139,6 @@ def _time_to_save(signal_s: int) -> dict[str, Any]:
     """Return the setting of how many seconds ranks have to save; the agent of torch 2.11 has none, and gives 30."""
     key = "shutdown_timeout"
     return {key: max(_GRACE_S, signal_s)} if key in inspect.signature(LaunchConfig).parameters else {}
-
-
-def check_cluster(cluster: ClusterConfig) -> None:
-    """Check where the nodes of a run meet. Raises: UserError: it is no address, or its host is unknown here."""
-    key = "cluster.rdzv_endpoint"
-    host, port = host_and_port(cluster.rdzv_endpoint, key=key, nnodes=cluster.nnodes)
-    if cluster.nnodes == 1:
-        return
-    try:
-        socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)
-    except (OSError, UnicodeError) as error:
-        why = (getattr(error, "strerror", None) or str(error)).lower()
-        raise UserError(
-            f"{key}={host}:{port}: the host is not known here ({why}); name a host or its address"
-        ) from None
 
 
 class _Logs(DefaultLogsSpecs):

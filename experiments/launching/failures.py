@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import micro
-from experiments.config.errors import UserError, one_line, one_line_with_type
-from experiments.runs.atomic_files import CannotWrite, load_json, write_json
+from experiments.config.errors import CannotWrite, UserError, one_line, one_line_with_type
+from experiments.runs.files import load_json, write_json
 from experiments.runs.run_folder import FolderInUse, FolderLost, RunFolder
 from experiments.runs.stop_signals import stop_signals
 

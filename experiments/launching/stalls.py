@@ -1,17 +1,19 @@
 """Where each rank is: the step and phase that it notes, so that one that others wait for in vain can be named.
 
-A rank notes what it begins in the run folder and in the ranks' store, which ranks without a shared disk can read. When
-the time limit of a collective ends its wait, it notes that too. Who has noted no such wait, and is in the earliest
-step, is furthest behind: the others name it and end it. Where no rank waits in a collective, a step that takes twice
-the limit ends its process.
+A rank notes in memory what it begins. A thread sends the note to the ranks' store once a second, and writes it into the
+run folder every ten, for a launcher whose ranks were aborted. When the time limit of a collective ends its wait, a rank
+notes that at once. Who has noted no such wait, and is in the earliest step, is furthest behind: the others name it and
+end it. Where no rank waits in a collective, a step that takes twice the limit ends its process.
 """
 
 import faulthandler
 import json
+import math
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +25,8 @@ from experiments.launching.failures import StalledRank, is_lost_peer, is_timeout
 from experiments.runs.run_folder import RunFolder
 from micro.comm.store_calls import StoreCalls
 
+_SEND_S = 1.0
+_FILE_S = 10.0  # between files of a rank: 64 ranks write six a second, however short a step is
 _OTHERS_S = 5.0  # in which the other ranks of a collective note that its limit has ended their wait too
 
 
@@ -57,6 +61,8 @@ class Notes:
     def __init__(self) -> None:
         self._kept: tuple[RunFolder, dist.Store] | None = None
         self._note, self._limit_s, self._armed_at = Note(), 0.0, 0.0
+        self._filed: Note | None = None
+        self._filed_at = -math.inf
 
     @contextmanager
     def kept(self, folder: RunFolder, store: dist.Store, limit_s: float) -> Iterator[None]:
@@ -70,8 +76,11 @@ class Notes:
         """
         with suppress(OSError):  # another node's folder
             folder.ranks_path.mkdir(exist_ok=True)
-        self._kept, self._limit_s, self._note = (folder, store), limit_s, Note(rank=dist.get_rank())
-        self.begin("the start")
+        self._limit_s, self._note, self._filed_at = limit_s, Note(rank=dist.get_rank()), -math.inf
+        is_over = threading.Event()
+        self._send(folder, store)
+        self._kept = folder, store
+        threading.Thread(target=self._send_often, args=(folder, store, is_over), daemon=True).start()
         try:
             yield
         except Exception as error:
@@ -85,6 +94,7 @@ class Notes:
             waited = f"the others waited for it in step {self._note.step} until cluster.timeout_s={limit_s:g}"
             raise StalledRank(behind.rank, f"{stood}; {waited}") from error
         finally:
+            is_over.set()
             self._armed_at, self._kept = 0.0, None
             faulthandler.cancel_dump_traceback_later()
 
@@ -93,7 +103,7 @@ class Notes:
         if not self._kept:
             return
         step_now = self._note.step if step is None else step
-        self._write(*self._kept, replace(self._note, phase=phase, step=step_now, since=time.time()))
+        self._note = replace(self._note, phase=phase, step=step_now, since=time.time())
         if step is None:
             self._armed_at = 0.0
             faulthandler.cancel_dump_traceback_later()
@@ -102,16 +112,27 @@ class Notes:
             with suppress(OSError, ValueError, AttributeError):  # standard error is no file: in tests
                 faulthandler.dump_traceback_later(2 * self._limit_s, exit=True, file=sys.stderr)
 
-    def _write(self, folder: RunFolder, store: dist.Store, note: Note) -> None:
-        self._note, text = note, json.dumps(asdict(note))
-        with suppress(OSError):  # another node's folder, or a full disk
-            (folder.ranks_path / f"note-{note.rank}.json").write_text(text)
+    def _send_often(self, folder: RunFolder, store: dist.Store, is_over: threading.Event) -> None:
+        with suppress(RuntimeError):  # the store is gone: the run ends
+            while not is_over.wait(_SEND_S):
+                self._send(folder, store)
+
+    def _send(self, folder: RunFolder, store: dist.Store) -> None:
+        """Send this rank's note to the store, and write it where the file is old or the rank has waited in vain."""
+        note = self._note
+        text = json.dumps(asdict(note))
         store.set(f"note/{note.rank}", text)
+        is_due = time.monotonic() - self._filed_at >= min(_FILE_S, self._limit_s / 4)
+        if note is not self._filed and (note.waited or is_due):
+            self._filed, self._filed_at = note, time.monotonic()
+            with suppress(OSError):  # another node's folder, or a full disk
+                (folder.ranks_path / f"note-{note.rank}.json").write_text(text)
 
     def _behind(self, folder: RunFolder, store: dist.Store) -> Note | None:
         """Note that this rank has waited in vain; return the note of the rank furthest behind, where one is."""
         calls, keys = StoreCalls(), [f"note/{rank}" for rank in range(dist.get_world_size())]
-        calls.call(lambda: self._write(folder, store, replace(self._note, waited=True)), None)
+        self._note = replace(self._note, waited=True)
+        calls.call(lambda: self._send(folder, store), None)
         end = time.monotonic() + _OTHERS_S
         while True:
             texts: list[bytes] = calls.call(lambda: [store.get(key) for key in keys if store.check([key])], [])

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from experiments.config.units import human_bytes, three_digits
 from experiments.reports.measures import Metric
 from experiments.reports.names import human, in_legend
-from experiments.reports.output import write_csv, write_file, write_or_rescue
 from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, LineSettings, plain, style
+from experiments.runs.files import write_atomic, write_csv
 
 ERROR_BAR: LineSettings = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}
 LONGEST_LINE = 44  # letters of a row's name on a line
@@ -313,13 +313,13 @@ def save(
         figure.supxlabel(text, fontsize="x-small", color="firebrick")
     figure.draw_without_rendering()  # places the parts; once is enough for both files
     figure.set_layout_engine("none")
-    write_file(paths[0], _drawn(figure, "pdf", metadata={"CreationDate": None}))
-    write_file(paths[1], _drawn(figure, "png"))
+    write_atomic(paths[0], _drawn(figure, "pdf", metadata={"CreationDate": None}))
+    write_atomic(paths[1], _drawn(figure, "png"))
     write_csv(numbers, paths[2])
     names = sorted(set(runs))
     if names:
         paths.append(stem.with_name(f"{stem.name}.runs.txt"))
-        write_file(paths[-1], "".join(f"{name}\n" for name in names))
+        write_atomic(paths[-1], "".join(f"{name}\n" for name in names))
     return paths
 
 
@@ -329,29 +329,22 @@ Files = Iterable[tuple[str, Content]]
 
 
 def write_files(files: Files, out: Path, *, notes: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Write files into a folder, or where it takes no more into a temporary one, and print their paths.
+    """Write files into a folder and print their paths.
 
     Args:
         notes: lines that stand below a figure, by its name.
 
     Raises:
-        OutputError: see ``write_or_rescue``.
+        CannotWrite: the folder takes no more.
     """
-    made = list(files)
-
-    def write(folder: Path) -> list[Path]:
-        paths: list[Path] = []
-        for name, content in made:
-            if isinstance(content, str):
-                paths.append(write_file(folder / f"{name}.md", content))
-            elif isinstance(content, pd.DataFrame):
-                paths.append(write_csv(content, folder / f"{name}.csv"))
-            else:
-                paths += save(*content, folder / name, notes=(notes or {}).get(name, ()))
-        return paths
-
-    for path in write_or_rescue(write, out):
-        print(path)
+    for name, content in files:
+        if isinstance(content, str):
+            paths = [write_atomic(out / f"{name}.md", content)]
+        elif isinstance(content, pd.DataFrame):
+            paths = [write_csv(content, out / f"{name}.csv")]
+        else:
+            paths = save(*content, out / name, notes=(notes or {}).get(name, ()))
+        print(*paths, sep="\n")
 
 
 def _drawn(figure: Figure, kind: str, **settings: Any) -> bytes:

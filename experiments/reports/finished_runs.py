@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from experiments.config.errors import UserError, one_line
-from experiments.runs.atomic_files import load_json
+from experiments.runs.files import load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, status_of

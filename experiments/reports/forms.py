@@ -5,15 +5,17 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 import pandas as pd
 
 from experiments.config.errors import UserError
 from experiments.config.identity import identity
 from experiments.config.keys import flat
+from experiments.reports.frames import Frames
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import human, in_order
-from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points
+from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points, run_rows
 from experiments.reports.times import RATES, exchange_s
 
 KEYS = [*TRAINING, *FORM, "metric"]
@@ -52,6 +54,13 @@ def forms(table: pd.DataFrame) -> pd.DataFrame:
     )
     rows = beside_dense(rows)
     return ordered(_with_levels(rows, found[found["kind"] == "run"]), [*TRAINING, "-density", "method", "form", "rate"])
+
+
+@lru_cache(maxsize=1)
+def forms_of(frames: Frames) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of all runs of some folders, and their forms; the caller must not change them."""
+    runs = run_rows(frames)
+    return runs, forms(runs)
 
 
 def with_settings(table: pd.DataFrame) -> pd.DataFrame:

@@ -34,7 +34,7 @@ NUMBERS = {"steps": STEP_NUMBERS, "epochs": EPOCH_NUMBERS}
 METHOD = ["sparsifier", "variant"]  # what one line of a figure stands for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frames:
     """Finished runs of one source; ``steps`` and ``epochs`` carry the columns of ``runs``.
 

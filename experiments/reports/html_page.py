@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from experiments.reports.output import write_file
+from experiments.runs.files import write_atomic
 
 TEMPLATE = Path(__file__).with_name("page.html")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&!])")
@@ -32,7 +32,7 @@ def write_html(text: str, title: str, path: Path) -> Path:
     body = body.replace("<table>", '<div class="wide"><table>').replace("</table>", "</table></div>")
     links = "".join(f'<li><a href="#{key}">{html.escape(name)}</a></li>\n' for key, name in sections.items())
     page = Template(TEMPLATE.read_text(encoding="utf-8"))
-    return write_file(path, page.substitute(title=html.escape(title), links=links, body=body))
+    return write_atomic(path, page.substitute(title=html.escape(title), links=links, body=body))
 
 
 def escaped(text: str) -> str:

@@ -16,12 +16,12 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.paths import CONF
 from experiments.reports import markdown, tables
-from experiments.reports.forms import forms, in_words, ordered
+from experiments.reports.forms import forms, forms_of, in_words, ordered
 from experiments.reports.frames import Frames
 from experiments.reports.measures import metric_of
-from experiments.reports.output import write_csv, write_file
 from experiments.reports.provenance import described, differences, unlike
-from experiments.reports.table import TRAINING, origins, run_rows
+from experiments.reports.table import TRAINING, origins
+from experiments.runs.files import write_atomic, write_csv
 
 PAGES = CONF / "page"
 SUMMARY = "summary"  # of any runs: what `figures` writes of a folder
@@ -128,7 +128,7 @@ def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> lis
 
     runs = page.runs(table)
     rows = forms(runs)
-    written = [write_file(out / f"{page.name}.md", page_text(page, rows, runs))]
+    written = [write_atomic(out / f"{page.name}.md", page_text(page, rows, runs))]
     for each in page.figures:
         check_choice(f"{page.name}: show", [*form_figures.KINDS, "curves"], each.show)
         own, of_these = (table[(table[list(each.of)] == list(each.of.values())).all(axis=1)] for table in (rows, runs))
@@ -140,20 +140,20 @@ def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> lis
 
 def write_summary(frames: Frames, out: Path) -> list[Path]:
     """Write summary.csv and summary.md; return the paths."""
-    numbers = forms(run_rows(frames))
-    return [write_csv(numbers, out / "summary.csv"), write_file(out / "summary.md", summary_text(frames))]
+    _, numbers = forms_of(frames)
+    return [write_csv(numbers, out / "summary.csv"), write_atomic(out / "summary.md", summary_text(frames))]
 
 
 def summary_text(frames: Frames) -> str:
     """Return the summary in Markdown."""
-    runs = run_rows(frames)
+    runs, rows = forms_of(frames)
     lines = [f"\n{line}\n" for line in frames.skipped()]
-    return page_text(load_page(SUMMARY), forms(runs), runs) + "".join(lines)
+    return page_text(load_page(SUMMARY), rows, runs) + "".join(lines)
 
 
 def print_summary(frames: Frames, console: Console) -> None:
     """Print what each form reached, and the times of its steps, in tables of at most 80 characters."""
-    for title, found in _sections(load_page(SUMMARY), forms(run_rows(frames))):
+    for title, found in _sections(load_page(SUMMARY), forms_of(frames)[1]):
         for table, cells in found[:2]:
             shown = TerminalTable(
                 title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False

@@ -19,13 +19,12 @@ from experiments.reports import figure_parts as parts
 from experiments.reports import plot_style as look
 from experiments.reports.figure_parts import Lines, Panel, figure_of_lines, head, save
 from experiments.reports.form_figures import draw_by_density, draw_bytes, draw_forms, draw_lengths, lines_of_forms
-from experiments.reports.forms import FORM, TRAINING, at_several_lengths, forms, in_words, sign_of
+from experiments.reports.forms import FORM, TRAINING, at_several_lengths, forms_of, in_words, sign_of
 from experiments.reports.frames import METHOD, STAGES, Frames
 from experiments.reports.measures import metric_of
 from experiments.reports.names import KINDS, human, in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.reports.provenance import differences
-from experiments.reports.table import run_rows
 from experiments.reports.times import stage_times
 
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
@@ -87,8 +86,7 @@ def _of_steps(frames: Frames, kinds: Collection[str]) -> Iterator[Drawn]:
 
 def _of_forms(frames: Frames, kinds: Collection[str]) -> Iterator[Drawn]:
     """Draw what all runs of one training reached and sent, and the distance to dense over its lengths."""
-    runs = run_rows(frames)
-    rows = forms(runs)
+    runs, rows = forms_of(frames)
     for training, own in rows.groupby(TRAINING):
         model, dataset, world_size, epochs = training
         of, title = f"{model}-{dataset}-n{world_size}-e{epochs}", in_words(own)

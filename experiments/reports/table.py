@@ -10,10 +10,10 @@ from experiments.config.errors import UserError, one_line
 from experiments.config.identity import is_neutral
 from experiments.config.paths import ROOT
 from experiments.reports.frames import Frames
-from experiments.reports.output import write_csv
 from experiments.reports.provenance import UNKNOWN, Origin
 from experiments.reports.run_configs import Config
 from experiments.reports.times import stage_times
+from experiments.runs.files import write_csv
 
 FOLDER = ROOT / "results" / "published" / "runs"
 SCHEMA = 1

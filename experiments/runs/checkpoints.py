@@ -4,7 +4,7 @@ A checkpoint is a folder with ``rank<r>.pt`` of each rank, as torch.save writes 
 the size and SHA-256 of each of them, and of each record at that moment. It is written as a hidden draft and gets its
 name by a single rename when all of it is on the disk. So a crash at any moment leaves earlier checkpoints as they were,
 and at most a draft that the next one removes. Nothing here communicates with other ranks: rank 0 begins, all ranks
-write their files (saved_state.py), rank 0 publishes.
+write their files (rank_files.py), rank 0 publishes.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.errors import UserError
-from experiments.runs.atomic_files import Damaged, Digest, flush_folder, load_json, write_json, writing
+from experiments.runs.files import Damaged, Digest, flush_folder, load_json, write_json, writing
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 
 _DRAFT = ".draft-"  # prefix of folders that are not yet, or no longer, checkpoints

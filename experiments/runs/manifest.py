@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from experiments.config.paths import ROOT
-from experiments.runs.atomic_files import load_json
+from experiments.runs.files import load_json
 from experiments.runs.git_state import git_state
 from experiments.runs.run_folder import RunFolder
 

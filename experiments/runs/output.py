@@ -5,21 +5,14 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.runs.disks import explained, remedy, try_to_write
+from experiments.runs.files import check_folder
 from experiments.runs.run_folder import folder_of
 
 
 def check_outputs(configs: Iterable[TrainConfig], *, by_writing: bool = True) -> None:
     """Try the output folder of each run by writing; or see only whether it is a folder. Raises: UserError."""
     for output in dict.fromkeys(Path(config.output) for config in configs):
-        nearest = next(path for path in (output, *output.parents, *output.absolute().parents) if path.exists())
-        if not nearest.is_dir():
-            raise UserError(f"output={output} cannot be used: {nearest} is no folder; choose another folder")
-        try:
-            if by_writing:
-                try_to_write(output)
-        except OSError as error:
-            raise UserError(f"output={output} cannot be used: {explained(error, output)}; {remedy(error)}") from None
+        check_folder(output, "output", by_writing=by_writing)
 
 
 def distinct(jobs: list[list[str]], configs: list[TrainConfig]) -> tuple[list[list[str]], list[TrainConfig]]:

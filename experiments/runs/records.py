@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from experiments.runs.atomic_files import Damaged, Digest, atomic_file, to_json, writing
-from experiments.runs.disks import reason
+from experiments.runs.files import Damaged, Digest, atomic_file, reason, to_json, writing
 
 Row = dict[str, Any]
 

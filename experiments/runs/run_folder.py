@@ -1,14 +1,11 @@
 """The folder of one run: the names of its files, its owner, and what unfinished attempts have left.
 
-One process owns a folder at a time. It holds the operating system's lock on ``.lock``, which ends with the process. On
-network disks a lock often holds for one machine only, and some have none: there a second job would take the folder
-over. So the owner reads the token that it left in ``.owner.json`` before each commit, and stops where it finds another.
+One process owns a folder at a time. It holds the operating system's lock on ``.lock``, which ends with the process, and
+says in ``.owner.json`` who it is. Before each commit it looks whether that lock is still the folder's.
 """
 
-import errno
 import fcntl
 import os
-import secrets
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,12 +18,11 @@ from filelock import FileLock, Timeout
 from experiments.config.errors import UserError, one_line
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import load_json, write_json, writing
+from experiments.runs.files import load_json, write_json, writing
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
 _WAIT_S = 0.1  # how long a new owner waits: longer than ``is_locked`` holds its shared lock
-_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}  # of some network disks
-_tokens: dict[Path, str] = {}  # of the folders that this process owns
+_owned: dict[Path, tuple[int, int]] = {}  # of the folders that this process owns: device and number of the lock's file
 
 
 class FolderInUse(UserError):
@@ -34,14 +30,13 @@ class FolderInUse(UserError):
 
 
 class FolderLost(UserError):
-    """A run folder that this process owned, and that another one has taken over or removed."""
+    """A run folder that this process owned, and that was removed or replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """The process that owns a run folder."""
 
-    token: str  # different for each time that a folder is taken
     host: str
     pid: int
     job: str  # of SLURM, empty outside of it
@@ -69,6 +64,7 @@ class RunFolder:
     path: Path
 
     config_path = _Place("config.yaml")  # the resolved configuration
+    command_path = _Place("command.txt")  # what the user typed, a word a line
     manifest_path = _Place("manifest.json")  # the machine, the software and the data of the run
     steps_path = _Place("steps.jsonl")  # one row per training step
     epochs_path = _Place("epochs.jsonl")  # one row per epoch
@@ -115,22 +111,17 @@ class RunFolder:
         self.make()
         # No soft lock: its file would remain after its owner was killed.
         lock = FileLock(self._lock_path, timeout=_WAIT_S, poll_interval=_WAIT_S / 5, fallback_to_soft=False)
-        owner = _this_process()
         with writing(self.path):
             try:
                 lock.acquire()
             except Timeout:
                 raise self.in_use() from None
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
         try:
-            write_json(self._owner_path, asdict(owner))
-            _tokens[self.path.resolve()] = owner.token
+            write_json(self._owner_path, asdict(_this_process()))
+            _owned[self.path.resolve()] = self._lock_file()
             yield
         finally:
-            _tokens.pop(self.path.resolve(), None)
-            if self.owner() == owner:
+            if _owned.pop(self.path.resolve(), None) == self._lock_file():
                 with suppress(OSError):
                     self._owner_path.unlink()
             lock.release()
@@ -168,12 +159,19 @@ class RunFolder:
     def check_owned(self) -> None:
         """Call this before a file is written that another owner would use. It does nothing where nobody claimed.
 
-        Raises: FolderLost: this process owned the folder, and another one has taken it over or removed it.
+        Raises: FolderLost: this process owned the folder, and it was removed or replaced.
         """
-        token, owner = _tokens.get(self.path.resolve()), self.owner()
-        if token is not None and (owner is None or owner.token != token):
-            what = f"was taken over by {owner}" if owner else "was removed"
-            raise FolderLost(f"run folder {self.path} {what}: this process stops and writes nothing more there")
+        own = _owned.get(self.path.resolve())
+        if own and own != self._lock_file():
+            raise FolderLost(f"run folder {self.path} was removed: this process stops and writes nothing more there")
+
+    def _lock_file(self) -> tuple[int, int]:
+        """Return which file the lock is, (0, 0) where it is gone."""
+        try:
+            found = self._lock_path.stat()
+        except OSError:
+            return 0, 0
+        return found.st_dev, found.st_ino
 
     def set_aside_records(self) -> None:
         """Move records and checkpoints, none of which can be used, to ``attempts/<n>/``. Raises: CannotWrite."""
@@ -205,7 +203,6 @@ def _this_process() -> Owner:
     job, restart = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
     again = f", restart {restart}" if restart != "0" else ""
     return Owner(
-        token=secrets.token_hex(8),
         host=socket.gethostname(),
         pid=os.getpid(),
         job=f"SLURM job {job}{again}" if job else "",

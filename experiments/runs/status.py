@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.config.errors import one_line
-from experiments.runs.atomic_files import Damaged, Digest, digest_of, load_json, to_json, write_json
 from experiments.runs.checkpoints import usable
-from experiments.runs.disks import reason
+from experiments.runs.files import Damaged, Digest, digest_of, load_json, reason, to_json, write_json
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import CHECKPOINT_FILE, RunFolder
 

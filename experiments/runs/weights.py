@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from experiments.runs.atomic_files import atomic_file
+from experiments.runs.files import atomic_file
 
 
 def weights_digest(weights: Mapping[str, Tensor]) -> str:

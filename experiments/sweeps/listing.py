@@ -6,29 +6,31 @@ from collections.abc import Collection, Iterable
 
 from experiments.config.errors import UserError
 from experiments.reports.measures import in_words
-from experiments.runs.atomic_files import load_json
-from experiments.runs.disks import reason
+from experiments.runs.files import load_json, reason
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import FolderInUse, RunFolder
-from experiments.runs.status import State, failure_reason, last_step, saved_step, state_of, status_of
+from experiments.runs.status import State, Status, failure_reason, last_step, saved_step, state_of, status_of
 
 
 def lines_of(folders: Collection[RunFolder], queued: Collection[RunFolder] = ()) -> list[str]:
     """Return a line for each run, and one that counts them."""
-    lines = [f"{_state(each, queued):12} {_steps(each):>9}  {each.path}  {describe(each)}".rstrip() for each in folders]
-    return [*lines, counted(folders, queued)]
+    lines, states = [], []
+    for folder in folders:
+        status = status_of(folder)  # which reads all that a finished run has written
+        states.append(_state(status.state, is_queued=folder in queued))
+        lines.append(f"{states[-1]:12} {_steps(folder):>9}  {folder.path}  {describe(folder, status)}".rstrip())
+    return [*lines, counted(states)]
 
 
-def counted(folders: Iterable[RunFolder], queued: Collection[RunFolder] = ()) -> str:
+def counted(states: Iterable[State]) -> str:
     """Return how many runs are in which state, ``3 runs: 2 done, 1 failed``."""
-    counts = Counter(_state(folder, queued) for folder in folders)
-    states = ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
-    return f"{counts.total()} runs: {states}"
+    counts = Counter(states)
+    words = ", ".join(f"{counts[state]} {state}" for state in State if counts[state])
+    return f"{counts.total()} runs: {words}"
 
 
-def describe(folder: RunFolder) -> str:
+def describe(folder: RunFolder, status: Status) -> str:
     """Return a short description of a run: its measure, who runs it, its damage, why it failed, where it resumes."""
-    status = status_of(folder)
     match status.state:
         case State.DAMAGED:
             return status.problem
@@ -68,10 +70,9 @@ def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
     return stayed
 
 
-def _state(folder: RunFolder, queued: Collection[RunFolder]) -> State:
+def _state(state: State, *, is_queued: bool) -> State:
     """Return the state of a run; one in the queue may have begun, or be done, since it was asked for."""
-    state = state_of(folder)
-    return State.QUEUED if folder in queued and state not in (State.DONE, State.RUNNING) else state
+    return State.QUEUED if is_queued and state not in (State.DONE, State.RUNNING) else state
 
 
 def _steps(folder: RunFolder) -> str:

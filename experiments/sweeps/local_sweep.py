@@ -25,14 +25,14 @@ from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_o
 from experiments.launching.failures import RankFailure
 from experiments.launching.process_lifetime import TERMINAL
 from experiments.reports.measures import in_words
-from experiments.runs.atomic_files import writing
+from experiments.runs.files import writing
 from experiments.runs.manifest import RUNS_AT_ONCE
 from experiments.runs.output import check_outputs
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, failure_log, state_of
 from experiments.sweeps.num_jobs import threads_per_process
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from micro import NonFiniteGradient
 
 _forked = multiprocessing.get_context("forkserver")
@@ -180,7 +180,7 @@ def _can_be_written(config: TrainConfig) -> bool:
     try:
         check_outputs([config])
     except UserError as error:
-        _print(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
         return False
     return True
 
@@ -191,4 +191,4 @@ def _print_skipped(folder: RunFolder) -> None:
 
 def _print(line: str) -> None:
     with suppress(OSError):  # a pipe that nobody reads any more ends no run
-        print(line, file=sys.stderr, flush=True)
+        print(line, flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import write_atomic
+from experiments.runs.files import write_atomic
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, state_of
 from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script

@@ -7,8 +7,10 @@ of a study for smaller and larger machines: one of them has to be named.
 import dataclasses
 import itertools
 import math
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 
@@ -23,6 +25,7 @@ from experiments.config.schema import TrainConfig
 from experiments.runs.output import distinct
 
 SEVERAL = ("parts", "scales")  # keys under which a file has several grids
+MOST_NAMED = 3  # runs that a line names
 Jobs = list[list[str]]  # the words of each run
 
 
@@ -47,19 +50,51 @@ def jobs_of(name: str, overrides: list[str]) -> Jobs:
     return [[*job, *overrides] for grid in _grids(name) for job in grid]
 
 
-def runs_of(name: str, overrides: list[str]) -> tuple[Jobs, list[TrainConfig]]:
-    """Return the words and the configuration of each run of a study, each run once. Raises: UserError."""
+class Runs(NamedTuple):
+    """The runs of a study, each once.
+
+    Attributes:
+        jobs: the words of each.
+        configs: their configurations.
+        merged: which combinations of words are one run, and why, in one line; empty where none are.
+    """
+
+    jobs: Jobs
+    configs: list[TrainConfig]
+    merged: str
+
+
+def runs_of(name: str, overrides: list[str]) -> Runs:
+    """Return the runs of a study. Raises: UserError."""
     runs: dict[str, tuple[list[str], TrainConfig]] = {}
+    counts: Counter[str] = Counter()
     for grid in _grids(name):
         jobs = [[*job, *overrides] for job in grid]
-        for words, config in zip(*distinct(jobs, compose_runs(jobs)), strict=True):
+        configs = compose_runs(jobs)
+        counts.update(map(run_name, configs))
+        for words, config in zip(*distinct(jobs, configs), strict=True):
             runs.setdefault(run_name(config), (words, config))
-    return [words for words, _ in runs.values()], [config for _, config in runs.values()]
+    jobs, configs = [words for words, _ in runs.values()], [config for _, config in runs.values()]
+    return Runs(jobs, configs, _merged(counts, {run: config for run, (_, config) in runs.items()}))
+
+
+def _merged(counts: Counter[str], configs: Mapping[str, TrainConfig]) -> str:
+    """Return which combinations of words are one run, and why: it sends everything, or stands in several parts."""
+    several = {run: number for run, number in counts.items() if number > 1}
+    if not several:
+        return ""
+    why = [
+        f"{run} stands for {number} "
+        + ("(sends everything)" if configs[run].sparsifier.sends_everything else "(in several parts)")
+        for run, number in several.items()
+    ]
+    more = f" and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else ""
+    return f"{counts.total()} combinations are {len(counts)} runs: {', '.join(why[:MOST_NAMED])}{more}"
 
 
 def planned_runs(name: str, device: str = "cpu") -> dict[str, Flat]:
     """Return the runs of a study on a device by their names, with their flat configurations, each once, in order."""
-    _, configs = runs_of(name, [f"cluster.device={device}"])
+    configs = runs_of(name, [f"cluster.device={device}"]).configs
     return {run_name(config): flat(dataclasses.asdict(config)) for config in configs}
 
 

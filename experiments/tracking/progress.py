@@ -3,17 +3,16 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
 from experiments.config.method_names import method_of
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import TrackingConfig, TrainConfig
 from experiments.launching.process_lifetime import TERMINAL
 from experiments.reports.measures import in_words
 from experiments.runs.run_folder import RunFolder
-from experiments.tracking.wandb_mirror import live_mirror
 
 Show = Callable[[str, Mapping[str, Any]], None]  # is given the name of a record, and each of its rows
 
@@ -25,13 +24,22 @@ def followed(config: TrainConfig, folder: RunFolder, *, done: int, total: int) -
     The run's configuration, manifest and kept rows are in its folder.
     """
     label = f"{config.model.name} on {config.dataset.name}, {method_of(config)}, seed {config.seed}"
-    with live_mirror(folder, config.tracking) as mirrored, bar(label, done, total) as drawn:
+    with _mirror(folder, config.tracking) as mirrored, bar(label, done, total) as drawn:
 
         def show(kind: str, row: Mapping[str, Any]) -> None:
             for each in filter(None, (drawn, mirrored)):
                 each(kind, row)
 
         yield show
+
+
+def _mirror(folder: RunFolder, tracking: TrackingConfig) -> AbstractContextManager[Show | None]:
+    """Return the mirror that ``tracking`` asks for, which gives None where it asks for none."""
+    if tracking.name == "none":
+        return nullcontext()
+    from experiments.tracking.wandb_mirror import live_mirror
+
+    return live_mirror(folder, tracking)
 
 
 @contextmanager

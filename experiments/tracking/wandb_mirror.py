@@ -14,7 +14,7 @@ import yaml
 
 from experiments.config.errors import one_line_with_type
 from experiments.config.schema import TrackingConfig
-from experiments.runs.atomic_files import load_json
+from experiments.runs.files import load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 
@@ -111,13 +111,8 @@ def mirror(folder: RunFolder, tracking: TrackingConfig) -> str:
 
 
 @contextmanager
-def live_mirror(
-    folder: RunFolder, tracking: TrackingConfig
-) -> Iterator[Callable[[str, Mapping[str, Any]], None] | None]:
-    """Yield what mirrors each row while the run trains, None without tracking; a failure of W&B is one warning."""
-    if tracking.name != "wandb":
-        yield None
-        return
+def live_mirror(folder: RunFolder, tracking: TrackingConfig) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
+    """Yield what mirrors each row while the run trains; a failure of W&B is one warning."""
     has_failed = False
 
     def attempt(work: Callable[[], Any]) -> Any:

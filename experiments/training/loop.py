@@ -9,10 +9,10 @@ import torch.distributed as dist
 from experiments.config.errors import UserError, one_line
 from experiments.config.schema import TrainConfig
 from experiments.launching.stalls import notes
-from experiments.runs.atomic_files import Digest
-from experiments.runs.checkpointing import Checkpointer
+from experiments.runs.files import Digest
+from experiments.runs.rank_files import Position, Saved, read_start_from, set_random_state
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.saved_state import Position, Saved, read_start_from, set_random_state
+from experiments.runs.saving import Checkpointer
 from experiments.training.optimizers import learning_rate
 from experiments.training.recording import Recorder, speed_of_words, step_row
 from experiments.training.workers import Workers

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import socket
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -16,14 +17,13 @@ from experiments.config.builders import build_model, build_reducer, check_parts
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError, as_user_error, one_line
 from experiments.config.keys import from_yaml
-from experiments.config.schema import IN_JOB, LAUNCH, TrainConfig
-from experiments.launching.elastic import check_cluster
+from experiments.config.ranges import host_and_port
+from experiments.config.schema import IN_JOB, LAUNCH, ClusterConfig, TrainConfig
 from experiments.launching.rank_environment import is_rank, read_rank_environment
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.manifest import other_data
+from experiments.runs.rank_files import check_world_size
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.saved_state import check_world_size
-from experiments.tracking.wandb_account import check_wandb
 from experiments.training.bucketing import make_plan
 from experiments.training.tasks import check_task, steps_per_epoch
 from micro.local.splitting import check_streaming, split
@@ -47,7 +47,10 @@ def check_runs(configs: Iterable[TrainConfig]) -> None:
     for config in distinct.values():
         _check_content(config)
         _check_devices(config)
-        check_wandb(config.tracking)
+        if config.tracking.name != "none":
+            from experiments.tracking.wandb_account import check_wandb
+
+            check_wandb(config.tracking)
         _check_start_from(config)
     _check_same_data(configs)
 
@@ -152,11 +155,26 @@ def _check_devices(config: TrainConfig) -> None:
     if is_queued or config.cluster.rdzv_endpoint == IN_JOB or is_rank():
         return  # the job runs on other machines, where this is checked again; ranks compare what each of them sees
     if not config.cluster.simulated:
-        check_cluster(config.cluster)
+        _check_cluster(config.cluster)
     devices = torch.cuda.device_count()
     needed = 1 if config.cluster.simulated else config.cluster.nproc_per_node
     if config.cluster.device == "cuda" and devices < needed:
         raise UserError(f"cluster.device=cuda needs {needed} GPUs here, there are {devices}")
+
+
+def _check_cluster(cluster: ClusterConfig) -> None:
+    """Check where the nodes of a run meet. Raises: UserError: it is no address, or its host is unknown here."""
+    key = "cluster.rdzv_endpoint"
+    host, port = host_and_port(cluster.rdzv_endpoint, key=key, nnodes=cluster.nnodes)
+    if cluster.nnodes == 1:
+        return
+    try:
+        socket.getaddrinfo(host, port, proto=socket.IPPROTO_TCP)
+    except (OSError, UnicodeError) as error:
+        why = (getattr(error, "strerror", None) or str(error)).lower()
+        raise UserError(
+            f"{key}={host}:{port}: the host is not known here ({why}); name a host or its address"
+        ) from None
 
 
 def _check_start_from(config: TrainConfig) -> None:

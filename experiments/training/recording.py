@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import micro
-from experiments.runs.atomic_files import Digest
+from experiments.runs.files import Digest
 from experiments.runs.records import RecordWriter
 from experiments.runs.run_folder import RunFolder
 from experiments.training.tasks import Task

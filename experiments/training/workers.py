@@ -261,3 +261,18 @@ def learnt_buffers(model: nn.Module) -> list[Tensor]:
 def moved_to(carry: Carry, device: torch.device) -> Carry:
     """Return a carry on a device."""
     return None if carry is None else tuple(part.to(device) for part in carry)
+
+
+def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Workers]:
+    """Return what workers the run has, and load no others: in this process or not, exchanging at each step or round."""
+    if config.rounds.every:
+        from experiments.training.round_workers import RoundWorkers
+
+        return RoundWorkers
+    if config.cluster.simulated:
+        from experiments.training.simulated_workers import SimulatedWorkers
+
+        return SimulatedWorkers
+    from experiments.training.ddp_workers import DdpWorkers
+
+    return DdpWorkers

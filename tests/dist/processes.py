@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.tools.ranks import worker
-from experiments.tools.ranks.group import RankFailure, RankGroup
+from experiments.tools.ranks.group import GroupError, RankGroup
 from tests.ports import free_port
 from tests.waiting import LIMIT_S
 
@@ -102,7 +102,7 @@ class Ranks:
     def close(self) -> None:
         """End the processes; those that no failure has ended save what coverage measured in them."""
         if self._group is not None:
-            with suppress(RankFailure):
+            with suppress(GroupError):
                 self._group.call(save_coverage, timeout_s=LIMIT_S)
             self._group.__exit__(None, None, None)
         self._group = None
@@ -114,7 +114,7 @@ class Ranks:
             self._group = group.__enter__()
         try:
             return self._group.call(function, *args, timeout_s=timeout_s)
-        except RankFailure as error:
+        except GroupError as error:
             self._group.__exit__(None, None, None)
             self._group = None
             raise RankError(f"{error}\n{error.traceback}") from None

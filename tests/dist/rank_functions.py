@@ -57,7 +57,7 @@ def join_where_the_folder_fails(*words: str) -> str:
     from experiments.config.compose import compose_run
     from experiments.launching.rank_environment import read_rank_environment
     from experiments.runs.run_folder import RunFolder
-    from experiments.training.runner import join
+    from experiments.training.run import join
 
     def fail(folder: RunFolder) -> None:
         raise RecursionError("injected")

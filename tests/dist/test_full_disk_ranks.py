@@ -31,7 +31,7 @@ def test_ranks_on_a_full_disk_end_with_one_line_and_go_on(tmp_path: Path) -> Non
         assert line.startswith(f"error: {folder.name}: rank ")
         assert f" failed: cannot write {folder}/" in line
         assert "no space left on device (" in line
-        assert "; free space and start the run again (log: " in line
+        assert "run the same command again (log: " in line
         disk.grow("10m")
         for again in ranks(2).run_apart(train, *words):
             assert again.returncode == 0, again.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.config.child_environment import child_environment
-from experiments.tools.ranks.group import RankFailure, RankGroup
+from experiments.tools.ranks.group import GroupError, RankGroup
 from tests.dist.rank_functions import add, add_but_one
 from tests.waiting import LIMIT_S, is_alive, wait_until
 
@@ -39,7 +39,7 @@ def test_the_rank_that_failed_first_is_named_and_all_are_ended(how: str, limit_s
     with RankGroup(2) as ranks:
         pids = ranks.call(os.getpid)
         started = time.monotonic()
-        with pytest.raises(RankFailure, match=message) as caught:
+        with pytest.raises(GroupError, match=message) as caught:
             ranks.call(add_but_one, 1, how, timeout_s=limit_s)
     assert time.monotonic() - started < LIMIT_S
     assert how == "hang" or caught.value.rank == 1

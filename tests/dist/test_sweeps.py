@@ -49,26 +49,26 @@ def test_a_failure_keeps_no_other_run_from_its_end_and_done_ones_are_skipped(tmp
     found = folders(tmp_path / "runs")
     (failed,) = found[State.FAILED]
     assert len(found[State.DONE]) == 3
-    (row,) = [line for line in first.stderr.splitlines() if line.startswith(f"failed: {failed.path.name}: ")]
+    (row,) = [line for line in first.stdout.splitlines() if line.startswith(f"failed: {failed.path.name}: ")]
     assert "is not finite at step" in row
     assert str(failed.path / "run.log") in row
-    assert "3 of 4 runs done, 1 failed" in first.stderr
+    assert "3 of 4 runs done, 1 failed" in first.stdout
     before = {folder.path: folder.done_path.stat().st_mtime_ns for folder in found[State.DONE]}
     again = called(main, *words)
     assert again.returncode == 1
-    assert "is not finite at step" in again.stderr
+    assert "is not finite at step" in again.stdout
     assert {path: (path / "DONE").stat().st_mtime_ns for path in before} == before
     others = study(tmp_path / "stopped", "seed=0 lr=1e30", "seed=1 epochs=1")
     stopped = called(main, *others, "--jobs", "1", "--on-error", "stop")
     assert stopped.returncode == 1
-    assert "0 of 2 runs done, 1 failed, 1 left" in stopped.stderr
+    assert "0 of 2 runs done, 1 failed, 1 left" in stopped.stdout
 
 
 def test_two_sweeps_of_one_study_share_its_runs(tmp_path: Path) -> None:
     words = study(tmp_path, *(f"seed={seed} epochs=2" for seed in range(6)))
     command = [sys.executable, "-m", "experiments.sweep", *words]
-    both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [process.communicate(timeout=LIMIT_S)[1] for process in both]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=LIMIT_S)[0] for process in both]
     assert {process.returncode for process in both} <= {0, 1}, said  # 1 where the other had its last run
     assert not any("failed: " in each for each in said)
     done = [line for each in said for line in each.splitlines() if line.startswith("done: ")]
@@ -91,8 +91,8 @@ def test_a_run_that_is_killed_harms_no_other(tmp_path: Path) -> None:
     ended = called(main, *words)
     thread.join()
     assert ended.returncode == 1
-    assert f"failed: {first.path.name}: killed by SIGKILL" in ended.stderr
-    assert "2 of 3 runs done, 1 failed" in ended.stderr
+    assert f"failed: {first.path.name}: killed by SIGKILL" in ended.stdout
+    assert "2 of 3 runs done, 1 failed" in ended.stdout
 
 
 def test_a_job_of_a_launcher_that_ends_without_a_result_is_one_line(tmp_path: Path) -> None:
@@ -139,6 +139,6 @@ def test_a_signal_saves_all_runs_starts_none_and_leaves_no_process(
         return
     again = called(main, *words, "--jobs", "1")
     assert again.returncode == 0, again.stderr
-    assert "3 of 3 runs done, 0 failed" in again.stderr
+    assert "3 of 3 runs done, 0 failed" in again.stdout
     for name, step in saved.items():
         assert json.loads((tmp_path / "runs" / name / "manifest.json").read_text())["began_at_step"] == step

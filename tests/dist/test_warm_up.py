@@ -8,9 +8,10 @@ import pytest
 
 from experiments.config.identity import run_name
 from experiments.runs.run_folder import RunFolder
+from experiments.training.group import start_group
 from experiments.training.loop import Trainer
 from experiments.training.preflight import prepare_runs
-from experiments.training.rank_main import run_rank
+from experiments.training.run import run_rank
 from tests.dist.fresh_ranks import run_fresh
 
 numba = pytest.importorskip("numba")
@@ -43,7 +44,7 @@ def loops_compiled(words: list[str]) -> tuple[int, int]:
         return whole(trainer, *arguments)
 
     whole, Trainer.run = Trainer.run, train  # type: ignore[method-assign]
-    run_rank(config, folder, [])
+    run_rank(config, folder, [], start_group(config))
     count()
     return found[0], found[1]
 

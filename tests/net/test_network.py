@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.tools.ranks.group import RankFailure, RankGroup
+from experiments.tools.ranks.group import GroupError, RankGroup
 from experiments.tools.ranks.hosts import Hosts, unavailable
 from tests.dist.rank_functions import add, add_but_one
 from tests.net import on_hosts
@@ -82,7 +82,7 @@ def test_a_rank_on_a_host_that_dies_fails_the_others_with_a_message(hosts: Hosts
         assert ranks.call(socket.gethostname) == list(hosts.names)
         assert ranks.call(add, 2.0) == [2.0 * NUM_HOSTS] * NUM_HOSTS
         started = time.monotonic()
-        with pytest.raises(RankFailure, match=r"^rank 2 failed: killed by SIGKILL") as caught:
+        with pytest.raises(GroupError, match=r"^rank 2 failed: killed by SIGKILL") as caught:
             ranks.call(add_but_one, 2, "die")
     assert caught.value.rank == 2
     assert time.monotonic() - started < LIMIT_S / 2

@@ -20,7 +20,7 @@ from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.slurm_queue import in_queue, submit_array
 from experiments.training.preflight import prepare_runs
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from tests.refusals import refused
 from tests.slurm.site import Site, running, unavailable
 from tests.waiting import wait_until
@@ -46,7 +46,7 @@ def ranks_of(job: str) -> list[int]:
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (place / "cmdline").read_text()
-            if "training.rank_main" in words and f"\0SLURM_JOB_ID={job}\0" in "\0" + (place / "environ").read_text():
+            if "training.run" in words and f"\0SLURM_JOB_ID={job}\0" in "\0" + (place / "environ").read_text():
                 found.append(int(place.name))
     return found
 

@@ -15,9 +15,9 @@ from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import weights_digest
 from experiments.training.loop import Trainer
 from experiments.training.preflight import prepare_runs
-from experiments.training.rank_main import kind_of_workers
 from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import load_task
+from experiments.training.workers import kind_of_workers
 
 CPU = torch.device("cpu")
 IMAGES = ["model=mlp", "dataset=synthetic", "dataset.settings.num_samples=128", "batch_size=8", "epochs=2"]

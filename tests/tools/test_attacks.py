@@ -27,10 +27,10 @@ from experiments.reports.frames import load
 from experiments.reports.html_page import escaped, fenced, write_html
 from experiments.reports.markdown import table
 from experiments.reports.plot_style import plain
-from experiments.runs.atomic_files import digest_of
 from experiments.runs.checkpoints import Checkpoint
+from experiments.runs.files import digest_of
+from experiments.runs.rank_files import read_rank
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.saved_state import read_rank
 from experiments.sweeps.job_script import arrays_of, script
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of

@@ -7,7 +7,7 @@ import pytest
 
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import folder_of
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from tests.tools.simulated_runs import IMAGES, configured
 
 PAGE = Path(__file__).parents[2] / "docs/columns.md"

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from experiments.config.builders import check_parts
 from experiments.config.compose import NAME, compose_run, compose_runs, composed, hydra_of_conf
 from experiments.config.conf_files import choices_of
-from experiments.config.descriptions import GROUPS
 from experiments.config.identity import run_name
+from experiments.config.schema import GROUPS
 from experiments.sweeps.study import jobs_of, parts_of, studies
 from tests.products import TIER
 

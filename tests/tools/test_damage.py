@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiments.config.keys import to_yaml
-from experiments.runs.atomic_files import digest_of
+from experiments.runs.files import digest_of
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from tests.finished_runs import weights_of, write_study
@@ -196,16 +196,17 @@ def test_a_sweep_reports_a_damaged_run_as_failed_and_takes_the_choice(finished: 
     assert len(read_records(folder.steps_path)) == NUM_STEPS
 
 
-def replace_owner(path: Path) -> None:
-    """As another machine does whose disk has no common locks."""
-    change_json(path, token="of another")
+def replace_lock(path: Path) -> None:
+    """As another job does that made the folder again."""
+    path.rename(path.with_name("before"))
+    path.touch()
 
 
 LOST: dict[str, tuple[str, Damage, str]] = {
     "the folder": ("", shutil.rmtree, "was removed"),
     "the manifest": ("manifest.json", Path.unlink, "manifest.json"),
     "the steps": ("steps.jsonl", Path.unlink, "steps.jsonl"),
-    "the ownership": (".owner.json", replace_owner, "taken over by pid"),
+    "the ownership": (".lock", replace_lock, "was removed"),
 }
 
 

@@ -1,10 +1,14 @@
-"""The configuration in words, as help texts and pages show it."""
+"""The configuration in words, as its page shows it; the command's help is Hydra's."""
 
 from pathlib import Path
 
 import yaml
 
-from experiments.config.descriptions import CONF, GROUPS, choices, described, read, train_keys
+from docs.descriptions import choices, described, read, train_keys
+from experiments import train
+from experiments.config.paths import CONF
+from experiments.config.schema import GROUPS
+from tests.dist.rank_functions import called
 
 
 def test_every_key_of_the_main_file_is_there_with_its_value() -> None:
@@ -36,3 +40,12 @@ def test_every_key_and_choice_says_what_it_means() -> None:
     for group in set(GROUPS) - {"sparsifier"}:
         keys |= {f"{group}={choice.name}": choice.comment for choice in choices(group).values()}
     assert [name for name, comment in keys.items() if not comment] == []
+
+
+def test_the_help_names_every_choice_and_key() -> None:
+    for word in ("-h", "--help"):
+        shown = called(train.main, word)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert all(f"{group}: " in shown.stdout for group in GROUPS)
+        assert all(f"{key.name.split('.')[0]}:" in shown.stdout for key in train_keys())
+    assert "epochs: 3" in called(train.main, "--help", "epochs=3").stdout

@@ -71,7 +71,7 @@ def test_a_disk_that_is_full_from_the_start(tmp_path: Path) -> None:
         disk.fill()
         ended = train(*WORDS, f"output={disk.path / 'runs'}")
         assert ended.returncode == 2
-        assert f"output={disk.path / 'runs'} cannot be used: no space left on device (0 bytes" in ended.stderr
+        assert f"cannot write into {disk.path / 'runs'}: no space left on device (0 bytes" in ended.stderr
         disk.free()
         disk.fill(leaving=8192)  # enough for the trial, not for the run
         assert "no space left on device (" in fails(disk.path / "runs")
@@ -101,7 +101,7 @@ def test_a_sweep_on_a_disk_that_fills_up_says_so_and_goes_on_once_there_is_room(
         disk.fill(leaving=20_480)
         full = called(sweep.main, path, "--jobs", "1")
         assert full.returncode == 1
-        failed = [line for line in full.stderr.splitlines() if line.startswith("failed: ")]
+        failed = [line for line in full.stdout.splitlines() if line.startswith("failed: ")]
         assert failed
         assert all("no space left on device" in line for line in failed)
         disk.free()

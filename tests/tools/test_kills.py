@@ -12,7 +12,7 @@ from experiments.runs import manifest
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from tests.crashes import Crash, crash_at
 from tests.tools.simulated_runs import configured
 

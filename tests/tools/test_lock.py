@@ -1,7 +1,5 @@
 """A run folder has one owner: the lock, what others see of it, and what an owner finds that lost the folder."""
 
-import errno
-import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -47,28 +45,19 @@ def test_only_one_process_owns_a_folder_and_its_death_frees_it(tmp_path: Path) -
     run.check_owned()  # nobody claims it
 
 
-@pytest.mark.parametrize("number", [0, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_without_a_common_lock_the_owner_before_finds_that_it_lost_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """Where locks are local to a machine, or there are none, the second of two jobs takes the folder over."""
-
-    def flock(descriptor: int, operation: int) -> None:
-        if number:
-            raise OSError(number, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    run, token = RunFolder(tmp_path), tmp_path / ".owner.json"
-    with run.claim():
-        run.check_owned()
-        token.write_text(token.read_text().replace('"token": "', '"token": "other'))
-        refused(lambda: write_done(run, {}, {}), "taken over by pid", error=FolderLost)
-    assert token.exists(), "it is that of the other owner"
-    assert not run.is_done()
-    token.unlink()
-    with run.claim():
-        token.unlink()
-        refused(run.check_owned, "was removed", tmp_path, error=FolderLost)
+def test_an_owner_finds_that_its_folder_was_removed_or_replaced(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    for is_made_again in (False, True):
+        with run.claim():
+            run.check_owned()
+            run.path.rename(tmp_path / f"away{is_made_again}")
+            if is_made_again:  # by another job, which owns it now
+                run.make()
+                (run.path / ".lock").touch()
+                (run.path / ".owner.json").write_text("{}")
+            refused(lambda: write_done(run, {}, {}), "was removed", run.path, error=FolderLost)
+        assert not run.is_done()
+    assert (run.path / ".owner.json").exists(), "it is that of the other owner"
 
 
 def test_a_lock_file_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:

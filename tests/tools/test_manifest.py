@@ -50,5 +50,15 @@ def test_the_state_of_the_code_is_its_revision_and_what_differs(
     (tmp_path / "code.py").write_text("a = 2\n")
     checksum = hashlib.sha256(git(tmp_path, "diff", "HEAD").encode()).hexdigest()
     assert git_state(tmp_path) == {"revision": revision, "dirty": True, "diff_sha256": checksum}
+    git(tmp_path, "checkout", "-q", "code.py")
+    (tmp_path / "conf").mkdir()
+    states = []
+    for text in ("name: a", "name: b"):
+        (tmp_path / "conf/mine.yaml").write_text(text)
+        states.append(git_state(tmp_path))
+    assert all(state["dirty"] for state in states)
+    assert states[0]["diff_sha256"] != states[1]["diff_sha256"]
+    (tmp_path / ".gitignore").write_text("mine.yaml\n")
+    assert not git_state(tmp_path)["dirty"]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(tmp_path) == NOTHING  # no git

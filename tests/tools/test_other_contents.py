@@ -25,7 +25,7 @@ from experiments.reports.frames import load
 from experiments.runs.checkpoints import open_checkpoint
 from experiments.runs.git_state import other_code
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of
+from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of, status_of
 from experiments.sweeps.listing import describe
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
@@ -63,9 +63,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "config.yaml").write_text(to_yaml(configured(folder / "runs", *IMAGES, "sparsifier=topk")))
     finished(RunFolder(run))
     (folder / "runs/run/failure.json").write_text('{"rank": 1, "message": "no", "log": "x"}')
-    (folder / "runs/run/.owner.json").write_text(
-        json.dumps({"token": "0", "host": "here", "pid": 1, "job": "", "since": "now"})
-    )
+    (folder / "runs/run/.owner.json").write_text(json.dumps({"host": "here", "pid": 1, "job": "", "since": "now"}))
     checkpoint = folder / "runs/run/checkpoints/step-00000006"
     checkpoint.mkdir(parents=True)
     digest = {"bytes": 5, "sha256": "0" * 64}
@@ -91,9 +89,10 @@ def read_study(folder: Path) -> None:
 
 def read_status(folder: Path) -> None:
     run = RunFolder(folder / "runs/run")
-    for read in (state_of, last_step, saved_step, failure_reason, failure_log, describe):
+    for read in (state_of, last_step, saved_step, failure_reason, failure_log):
         read(run)
     other_code([run])
+    describe(run, status_of(run))
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -1,8 +1,6 @@
-"""Commands find out before their work that ``--out`` cannot be written, and what they computed is not lost after it."""
+"""Commands find out before their work that ``--out`` cannot be written, and say it in one line after it."""
 
-import errno
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,9 @@ from typing import Any
 import pytest
 
 from experiments import bench, compare, figures, profile, reproduce, simulate, theory
-from experiments.config.errors import OutputError
-from experiments.reports import output
+from experiments.config.command_line import run_command
+from experiments.config.errors import UserError
+from experiments.runs import files
 from tests.dist.rank_functions import called
 from tests.small_disks import MemoryDisk, mounted
 
@@ -60,7 +59,7 @@ def test_a_profile_is_written_to_a_file_of_its_own(name: str, tmp_path: Path) ->
     (tmp_path / "empty").touch()
     (tmp_path / "ours").write_text('{"format": "micro-link-1"}')
     for ours in ("empty", "ours", "new"):
-        output.check_file(tmp_path / ours, prefix="micro-")
+        files.check_file(tmp_path / ours, prefix="micro-")
 
 
 def test_a_full_disk_is_told_before_the_work(tmp_path: Path) -> None:
@@ -69,23 +68,21 @@ def test_a_full_disk_is_told_before_the_work(tmp_path: Path) -> None:
         assert f"cannot write into {disk.path}/out: no space left on device (" in refused("simulate", disk.path / "out")
 
 
-def test_an_error_names_what_is_in_the_way_and_results_that_no_place_takes_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_an_error_names_what_is_in_the_way_and_nothing_is_left_of_the_attempt(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    output.write_or_rescue(lambda folder: [folder.joinpath("a.csv").touch() or folder], out)
-    assert os.listdir(out) == ["a.csv"]
+    assert files.write_atomic(out / "a.csv", "a").read_text() == "a"  # in a folder that is made
     (out / "b.csv").mkdir()
-    with pytest.raises(OutputError, match=r"/new/out/b.csv: is a directory; the results are in [^:]+: remove "):
-        output.write_or_rescue(lambda folder: [output.write_file(folder / "b.csv", "b")], out)
-    tried = []
+    with pytest.raises(UserError, match=r"/new/out/b.csv: is a directory"):
+        files.write_atomic(out / "b.csv", "b")
+    assert sorted(os.listdir(out)) == ["a.csv", "b.csv"]
 
-    def write(out: Path) -> list[Path]:
-        tried.append(out)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out / "a.csv"))
 
-    with pytest.raises(OutputError, match=r"no space left on device .*, nor any temporary folder; free space"):
-        output.write_or_rescue(write, tmp_path / "none")
-    assert len(tried) > 1
-    assert not any(path.exists() for path in tried[1:])
+def test_results_on_a_disk_that_fills_up_are_told_with_status_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mounted(MemoryDisk(tmp_path / "disk", "64k")) as disk:
+        out = disk.path / "out"
+        assert run_command(lambda: 0 if files.write_atomic(out / "a.csv", "a" * 100_000) else 1) == 1
+        assert os.listdir(out) == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: cannot write {out}/a.csv: no space left on device (")

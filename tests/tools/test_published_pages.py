@@ -19,7 +19,7 @@ from experiments.reports.table import COLUMNS, FOLDER, OPTIONAL, add, read
 from experiments.reports.tables import KINDS
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import folder_of
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from tests.legible import every_figure_is_legible
 from tests.refusals import refused
 from tests.tools.simulated_runs import IMAGES, configured

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.runs.atomic_files import CannotWrite, Damaged, write_atomic, write_json
+from experiments.runs.files import CannotWrite, Damaged, write_atomic, write_json
 from experiments.runs.records import RecordWriter, read_records
 from experiments.runs.run_folder import RunFolder
 from tests.refusals import refused

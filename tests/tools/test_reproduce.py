@@ -25,10 +25,10 @@ from experiments.config.paths import CONF
 from experiments.reports.pages import load_page
 from experiments.sweeps import study
 from experiments.tools.reproduce import papers, parts
-from experiments.tools.reproduce.page import write_paper_page
+from experiments.tools.reproduce.paper_page import write_paper_page
 from experiments.tools.reproduce.papers import Paper, Part, load_paper
 from experiments.tools.reproduce.verdicts import Question, answer
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from tests.refusals import refused
 
 TINY = """\

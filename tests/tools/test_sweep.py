@@ -9,7 +9,7 @@ from experiments.config.compose import expand
 from experiments.config.keys import to_yaml
 from experiments.config.schema import TrainConfig
 from experiments.runs.run_folder import RunFolder, folder_of
-from experiments.runs.status import State, state_of
+from experiments.runs.status import State, state_of, status_of
 from experiments.sweeps import num_jobs, study
 from experiments.sweeps.listing import describe, lines_of, removable, remove
 from experiments.sweeps.num_jobs import num_at_once
@@ -69,7 +69,7 @@ def test_a_folder_tells_its_state(tmp_path: Path, name: str) -> None:
     files, state, words = FOLDERS[name]
     folder = make(tmp_path / name, files)
     assert state_of(folder) == state
-    assert describe(folder).startswith(words)
+    assert describe(folder, status_of(folder)).startswith(words)
 
 
 def test_the_state_of_each_run_is_a_line_and_the_last_line_counts(tmp_path: Path) -> None:
@@ -117,6 +117,10 @@ def test_a_study_is_all_of_its_parts_or_one_and_a_run_of_two_parts_is_one_run(co
     assert study.parts_of("study") == ["study/one", "study/two"]
     assert study.jobs_of("study/one", ["lr=1"])[1] == ["sparsifier=topk", "epochs=3", "seed=1", "lr=1"]
     assert [len(study.runs_of(name, [])[1]) for name in ("study/one", "study/two", "study")] == [2, 4, 5]
+    merged = study.runs_of("study", []).merged
+    assert merged.startswith("6 combinations are 5 runs")
+    assert "in several parts" in merged
+    assert not study.runs_of("study/two", []).merged
     refused(lambda: study.jobs_of("study/tow", []), "did you mean 'two'", "tow")
 
 
@@ -127,6 +131,9 @@ def test_multirun_and_sweep_name_the_same_runs(tmp_path: Path) -> None:
     ways = [study.distinct(jobs, prepare_runs(jobs))[1] for jobs in (study.jobs_of(path, []), multirun)]
     assert ways[0] == ways[1]
     assert len(ways[0]) == 2 + 4  # dense is one run, whatever the density
+    merged = study.runs_of(path, []).merged
+    assert merged.startswith("8 combinations are 6 runs")
+    assert merged.count("sends everything") == 2
 
 
 def test_as_many_runs_at_once_as_the_cores_carry(monkeypatch: pytest.MonkeyPatch) -> None:

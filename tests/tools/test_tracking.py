@@ -20,14 +20,15 @@ from experiments import figures, track
 from experiments.config.errors import UserError
 from experiments.config.paths import ROOT
 from experiments.config.schema import TrackingConfig
-from experiments.reports.frames import load
+from experiments.reports.frames import Frames, load
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.tracking import wandb_mirror
-from experiments.tracking.sources import _read_file, read
+from experiments.tracking.sources import read
 from experiments.tracking.wandb_mirror import live_mirror, mirror
 from experiments.training.preflight import prepare_runs
-from experiments.training.runner import execute
+from experiments.training.run import execute
 from tests.refusals import refused
+from tests.wandb_files import read_file, read_files
 
 TINY = ["model=mlp", "cluster=simulated", "cluster.world_size=2", "epochs=1", "batch_size=64", "checkpoint.every_s=0"]
 OFFLINE = ["tracking=wandb", "tracking.mode=offline"]
@@ -62,8 +63,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def assert_same(runs: Path, *source: str) -> None:
-    one, other = load(runs), read(list(source), {"model": ["mlp"]})
+def assert_same(runs: Path, other: Frames) -> None:
+    one = load(runs)
     assert len(one.steps) > 5
     for table in ("runs", "steps", "epochs"):
         pd.testing.assert_frame_equal(getattr(one, table), getattr(other, table), check_exact=True)
@@ -81,9 +82,9 @@ def mirrors(folder: RunFolder) -> list[Path]:
 
 
 def test_folder_files_and_server_say_the_same(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same(runs, "wandb-files", str(runs))
+    assert_same(runs, read_files(runs))
     (file,) = (path for path in runs.rglob("*.wandb") if path.is_file())
-    kept = _read_file(file)
+    kept = read_file(file)
 
     class Api:
         """What the server of W&B says of one run; ``lab/none`` is no project."""
@@ -96,7 +97,7 @@ def test_folder_files_and_server_say_the_same(runs: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(wandb, "Api", Api)
     monkeypatch.setattr(wandb, "login", lambda **_: True)
-    assert_same(runs, "wandb", "lab/micro")
+    assert_same(runs, read(["wandb", "lab/micro"], {"model": ["mlp"]}))
     refused(lambda: read(["wandb", "lab/none"]), "W&B", "lab/none")
     assert figures.main(["--source", "wandb", "lab/micro", "--table", "--out", str(tmp_path / "out")]) == 0
     assert (tmp_path / "out" / "summary.csv").exists()
@@ -130,7 +131,7 @@ def test_a_mirror_is_made_again_from_the_folder_alone_and_one_that_fails_leaves_
         with pytest.raises(KeyboardInterrupt):
             mirror(folder, TRACKING)
     assert mirrors(folder) == [before]
-    assert_same(runs, "wandb-files", str(tmp_path / "again"))
+    assert_same(runs, read_files(tmp_path / "again"))
 
 
 def test_runs_to_which_agents_gave_one_id_are_told_by_their_folders(
@@ -147,7 +148,7 @@ def test_runs_to_which_agents_gave_one_id_are_told_by_their_folders(
             wandb.teardown()
             mirror(folder, TRACKING)
     assert [[path.name.rpartition("-")[2] for path in mirrors(folder)] for folder in folders] == [["resumed"]] * 2
-    found = read(["wandb-files", str(tmp_path / "agents")])
+    found = read_files(tmp_path / "agents")
     assert sorted(found.runs["run"]) == sorted(folder.path.name for folder in folders)
     assert found.runs["seed"].nunique() == 2
 
@@ -169,7 +170,7 @@ def test_a_resumed_run_has_no_step_twice(runs: Path, tmp_path: Path) -> None:
             for path, text in whole.items() if first else ():
                 path.write_text(text)
     assert len(mirrors(folder)) == 1
-    assert_same(runs, "wandb-files", str(tmp_path / "resumed"))
+    assert_same(runs, read_files(tmp_path / "resumed"))
 
 
 def assert_one_warning(said: str, folder: RunFolder) -> None:
@@ -215,9 +216,9 @@ def test_files_that_were_cut_off_or_are_none_are_one_line(runs: Path, tmp_path: 
     cut = tmp_path / "cut" / whole.parent.name / whole.name
     cut.parent.mkdir(parents=True)
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    refused(lambda: read(["wandb-files", str(tmp_path / "cut")]), "holds no finished run", "1 unfinished")
+    refused(lambda: read_files(tmp_path / "cut"), "holds no finished run", "1 unfinished")
     cut.write_bytes(json.dumps({"no": "such format"}).encode())
-    refused(lambda: read(["wandb-files", str(tmp_path / "cut")]), "cannot read", cut)
+    refused(lambda: read_files(tmp_path / "cut"), "cannot read", cut)
 
 
 def test_a_server_without_a_key_is_refused_before_anything_starts() -> None:
@@ -228,9 +229,9 @@ def test_a_server_without_a_key_is_refused_before_anything_starts() -> None:
 @pytest.mark.parametrize(
     ("source", "key", "given"),
     [
-        (["wandb-file", "x"], "did you mean 'wandb-files'", "wandb-file"),
-        (["wandb", "lab/micro"], "or read the files", "WANDB_API_KEY"),
-        (["wandb-files", "nowhere"], "holds no file of W&B", "nowhere"),
+        (["wandbs", "x"], "did you mean 'wandb'", "wandbs"),
+        (["wandb", "lab/micro"], "or draw from the run folders", "WANDB_API_KEY"),
+        (["wandb-files", "x"], "was removed", "wandb sync"),
     ],
 )
 def test_a_source_that_is_none_is_one_line(source: list[str], key: str, given: str) -> None:

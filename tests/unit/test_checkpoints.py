@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from experiments.config.errors import UserError
-from experiments.runs.atomic_files import Damaged
 from experiments.runs.checkpoints import (
     Checkpoint,
     begin,
@@ -20,9 +19,10 @@ from experiments.runs.checkpoints import (
     remove_all,
     usable,
 )
+from experiments.runs.files import Damaged
+from experiments.runs.rank_files import read_rank, write_rank
 from experiments.runs.records import RecordWriter
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.saved_state import read_rank, write_rank
 from tests.refusals import refused
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from experiments.config.errors import one_line_with_type
-from experiments.runs import atomic_files
+from experiments.runs.files import to_json as in_json
 
 FORMAT = "micro-doctor-1"
 State = Literal["here", "absent", "failed"]
@@ -56,4 +56,4 @@ def show(title: str, findings: Sequence[Finding]) -> None:
 def to_json(sections: Mapping[str, Sequence[Finding]]) -> str:
     """Return the report as one JSON document; NaN and infinity become null."""
     found = {title: [asdict(line) for line in findings] for title, findings in sections.items()}
-    return atomic_files.to_json({"format": FORMAT, "sections": found}, indent=1)
+    return in_json({"format": FORMAT, "sections": found}, indent=1)

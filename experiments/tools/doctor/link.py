@@ -75,7 +75,7 @@ class Comparison:
 
 
 def measured_pair() -> Measured:
-    """Start two ranks and return what they measure. Raises: RankFailure: one failed, or they took too long."""
+    """Start two ranks and return what they measure. Raises: GroupError: one failed, or they took too long."""
     with RankGroup(RANKS, env={"OMP_NUM_THREADS": "1"}, collective_s=TIMEOUT_S) as ranks:
         found: Measured = ranks.call(measure, timeout_s=TIMEOUT_S)[0]
     return found

@@ -32,7 +32,7 @@ LOST_PEER = re.compile(
 )
 
 
-class RankFailure(RunFailed):
+class GroupError(RunFailed):
     """A rank raised, died, or did not answer in time, and made the call fail; the message is one line.
 
     Attributes:
@@ -58,7 +58,7 @@ class _Rank:
     log: Path
 
     def receive(self) -> Any:
-        """Return its answer. Raises: RankFailure: the call raised, or the process ended."""
+        """Return its answer. Raises: GroupError: the call raised, or the process ended."""
         try:
             returned, value = pickle.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionError):
@@ -66,10 +66,10 @@ class _Rank:
             last = next(reversed(self.log.read_text(errors="replace").split("\n")[:-1]), "")
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             how = f"{how}, last line of its log: {last}" if last else how
-            raise RankFailure(self.number, how, self.log) from None
+            raise GroupError(self.number, how, self.log) from None
         if not returned:
             text = value["traceback"]
-            raise RankFailure(self.number, value["message"], self.log, traceback=text, raised_at=value["time"])
+            raise GroupError(self.number, value["message"], self.log, traceback=text, raised_at=value["time"])
         return value
 
 
@@ -124,7 +124,7 @@ class RankGroup:
             timeout_s: time limit of the call in seconds.
 
         Raises:
-            RankFailure: a rank raised an exception, died, or did not answer in time. All ranks are killed, and their
+            GroupError: a rank raised an exception, died, or did not answer in time. All ranks are killed, and their
                 logs are kept.
         """
         assert self._ranks, "the ranks are not running: one failed, or the context has ended"
@@ -132,19 +132,19 @@ class RankGroup:
             with suppress(ConnectionError):  # it has died: its answer says how
                 rank.connection.send_bytes(pickle.dumps((function, arguments)))
         end = time.monotonic() + timeout_s
-        values, failures = dict[int, Any](), list[RankFailure]()
+        values, failures = dict[int, Any](), list[GroupError]()
         waiting = {rank.connection: rank for rank in self._ranks}
         while waiting and (left_s := end - time.monotonic()) > 0:
             for connection in wait(list(waiting), left_s):
                 rank = waiting.pop(connection)  # type: ignore[call-overload]
                 try:
                     values[rank.number] = rank.receive()
-                except RankFailure as error:
+                except GroupError as error:
                     failures.append(error)
                     end = min(end, time.monotonic() + GRACE_S)
         if not failures:
             late = f"no answer within {timeout_s:g} s"
-            failures = [RankFailure(rank.number, late, rank.log) for rank in waiting.values()]
+            failures = [GroupError(rank.number, late, rank.log) for rank in waiting.values()]
         if failures:
             self._has_failed = True
             self._end()

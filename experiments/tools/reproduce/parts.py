@@ -15,7 +15,7 @@ from pathlib import Path
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import Stopped, handled, raise_stop
-from experiments.runs.atomic_files import load_json, write_json
+from experiments.runs.files import load_json, write_json
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
 from experiments.sweeps.study import jobs_of

@@ -5,28 +5,28 @@ from collections.abc import Iterator
 from experiments.reports.figure_parts import Content
 from experiments.tools.simulate import figures
 from experiments.tools.simulate.method_choices import DENSE
+from experiments.tools.simulate.setup import RATES, Frames, Setup
 from experiments.tools.simulate.steps import EXACT
-from experiments.tools.simulate.study import RATES, Frames, Study
 from experiments.tools.simulate.tables import SETTING, level_report, report
 
 
-def files(study: Study, frames: Frames, command: str) -> Iterator[tuple[str, Content]]:
+def files(setup: Setup, frames: Frames, command: str) -> Iterator[tuple[str, Content]]:
     """Yield the name of each file, and what is in it."""
-    steps, density = frames["steps"], f"density {study.density:g}"
+    steps, density = frames["steps"], f"density {setup.density:g}"
     yield "steps", steps
-    yield "simulate", report(study, frames, command)
+    yield "simulate", report(setup, frames, command)
     drawn = steps[(steps["method"] == DENSE) | (steps["schedule"] == EXACT)]
     several = drawn["workers"].nunique() > 1  # one number alone makes no line
     for (network, algorithm), shown in drawn.groupby(["network", "algorithm"], sort=False) if several else ():
         title = f"Simulated speed-up, {network}, {algorithm}"
         title += "" if (shown["method"] == DENSE).all() else f", {density}"
         yield f"speedup-{network}-{algorithm}", (figures.draw_speedups(shown, title), shown)
-    for key, shown in drawn.groupby(SETTING[:3], sort=False) if "breakdown" in study.questions else ():
+    for key, shown in drawn.groupby(SETTING[:3], sort=False) if "breakdown" in setup.questions else ():
         yield f"breakdown-{'-'.join(map(str, key))}", (figures.draw_breakdown(shown, density), shown)
     for key, rows in frames["timeline"].groupby(SETTING[:3], sort=False) if "timeline" in frames else ():
         yield f"timeline-{'-'.join(map(str, key))}", (figures.draw_timeline(rows), rows)
     if "levels" in frames:
-        yield "levels", level_report(study, frames["levels"], command)
+        yield "levels", level_report(setup, frames["levels"], command)
         for network, rows in frames["levels"].groupby("network", sort=False):
             title = f"One level and two, simulated, {network!s}, {density}"
             yield f"levels-{network!s}", (figures.draw_levels(rows, title), rows)

@@ -12,7 +12,7 @@ from experiments.reports.names import human, in_order, label
 from experiments.tools.simulate.method_choices import DENSE
 from experiments.tools.simulate.networks import load_network
 from experiments.tools.simulate.published_gains import PUBLISHED, nearest
-from experiments.tools.simulate.study import Study
+from experiments.tools.simulate.setup import Setup
 
 SETTING = ["model", "network", "algorithm", "compute_s"]
 SPEEDUP, GROUPS = Column("speedup", "{:.4g}"), Column("num_groups")
@@ -88,12 +88,12 @@ def speedups(steps: pd.DataFrame) -> str:
     return "\n\n".join(f"## {_title(key)}\n\n{_by_workers(own, 'schedule', way_name)}" for key, own in settings)
 
 
-def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> str:
-    """Return the report of a study in Markdown."""
-    parts = ["# Simulated steps", f"`{command}`", HOW_TO_READ + f"\nSeconds of selection: {study.selection}."]
-    nodes = [network.nodes for network in study.networks if network.nodes and network.algorithm == "hierarchical"]
+def report(setup: Setup, frames: Mapping[str, pd.DataFrame], command: str) -> str:
+    """Return the report of a setup in Markdown."""
+    parts = ["# Simulated steps", f"`{command}`", HOW_TO_READ + f"\nSeconds of selection: {setup.selection}."]
+    nodes = [network.nodes for network in setup.networks if network.nodes and network.algorithm == "hierarchical"]
     parts += dict.fromkeys(HIERARCHY.format(each.ranks_per_node, load_network(each.intra).name) for each in nodes)
-    parts += _sections(frames["steps"], "schedule", way_name, STEPS, study.assumed)
+    parts += _sections(frames["steps"], "schedule", way_name, STEPS, setup.assumed)
     if "headline" in frames:
         parts += ["## Gains of merged gradients beside the published", HOW_GAINS + "\n" + _gains(frames["headline"])]
     if "borders" in frames:
@@ -101,16 +101,16 @@ def report(study: Study, frames: Mapping[str, pd.DataFrame], command: str) -> st
     return "\n\n".join(parts) + "\n"
 
 
-def level_report(study: Study, levels: pd.DataFrame, command: str) -> str:
+def level_report(setup: Setup, levels: pd.DataFrame, command: str) -> str:
     """Return the report of one level beside two."""
     parts = ["# One level and two, simulated", f"`{command}`", HOW_LEVELS.rstrip()]
-    parts.append(f"Density {study.density:g}. Seconds of selection: {study.selection}.")
-    for name, nodes in {each.name: each.nodes for each in study.networks if each.nodes}.items():
+    parts.append(f"Density {setup.density:g}. Seconds of selection: {setup.selection}.")
+    for name, nodes in {each.name: each.nodes for each in setup.networks if each.nodes}.items():
         within = f"{load_network(nodes.intra).name} within them"
         parts.append(f"*{name}*: nodes of {nodes.ranks_per_node} workers, or one of fewer; {within}.")
     order = in_order(levels["method"])
     levels = levels.sort_values("method", key=lambda names: names.map(order.index), kind="stable")
-    parts += _sections(levels, "levels", lambda method, count: f"{label(method)}, {count}", LEVELS, study.assumed)
+    parts += _sections(levels, "levels", lambda method, count: f"{label(method)}, {count}", LEVELS, setup.assumed)
     return "\n\n".join(parts) + "\n"
 
 

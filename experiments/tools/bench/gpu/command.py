@@ -22,7 +22,7 @@ from experiments.config.option_types import comma_list, whole_number
 from experiments.tools.bench import tables
 from experiments.tools.bench.gpu.parts import EACH, PARTS, Part
 from experiments.tools.bench.gpu.training import Settings
-from experiments.tools.ranks.group import RankFailure, RankGroup
+from experiments.tools.ranks.group import GroupError, RankGroup
 from experiments.tools.ranks.measures import Row
 from experiments.tools.shared.methods import known_methods, select_names
 
@@ -100,7 +100,7 @@ def rows_of(part: Part, settings: Settings) -> Iterator[Row]:
             try:
                 ranks = ranks or open_ranks.enter_context(RankGroup(num_ranks, backend=backend, env=COMPILING))
                 yield from ranks.call(part.work, settings, name, timeout_s=limit_s)[0]
-            except RankFailure as error:
+            except GroupError as error:
                 ranks = None
                 yield {"name": name, "problem": str(error)}
 

@@ -10,7 +10,7 @@ from experiments.tools.bench.tables import Column, Columns
 from experiments.tools.ranks.measures import Row
 from micro.values.randomness import generator
 
-ROUNDS, WARMUP = 30, 5
+REPEATS, WARMUP = 30, 5
 DENSITY = 0.01
 KERNELS: Columns = {
     "kernel": Column("kernel"),
@@ -50,7 +50,7 @@ def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Work, float]
 def seconds(work: Work) -> float:
     """Return the median seconds of ``work`` on the device, after a warm-up."""
     times = []
-    for _ in range(WARMUP + ROUNDS):
+    for _ in range(WARMUP + REPEATS):
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
         work()

@@ -28,8 +28,8 @@ from experiments.reports.names import human
 from experiments.reports.times import FRAME, LATENCY_S
 from experiments.tools.bench import tables
 from experiments.tools.bench.network import training
-from experiments.tools.bench.network.page import blocks, compared, draw
 from experiments.tools.bench.network.prediction import Prediction, measure_link, profile_methods, profile_model
+from experiments.tools.bench.network.report import blocks, compared, draw
 from experiments.tools.bench.network.ways import FP16, OF_TORCH, Way, ways_of
 from experiments.tools.bench.tables import slowest_of
 from experiments.tools.ranks.group import RankGroup
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     Raises:
         UserError: a mistake, or a machine that can have no hosts; nothing is started then.
-        RankFailure: a rank failed.
+        GroupError: a rank failed.
     """
     for rate in arguments.rates:
         bits_per_s(rate)

@@ -28,7 +28,7 @@ from experiments.tools.bench.step.measure import Case, Turn, measure
 from experiments.tools.bench.step.older import checked_out
 from experiments.tools.bench.tables import Column, Columns
 from experiments.tools.profile.method_steps import TOPK, Times
-from experiments.tools.ranks.group import RankFailure, RankGroup, measuring_ranks
+from experiments.tools.ranks.group import GroupError, RankGroup, measuring_ranks
 from experiments.tools.ranks.measures import Row
 from experiments.tools.shared.methods import build_methods, known_methods, select_names
 
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
     Raises:
         UserError: no such method or revision, or one of the two cannot measure.
-        RankFailure: a rank failed.
+        GroupError: a rank failed.
     """
     methods = select_names(arguments.methods, known_methods(), "methods")
     build_methods(methods, arguments.density[0])  # a mistake shows here, not on the ranks
@@ -129,7 +129,7 @@ def _measured(arguments: argparse.Namespace, cases: list[Case], console: Console
                 turns = measure(
                     sides, case, arguments.steps, arguments.limit, num_turns=arguments.pairs if against else 1
                 )
-            except RankFailure as error:
+            except GroupError as error:
                 if against is None:
                     raise
                 raise UserError(f"the two revisions cannot both measure {case.method}: {error}") from error

@@ -1,11 +1,10 @@
 """Every group, choice and key of the configuration in words, read from the comments of conf/ and the dataclasses.
 
-The help text and the pages of docs/ are made from it. Nothing here composes a configuration or imports torch.
+The page of the configuration is made from it. Nothing here composes a configuration or imports torch.
 """
 
 import inspect
 import re
-import textwrap
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -18,20 +17,12 @@ import yaml
 
 from experiments.config.keys import defaults_of_schema
 from experiments.config.paths import CONF
-from experiments.config.schema import TrainConfig
+from experiments.config.schema import GROUPS, TrainConfig
 
-GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")
 _HIDDEN = ("defaults", "hydra")  # keys for Hydra, not settings of a run
 _HEADERS = ("# @package", "# label:", "# legend:", "# order:")  # comments for programs
 _LINE = re.compile(r"( *)(\w+):(?: +([^#\s].*?))?(?: +# ?(.*))?")  # indent, key, value, comment
 _ATTRIBUTE = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
-_WIDTH = 118
-_FLAGS = """\
-options:
-  -m, --multirun  run every combination of the values that words name, separated by commas
-  --cfg job       print the configuration, start nothing
-  -h, --help      print this
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,27 +108,6 @@ def read(path: Path) -> Choice:
             keys.append(Key(".".join([*(each[1] for each in outer), name]), value, (comment or "").strip()))
     shown = tuple(key for key in keys if key.name.split(".")[0] not in _HIDDEN)
     return Choice(path.stem, " ".join(line.removeprefix("#").strip() for line in opening), shown)
-
-
-def train_help(opening: str) -> str:
-    """Return the help of experiments.train, beginning with what the command is about."""
-    parts = [opening.strip(), "", _FLAGS]
-    parts.append("GROUP=CHOICE takes the settings of a file, conf/GROUP/CHOICE.yaml; KEY=VALUE sets one of them.")
-    for group in GROUPS:
-        says = about(group) or "Settings of a study, one file each: what its paper trains, with which method."
-        parts += ["", *_wrapped(f"{group}={default_choices().get(group) or 'NAME'}", says, indent=2)]
-        for choice in choices(group).values():
-            parts += _wrapped(f"    {choice.name}", choice.comment, indent=6)
-        parts += _shown(f"{group}.", described(group))
-    return "\n".join([*parts, "", "Keys of the run itself:", *_shown("", train_keys())])
-
-
-def _shown(prefix: str, keys: typing.Iterable[Key]) -> list[str]:
-    return [line for key in keys for line in _wrapped(f"  {prefix}{key.name}={key.value}", key.comment, indent=6)]
-
-
-def _wrapped(head: str, text: str, *, indent: int) -> list[str]:
-    return textwrap.wrap(f"{head}  {text}" if text else head, _WIDTH, subsequent_indent=" " * indent)
 
 
 def _fields(kind: Any, defaults: dict[str, Any], prefix: str = "") -> Iterator[Key]:

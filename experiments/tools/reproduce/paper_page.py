@@ -14,10 +14,9 @@ from experiments.reports.html_page import below, escaped, fenced, write_html
 from experiments.reports.markdown import table
 from experiments.reports.measures import metric_of
 from experiments.reports.names import label
-from experiments.reports.output import write_file
 from experiments.reports.pages import summary_text
 from experiments.reports.provenance import origin_of
-from experiments.runs.atomic_files import load_json
+from experiments.runs.files import load_json, write_atomic
 from experiments.tools.reproduce.papers import Paper, Part
 from experiments.tools.reproduce.parts import seconds_of
 from experiments.tools.reproduce.verdicts import answer
@@ -39,7 +38,7 @@ def write_paper_page(paper: Paper, out: Path) -> Path:
         if shown := _training(part) if part.trains else _drawn(part, out):
             blocks += [*_head(part, out), *shown]
     text = "\n\n".join(blocks) + "\n"
-    write_file(out / "page.md", text)
+    write_atomic(out / "page.md", text)
     return write_html(text, f"{paper.name}, {paper.scale} scale", out / "index.html")
 
 

@@ -1,6 +1,9 @@
-"""The program of one rank, whoever started it: ``take_part``. Our launcher runs this module as ``python -m``."""
+"""One run, from a checked configuration to its last file: with workers of its own, or as one of its ranks.
 
-import json
+train, -m, submitit, torchrun and srun come by ``carry_out``, the runs of a sweep by ``execute``. Our launcher writes
+the configuration into the run's folder and starts this module as ``python -m`` on each rank, which reads it there.
+"""
+
 import os
 import signal
 import socket
@@ -8,47 +11,170 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from experiments.config.errors import UserError, one_line_with_type
+from experiments.config.command_line import MISTAKE
+from experiments.config.errors import RunFailed, UserError, one_line_with_type
 from experiments.config.keys import from_yaml, to_yaml
 from experiments.config.schema import TrainConfig
-from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, name_of
-from experiments.launching.failures import recorded_errors
+from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, handled, name_of, raise_stop
+from experiments.launching.failures import RankFailure, recorded_errors
 from experiments.launching.process_lifetime import LAUNCHER_PID, die_with_parent, leave
+from experiments.launching.rank_environment import RankEnvironment
 from experiments.launching.stalls import notes
-from experiments.runs.atomic_files import disk_errors, load_json, write_atomic, write_json
+from experiments.reports.measures import METRICS
 from experiments.runs.checkpoints import remove_all
-from experiments.runs.finished_requests import unmet_request
+from experiments.runs.files import disk_errors, load_json, write_atomic, write_json
+from experiments.runs.finished_requests import note_of_other_epochs, unmet_request
+from experiments.runs.git_state import other_code
 from experiments.runs.manifest import code_of_attempts, collect_manifest
-from experiments.runs.run_folder import RunFolder
+from experiments.runs.output import check_outputs
+from experiments.runs.records import last_row
+from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import status_of, write_done
 from experiments.runs.stop_signals import stop_signals
 from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.progress import followed
-from experiments.training.group import Group, leave_group, start_group
+from experiments.training.group import CannotStart, Group, leave_group, note_of_idle_gpus, start_group
 from experiments.training.loop import Trainer
-from experiments.training.tasks import Task, load_task
-from experiments.training.workers import Workers
+from experiments.training.preflight import check_runs, check_start
+from experiments.training.tasks import load_task
+from experiments.training.workers import Workers, kind_of_workers
+from micro import NonFiniteGradient
 from micro.comm.objects import gather_objects
 
-RUN = "MICRO_RUN"  # what our launcher gives its ranks: the configuration, and what the user typed
+
+def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | None:
+    """Check a run and carry it out, if it is not done; return its last measure.
+
+    Args:
+        ranks: which rank this process is, where something else started it.
+
+    Raises:
+        UserError: the run cannot start, or its ranks cannot meet.
+        RunFailed: it began and failed.
+        SystemExit: a signal stopped the run, which is saved once it takes steps; stopping.exit_code has the codes.
+    """
+    is_first = ranks is None or ranks.rank == 0
+    if ranks is None:
+        check_runs([config])
+    else:  # the rest is checked on each host when the ranks have met
+        check_start(config)
+    with handled(raise_stop):
+        if stop_signals.number:  # received after the last step of a run before this one
+            raise_stop(stop_signals.number, None)
+        if is_first:
+            check_outputs([config])
+        try:
+            ran = join(config, ranks) if ranks else execute(config)
+        except CannotStart:
+            raise
+        except Exception as error:
+            if ranks and not isinstance(error, UserError):
+                traceback.print_exc()
+                leave(1)  # a normal exit would wait for a peer that may be gone
+            if not isinstance(error, UserError | RankFailure | NonFiniteGradient):
+                raise
+            raise RunFailed(f"{folder_of(config).path.name}: {error}") from error
+    folder = folder_of(config)  # ranks have found out on which device they are
+    if is_first:
+        print(f"{'done' if ran else 'already done'}: {folder.path}")
+        if not ran and (line := other_code([folder])):
+            print(f"note: {line}", file=sys.stderr)
+    row = last_row(folder.epochs_path)
+    return next((row[metric.key] for metric in METRICS if row.get(metric.key) is not None), None)
 
 
-def take_part(config: TrainConfig, folder: RunFolder, command: list[str], group: Group | None = None) -> bool:
+def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
+    """Run ``config`` with workers of its own, or in this process when they are simulated.
+
+    Args:
+        folder: of the run, if not the one that the configuration names.
+
+    Returns:
+        False if the run was finished before, so that there was nothing to do.
+
+    Raises:
+        UserError: the folder cannot be written or is in use.
+        RankFailure: a worker failed.
+        SystemExit: as carry_out.
+    """
+    folder = folder or folder_of(config)
+    with disk_errors(folder.path), stop_signals.recorded():
+        if is_finished(config, folder):
+            if folder.checkpoints_path.exists():  # a kill right after DONE left them
+                with folder.claim():
+                    remove_all(folder)
+            return False
+        if folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
+            raise folder.in_use()
+        _print_notes(config)
+        if config.cluster.simulated:
+            return take_part(config, folder, sys.argv, start_group(config))
+        _start_ranks(config, folder)
+    return True
+
+
+def _start_ranks(config: TrainConfig, folder: RunFolder) -> None:
+    """Write what the ranks of this node read, start them, and wait for their end. Raises: as ``execute``."""
+    from experiments.launching.elastic import start_ranks  # which ranks need not import
+
+    _write_start(config, folder, sys.argv)
+    before = _manifest_time(folder)
+    try:
+        number = start_ranks(folder, "experiments.training.run", config.cluster)
+    except RankFailure:
+        if folder.is_locked():  # another process was first
+            raise folder.in_use() from None
+        raise
+    if _manifest_time(folder) != before:  # else the run was stopped before its first step
+        print_resume(config, folder)
+    if number and not folder.is_done():
+        raise stopped(folder, number)
+
+
+def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
+    """Run one of the ranks that torchrun or srun started; rank 0 owns the folder. Return False if it was finished.
+
+    Raises:
+        CannotStart: the run cannot start on a host; on rank 0, the others exit.
+        UserError: rank 0 cannot use the folder; on all ranks alike.
+        SystemExit: as carry_out.
+    """
+    ranks.export()
+    die_with_parent()
+    group = start_group(config)
+    config.cluster.device = group[0].type  # auto is what the ranks have found
+    problem = None
+    try:
+        if ranks.local_rank == 0:  # for its host
+            check_runs([config])
+    except UserError as error:
+        problem = f"{error} (on host {socket.gethostname()})"
+    for found in gather_objects(problem):
+        if found:
+            leave_group()
+            if ranks.rank:
+                raise SystemExit(MISTAKE)
+            raise CannotStart(str(found))
+    if ranks.rank == 0:
+        _print_notes(config)
+    return take_part(config, folder_of(config), sys.argv, group)
+
+
+def take_part(config: TrainConfig, folder: RunFolder, command: list[str], group: Group) -> bool:
     """Carry out a run as one of its ranks, or as all of a simulated one; rank 0 owns the folder meanwhile.
 
     Args:
         command: what the user typed, for the manifest.
-        group: of the ranks, where this one has joined it already.
+        group: of the ranks, which this one has joined.
 
     Returns:
         False if the run was finished before.
@@ -57,7 +183,7 @@ def take_part(config: TrainConfig, folder: RunFolder, command: list[str], group:
         UserError: the folder cannot be used; on all ranks alike.
         SystemExit: a signal stopped the run, which is saved; ``exit_code`` has the codes.
     """
-    _, store = group = group or start_group(config)
+    _, store = group
     rank = dist.get_rank() if store else 0
     with disk_errors(folder.path), ExitStack() as owned:
         found = _begin(config, folder, command, owned) if rank == 0 else None
@@ -67,7 +193,7 @@ def take_part(config: TrainConfig, folder: RunFolder, command: list[str], group:
         if is_over:
             leave_group()
             return False
-        owned.enter_context(recorded_errors(folder, rank))
+        owned.enter_context(recorded_errors(folder, rank))  # while this process owns the folder
         if store:
             owned.enter_context(notes.kept(folder, dist.PrefixStore("notes", store), config.cluster.timeout_s))
         is_done = run_rank(config, folder, command, group)
@@ -87,14 +213,19 @@ def _begin(config: TrainConfig, folder: RunFolder, command: list[str], owned: Ex
             return True
         if folder.is_done():
             folder.set_aside_ending()
-        write_atomic(folder.config_path, to_yaml(config))
-        write_atomic(folder.path / "command.txt", "\n".join(command) + "\n")
+        _write_start(config, folder, command)
         return False
     except UserError as error:
         return error
     except Exception as error:  # the other ranks would wait for this one
         traceback.print_exc()
         return RuntimeError(f"rank 0: {one_line_with_type(error)}")
+
+
+def _write_start(config: TrainConfig, folder: RunFolder, command: list[str]) -> None:
+    """Write the configuration and what the user typed."""
+    write_atomic(folder.config_path, to_yaml(config))
+    write_atomic(folder.command_path, "\n".join(command) + "\n")
 
 
 def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
@@ -112,6 +243,17 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
     if not problem and (unmet := unmet_request(config, folder)):
         raise UserError(unmet)
     return not problem
+
+
+def _print_notes(config: TrainConfig) -> None:
+    if line := note_of_other_epochs(config):
+        print(f"note: {line}", file=sys.stderr)
+    if line := note_of_idle_gpus(config):
+        print(line, file=sys.stderr)
+
+
+def _manifest_time(folder: RunFolder) -> int | None:
+    return folder.manifest_path.stat().st_mtime_ns if folder.manifest_path.exists() else None
 
 
 def print_resume(config: TrainConfig, folder: RunFolder) -> None:
@@ -141,18 +283,15 @@ def stopped(folder: RunFolder, number: int) -> SystemExit:
     return SystemExit(exit_code(number or signal.SIGUSR1))
 
 
-def run_rank(config: TrainConfig, folder: RunFolder, command: list[str], group: Group | None = None) -> bool:
+def run_rank(config: TrainConfig, folder: RunFolder, command: list[str], group: Group) -> bool:
     """Run one rank, or all ranks of a simulated run: load the data, train, and mark the run as done.
 
     Returns:
         False if a signal stopped the run, which is saved and can be resumed.
     """
-    device, store = group or start_group(config)
-    there = config
-    if store and dist.get_world_size() != config.world_size:  # some are lost: the data is dealt among those there
-        there = replace(config, cluster=replace(config.cluster, world_size=dist.get_world_size()))
+    device, store = group
     with _threads(config.cluster.num_threads), ExitStack() as owned:
-        workers = owned.enter_context(closing(kind_of_workers(there)(there, load_task(there, device))))
+        workers = owned.enter_context(closing(_workers_of(config, device, dist.get_world_size() if store else None)))
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         hosts = Counter(workers.gather_items(socket.gethostname()))
         if workers.is_main:
@@ -177,6 +316,13 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str], group: 
     return is_done
 
 
+def _workers_of(config: TrainConfig, device: torch.device, num_ranks: int | None) -> Workers:
+    """Return the workers of this process; where ranks are lost, the data is dealt among those that are there."""
+    if num_ranks not in (None, config.world_size):
+        config = replace(config, cluster=replace(config.cluster, world_size=num_ranks))
+    return kind_of_workers(config)(config, load_task(config, device))
+
+
 @contextmanager
 def _threads(number: int | None) -> Iterator[None]:
     """Set the number of threads of torch's operations in this context; None leaves it as it is."""
@@ -186,21 +332,6 @@ def _threads(number: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def kind_of_workers(config: TrainConfig) -> Callable[[TrainConfig, Task], Workers]:
-    """Return what workers the run has, and load no others: in this process or not, exchanging at each step or round."""
-    if config.rounds.every:
-        from experiments.training.round_workers import RoundWorkers
-
-        return RoundWorkers
-    if config.cluster.simulated:
-        from experiments.training.simulated_workers import SimulatedWorkers
-
-        return SimulatedWorkers
-    from experiments.training.ddp_workers import DdpWorkers
-
-    return DdpWorkers
 
 
 def _manifest(
@@ -233,10 +364,11 @@ def main(path: str) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # SLURM sends it to all processes of a step; submitit handles it
-    given, folder, code = json.loads(os.environ.pop(RUN)), RunFolder(Path(path)), 0
+    folder, code = RunFolder(Path(path)), 0
     try:
         with recorded_errors(folder, int(os.environ["RANK"])):
-            take_part(from_yaml(StringIO(given["config"])), folder, given["command"])
+            config, command = from_yaml(folder.config_path), folder.command_path.read_text().splitlines()
+            take_part(config, folder, command, start_group(config))
     except SystemExit as end:
         code = int(end.code or 0)
     except Exception:

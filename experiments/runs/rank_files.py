@@ -15,8 +15,8 @@ from torch import Tensor
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
-from experiments.runs.atomic_files import Damaged, Digest, atomic_file, digest_of
 from experiments.runs.checkpoints import Checkpoint, open_checkpoint, rank_path
+from experiments.runs.files import Damaged, Digest, atomic_file, digest_of
 from experiments.runs.weights import write_by_torch
 from micro.checkpoints.resizing import average
 

@@ -46,7 +46,7 @@ Frames = dict[str, pd.DataFrame]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class Setup:
     """What is simulated.
 
     Attributes:
@@ -76,8 +76,8 @@ class Study:
             yield facts | {"compute_s": trace.compute_s}, trace, network
 
 
-def study_of(options: argparse.Namespace) -> Study:
-    """Return the study that the options of ``python -m experiments.simulate`` describe, its files read.
+def setup_of(options: argparse.Namespace) -> Setup:
+    """Return the setup that the options of ``python -m experiments.simulate`` describe, its files read.
 
     Raises:
         UserError: a file that cannot be used, a name that does not exist, a number out of its range.
@@ -99,7 +99,7 @@ def study_of(options: argparse.Namespace) -> Study:
             _ = problem.exchange(part), problem.select(part)
     timed = [_computing(trace, options.compute_s) for trace in recorded]
     schedules = {DENSE: select_names(options.schedules, list(known(Schedule)), "schedules")}
-    return Study(
+    return Setup(
         recorded=recorded,
         traces=[GRAINS[options.grain](trace) for trace, _ in timed],
         assumed={trace.model: words for trace, words in timed},
@@ -155,33 +155,33 @@ def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
         raise UserError(f"--compute-s must be a number above 0, 'trace' or 'published', got '{given}'") from None
 
 
-def compute(study: Study) -> Frames:
+def compute(setup: Setup) -> Frames:
     """Return a frame of rows for each question, those without rows left out."""
-    asked = [name for name in ANSWERS if name not in QUESTIONS or name in study.questions]
-    frames = {name: pd.DataFrame(list(ANSWERS[name](study))) for name in asked}
+    asked = [name for name in ANSWERS if name not in QUESTIONS or name in setup.questions]
+    frames = {name: pd.DataFrame(list(ANSWERS[name](setup))) for name in asked}
     return {name: frame for name, frame in frames.items() if not frame.empty}
 
 
-def _steps(study: Study) -> Iterator[Row]:
+def _steps(setup: Setup) -> Iterator[Row]:
     """Yield a row for every number of workers, method and schedule."""
-    for facts, trace, network in study.settings():
-        for workers, (method, schedules) in itertools.product(network.workers, study.schedules.items()):
-            problem = study.methods.problem(trace, network.of(workers), method)
+    for facts, trace, network in setup.settings():
+        for workers, (method, schedules) in itertools.product(network.workers, setup.schedules.items()):
+            problem = setup.methods.problem(trace, network.of(workers), method)
             for schedule in schedules:
                 named = {"workers": workers, "method": method, "schedule": schedule}
                 yield facts | named | simulate_step(problem, schedule, workers)
 
 
-def _timeline(study: Study) -> Iterator[Row]:
+def _timeline(setup: Setup) -> Iterator[Row]:
     """Yield when backward of each layer, and the message of each group, begins and ends under each dense schedule.
 
     In seconds, with as many workers as the published gains are of, or the nearest number that is simulated. ``group``
     counts messages.
     """
-    for facts, trace, network in study.settings():
+    for facts, trace, network in setup.settings():
         workers = min(network.workers, key=lambda count: abs(count - gains.PUBLISHED_WORKERS))
-        problem = study.methods.problem(trace, network.of(workers), DENSE)
-        for schedule in study.schedules[DENSE]:
+        problem = setup.methods.problem(trace, network.of(workers), DENSE)
+        for schedule in setup.schedules[DENSE]:
             _, step = planned(problem, schedule)
             layers = list(pairwise((0.0, *problem.ready_s)))
             named = facts | {"workers": workers, "schedule": schedule}
@@ -191,14 +191,14 @@ def _timeline(study: Study) -> Iterator[Row]:
                     yield named | {"group": group, "what": what, "begin_s": begin, "end_s": end}
 
 
-def _levels(study: Study) -> Iterator[Row]:
+def _levels(setup: Setup) -> Iterator[Row]:
     """Yield each method in one level, all workers together, and in two: densely in a node, by the method between.
 
     ``within_bytes`` and ``between_bytes`` are those that a worker sends in a step, within its node and to other nodes,
     as means over the workers.
     """
-    methods = study.methods
-    for facts, trace, network in study.settings() if study.two_level else ():
+    methods = setup.methods
+    for facts, trace, network in setup.settings() if setup.two_level else ():
         for workers, method in itertools.product(network.workers, methods.reducers):
             costs = network.of(workers)
             assert isinstance(costs, NodeNetwork), "without nodes there is one level"
@@ -217,7 +217,7 @@ def _levels(study: Study) -> Iterator[Row]:
                 yield facts | named | numbers | {"within_bytes": within, "between_bytes": between}
 
 
-def _borders(study: Study) -> Iterator[Row]:
+def _borders(setup: Setup) -> Iterator[Row]:
     """Yield, for every method and number of workers, up to which rate its step is shorter than that of dense.
 
     Both under their exact plans, over a ring with the start-up of the paper's cluster. The border is 0 where the method
@@ -227,10 +227,10 @@ def _borders(study: Study) -> Iterator[Row]:
     @cache
     def step_s(trace: Trace, workers: int, method: str, rate: float) -> float:
         network = Flat(replace(gains.cluster_link(), beta_s=8 / rate), workers)
-        return float(simulate_step(study.methods.problem(trace, network, method), EXACT, workers)["step_s"])
+        return float(simulate_step(setup.methods.problem(trace, network, method), EXACT, workers)["step_s"])
 
-    sizes = [count for count in study.workers if count > 1]
-    for trace, workers, method in itertools.product(study.traces, sizes, study.methods.sparse):
+    sizes = [count for count in setup.workers if count > 1]
+    for trace, workers, method in itertools.product(setup.traces, sizes, setup.methods.sparse):
 
         def gain(rate: float, of: tuple[Trace, int] = (trace, workers), method: str = method) -> float:
             return step_s(*of, DENSE, rate) / step_s(*of, method, rate)
@@ -238,15 +238,15 @@ def _borders(study: Study) -> Iterator[Row]:
         yield {"model": trace.model, "workers": workers, "method": method, "border": crossing(gain, *RATES)}
 
 
-def _headline(study: Study) -> Iterator[Row]:
+def _headline(setup: Setup) -> Iterator[Row]:
     """Yield the gains of merged gradients beside those that are published."""
-    for trace in study.recorded:
+    for trace in setup.recorded:
         if published := gains.PUBLISHED.get(trace.model):
             facts = {f"published_{name.removeprefix('over_')}": gain for name, gain in published._asdict().items()}
             yield from ({"model": trace.model} | facts | row for row in gains.headline(trace))
 
 
-ANSWERS: dict[str, Callable[[Study], Iterator[Row]]] = {
+ANSWERS: dict[str, Callable[[Setup], Iterator[Row]]] = {
     "steps": _steps,
     "timeline": _timeline,
     "levels": _levels,

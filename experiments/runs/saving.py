@@ -11,9 +11,9 @@ import torch.distributed as dist
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.runs import checkpoints
-from experiments.runs.atomic_files import Digest
+from experiments.runs.files import Digest
+from experiments.runs.rank_files import Position, Saved, Workers, random_state, read_state, write_rank
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.saved_state import Position, Saved, Workers, random_state, read_state, write_rank
 from experiments.runs.stop_signals import stop_signals
 
 Action = Literal["continue", "save", "stop"]
