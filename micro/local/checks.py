@@ -61,7 +61,7 @@ def pace(every: int | Sequence[int], ranks: Comm | dist.ProcessGroup | None) -> 
     Raises:
         ValueError: not a number of steps, or one for each rank.
     """
-    numbers = list(every) if isinstance(every, list | tuple) else [every]
+    numbers: list[Any] = list(every) if isinstance(every, list | tuple) else [every]
     if any(not isinstance(each, int) or isinstance(each, bool) or each < 1 for each in numbers):
         raise ValueError(f"every must be a number of steps, at least 1, or one for each rank, got {every!r}")
     if numbers == [every]:
