@@ -56,7 +56,7 @@ def row(numel: int, rate: float, folder: Path) -> list[str]:
     _, apply_s = timed(lambda: patches.apply_(old, loaded))
     _, save_s = timed(lambda: torch.save(new, whole))
     _, load_s = timed(lambda: [old[name].copy_(each) for name, each in torch.load(whole, mmap=True).items()])
-    sizes = [f"{size / 1e6:,.3g}" for size in (file.stat().st_size, whole.stat().st_size)]
+    sizes = [f"{float(f'{size / 1e6:.3g}'):,g}" for size in (file.stat().st_size, whole.stat().st_size)]
     share, ratio = patch.num_changed / patch.numel, whole.stat().st_size / file.stat().st_size
     seconds = [f"{each:.2g}" for each in (diff_s, write_s, read_s, apply_s, save_s, load_s)]
     return [f"{numel:,}", f"{rate:g}", f"{share:.2%}", *sizes, f"{ratio:.0f}", *seconds]
