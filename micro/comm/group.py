@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from micro.comm import messages
+from micro.comm.loop import Loop
 from micro.comm.peer_failures import PeerFailures
 from micro.comm.ranks import Comm, Started
 from micro.comm.requests import Request
-from micro.comm.rounds import Rounds
 
 
 class GroupComm(Comm):
@@ -19,7 +19,7 @@ class GroupComm(Comm):
     With ``failures``, a collective on the CPU ends with an error soon after another rank has reported one there.
 
     Attributes:
-        rounds: the reductions of several buckets that are under way.
+        loop: carries out the reductions of several buckets that are under way.
         failures: where ranks tell each other that they have failed, or None.
     """
 
@@ -30,7 +30,7 @@ class GroupComm(Comm):
         self._group = group
         self._is_closed = False
         self.failures = failures
-        self.rounds = Rounds()
+        self.loop = Loop()
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -46,7 +46,7 @@ class GroupComm(Comm):
     def close(self) -> None:
         """Forget the process group, which is somebody else's; a collective raises from now on."""
         self._group, self._is_closed = None, True
-        self.rounds.abandon()
+        self.loop.abandon()
         for part in self._parts():
             part.close()
 

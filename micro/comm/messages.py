@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from micro.comm.operations import travels_padded
+from micro.comm.ranks import travels_padded
 from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Request, Sending
 
 LARGE_BYTES = 1 << 20  # a sum of this size travels alone: to copy it costs more than a collective

@@ -2,21 +2,17 @@
 
 A *reduction* is a generator: straight code from the gradient to the update, which yields a request where it needs the
 other ranks and is sent the answer. Selectors, exchanges and reducers are written so and composed by ``yield from``.
-They do not know who carries their requests out: a process group (micro.comm.group), simulated ranks
-(micro.comm.lockstep), or one rank that answers itself. All ranks make the same requests in the same order.
+They do not know who answers: a process group (micro.comm.group), simulated ranks (micro.comm.lockstep), or one rank
+that answers itself. micro.comm.loop carries them out. All ranks make the same requests in the same order.
 """
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from micro.comm.operations import Kind, Op, bytes_sent, travels_padded
-from micro.values.finite import read
-
-if TYPE_CHECKING:
-    from micro.comm.ranks import Comm
+from micro.comm.ranks import Comm, Kind, Op, bytes_sent, travels_padded
 
 T = TypeVar("T")
 
@@ -30,7 +26,7 @@ class Request:
         last: whether nothing is requested after it, and no round waits for it: a sum then travels alone, at once.
     """
 
-    comm: "Comm" = None  # type: ignore[assignment]  # `Running` sets it
+    comm: Comm = None  # type: ignore[assignment]  # the loop sets it
     last: bool = False
 
     def alone(self) -> Any:
@@ -53,7 +49,7 @@ class Sending(Request):
 
     @property
     def size(self) -> int:
-        """Bytes of the operation; see micro.comm.operations.OPS."""
+        """Bytes of the operation; see micro.comm.ranks.OPS."""
         return self.mine.nbytes
 
     def count(self) -> None:
@@ -177,100 +173,11 @@ class ToHost(Request):
     numbers: Sequence[Any]
 
 
-def read_together(requests: Sequence[ToHost]) -> list[list[Any]]:
-    """Return the answers to several requests, for which the host waits once."""
-    known = iter(read([number for request in requests for number in request.numbers]))
-    return [[next(known) for _ in request.numbers] for request in requests]
-
-
 Reduction = Generator[Request | list[Request], Any, T]
 """A reduction under way: it yields requests, is sent their answers, and returns its result.
 
 Requests of a list travel side by side; the answer is the list of answers.
 """
-
-
-class Running(Generic[T]):
-    """A reduction on its way from one request that it does not answer itself to the next.
-
-    Its clock stands still while it waits: others may run then.
-
-    Attributes:
-        comm: the ranks that it asks where its requests name none.
-        requests: what it waits for; empty once it has ended.
-        result: what it returned, once ``has_ended``.
-    """
-
-    result: T
-
-    def __init__(self, reduction: Reduction[T], comm: "Comm", *, is_timed: bool = True) -> None:
-        self.comm, self._reduction, self._is_timed = comm, reduction, is_timed
-        self.requests: list[Any] = []
-        self.has_ended = self._is_list = False
-
-    @property
-    def reads(self) -> bool:
-        """Whether it waits for its accelerator alone."""
-        return bool(self.requests) and isinstance(self.requests[0], ToHost)
-
-    def go_on(self, answers: list[Any] | None = None, waited: float = 0.0, at: float | None = None) -> float:
-        """Run to the next request that it does not answer itself, or to the end; return when that was.
-
-        Args:
-            answers: to what was requested, for which it has ``waited`` seconds.
-            at: the present, where it is known.
-        """
-        if answers is not None and self._is_timed:
-            asked = self.requests[0].comm
-            asked.come_back(waited, asked.instant() if at is None else at)
-        answer = answers[0] if answers is not None and not self._is_list else answers
-        try:
-            while True:
-                request = self._reduction.send(answer)
-                self._is_list = isinstance(request, list)
-                self.requests = request if isinstance(request, list) else [request]
-                needs_others = False
-                for each in self.requests:
-                    comm = each.comm = each.comm or self.comm
-                    shares = comm.shares_memory if isinstance(each, Once) else comm.world_size > 1
-                    needs_others |= shares or isinstance(each, ToHost)
-                if needs_others:
-                    break
-                answer = [each.alone() for each in self.requests] if self._is_list else self.requests[0].alone()
-        except StopIteration as end:
-            self.result = end.value
-            self.requests, self.has_ended = [], True
-        return self.comm.leave() if self._is_timed else 0.0
-
-    def throw(self, error: BaseException) -> None:
-        """Raise ``error`` where it waits, so that it knows why it ends."""
-        self._reduction.throw(error)
-
-    def close(self) -> None:
-        """End it where it is."""
-        self._reduction.close()
-        self.requests, self.has_ended = [], True
-
-
-def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
-    """Return what a reduction returns; its requests are carried out, one after the other, as they come."""
-    running = Running(reduction, comm)
-    try:
-        left = running.go_on()
-        while running.requests:
-            try:
-                if running.reads:
-                    answers = read_together(running.requests)
-                else:
-                    answers = running.requests[0].comm.start(running.requests).answers()
-            except BaseException as error:
-                running.throw(error)
-                raise
-            at = comm.instant()
-            left = running.go_on(answers, at - left, at)
-        return running.result
-    finally:
-        running.close()
 
 
 def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:
@@ -285,7 +192,7 @@ def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:
     return [x.item() if isinstance(x, Tensor) and not x.dim() else x for x in numbers] if late else numbers
 
 
-def over(comm: "Comm", reduction: Reduction[T]) -> Reduction[T]:
+def over(comm: Comm, reduction: Reduction[T]) -> Reduction[T]:
     """Carry on ``reduction`` with other ranks: its requests are of ``comm``, unless they name ranks themselves."""
     answer: Any = None
     try:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from micro.comm.group import GroupComm
+from micro.comm.loop import carried_out
 from micro.comm.peer_failures import PeerFailures
 from micro.comm.private_group import PrivateComm
-from micro.comm.requests import Reduction, carried_out
+from micro.comm.requests import Reduction
 from micro.ddp.backward import Backward
 from micro.ddp.bucket_lane import BucketLane
 from micro.ddp.bucket_order import replay
@@ -72,7 +73,7 @@ class Attachment(BaseAttachment):
         self._is_rehearsing = False
         made = thread_lane(device) if lane == "thread" else CallerLane(device)
         self._lane = BucketLane(self.steps, made, device, finds_unused=bool(model.find_unused_parameters))
-        self._backward = Backward(model, self._lane, now=lambda: comm.now(device), at_end=self._end_step)
+        self._backward = Backward(model, self._lane, now=self._now, at_end=self._end_step)
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 

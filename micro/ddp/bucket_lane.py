@@ -17,7 +17,7 @@ from micro.kernels.threads import one_while
 class BucketLane:
     """Reduces the buckets of a backward in the order in which they were put on the lane, several of them at a time.
 
-    With each bucket that comes, one round of messages is sent (micro.comm.rounds): the first message of this bucket,
+    With each bucket that comes, one round of messages is sent (micro.comm.loop): the first message of this bucket,
     the second of the one before it, and so on; after the last bucket as many rounds follow as it still needs. So
     backward hides the messages of all buckets but the last few, and B buckets of c requests take B + c - 1 rounds, not
     B c.

@@ -11,7 +11,7 @@ from torch import Tensor
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header
 from micro.comm.group import GroupComm
-from micro.comm.ranks import Comm
+from micro.comm.ranks import Comm, instants_of
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale, scale_of
@@ -145,6 +145,7 @@ class BaseAttachment(Driver):
         self._states = BucketStates(reducer, kept)
         self._loss_scale = LossScale(scale_of(settings.scaler))
         self._device = next(iter(reduced.values())).device
+        self._now = instants_of(self._device, timed=settings.timed)
         compares = compares and not self._loss_scale.is_used
         self._watch = GradientWatch(
             reduced, compares=lambda: compares and self._keeps_residuals(), accumulates=self._loss_of_accumulating

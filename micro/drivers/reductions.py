@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from micro.comm.group import GroupComm
-from micro.comm.requests import AllGather, carried_out
+from micro.comm.loop import Running, carried_out
+from micro.comm.requests import AllGather
 from micro.comm.requests import Reduction as Requests
-from micro.comm.rounds import UnderWay
 from micro.drivers.arrivals import note, note_whole, refusal
 from micro.drivers.bucket_states import BucketStates
 from micro.drivers.loss_scale import LossScale
@@ -51,7 +51,7 @@ class _Running:
         set_aside: what the state keeps, by key and parameter, for parameters that no rank used; zero in the state.
     """
 
-    under_way: UnderWay[Outcome]
+    under_way: Running[Outcome]
     state: BucketState
     vectors: Sequence[Vector]
     grad: Tensor
@@ -175,18 +175,18 @@ class Reductions:
             self.bucket_names += [vector.layout.names for vector in part]
             aside = {} if unused is None or not state.pieces() else set_aside_(state, unused(part))
             begin = partial(self.reducer.reduction, state, grad)
-            under_way = self.comm.rounds.begin(begin, self.comm, shares=self.reducer.shares_rounds)
+            under_way = self.comm.loop.begin(begin, self.comm, shares=self.reducer.shares_rounds)
             self._running.append(_Running(under_way, state, part, grad, aside))
 
     def advance(self) -> None:
         """Send a round of messages; end reductions that need no more, but for the last that was begun."""
-        self.comm.rounds.advance()
+        self.comm.loop.advance()
         while len(self._running) > 1 and self._running[0].under_way.is_done:
             self._end_first()
 
     def _end_first(self) -> None:
         running = self._running[0]
-        self._ended.append((running, running.under_way()))
+        self._ended.append((running, self.comm.loop.finish(running.under_way)))
         del self._running[0]
 
     def end(self) -> bool:

@@ -130,10 +130,10 @@ class ShardedAttachment(BaseAttachment):
         self._has_begun = False
         if self._is_paused or not any(group.is_exchanged for group in self._groups):
             return
-        started = self.comm.now(self._device)
+        started = self._now()
         with torch.autocast(self._device.type, enabled=False):  # in which this backward may run
             self._exchange.run()
-        self._end_step(self.comm.now(self._device) - started)
+        self._end_step(self._now() - started)
 
     def averages(self, parameter: Tensor) -> bool:
         """Return whether an FSDP module holds ``parameter``."""

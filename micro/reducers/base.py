@@ -12,10 +12,10 @@ from torch import Tensor
 
 from micro import retired
 from micro.comm.group import GroupComm
+from micro.comm.loop import all_together, carried_out
 from micro.comm.peer_failures import first_line
 from micro.comm.ranks import Comm
-from micro.comm.requests import Reduction, carried_out
-from micro.comm.rounds import all_together
+from micro.comm.requests import Reduction
 from micro.feedback import Memory
 from micro.parts import NoState, Part, StatefulPart
 from micro.predicted_traffic import Bucket, Volume

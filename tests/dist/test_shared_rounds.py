@@ -8,16 +8,8 @@ from torch import Tensor
 
 import micro
 from micro.comm.group import GroupComm
-from micro.comm.requests import (
-    AllGather,
-    AllGatherLists,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Reduction,
-    Request,
-    carried_out,
-)
+from micro.comm.loop import carried_out
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Reduction, Request
 from tests.dist.on_ranks import on_ranks
 from tests.sparsifiers import TABLE
 
