@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from experiments.launching.failures import StalledRank, is_lost_peer, is_timeout
 from experiments.runs.run_folder import RunFolder
-from micro.comm.store_calls import StoreCalls
+from micro.comm.peers import StoreCalls
 
 _OTHERS_S = 5.0  # in which the other ranks of a collective note that its limit has ended their wait too
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from micro.comm.loop import Running, numbers_for, waited_for
-from micro.comm.peer_failures import PeerError, words_of_failure
+from micro.comm.peers import PeerError, words_of_failure
 from micro.comm.rank_threads import ask, cores_for, in_thread
 from micro.comm.ranks import Comm, Started
 from micro.comm.requests import (
@@ -25,6 +25,7 @@ from micro.comm.requests import (
     Reduction,
     Request,
     Sending,
+    described,
 )
 
 T = TypeVar("T")
@@ -160,11 +161,11 @@ def _complete(ranks: Sequence[Running[T]]) -> list[dict[int, Running[T]]]:
         for other in members:
             if ranks[other].has_ended:
                 raise PeerError(
-                    f"rank {other} ended without coming to {_said(rank.requests)}, where rank {place} waits"
+                    f"rank {other} ended without coming to {described(rank.requests)}, where rank {place} waits"
                 )
         other = next(member for member in members if _members(ranks[member]) != members)
-        asks = f"rank {place} calls {_said(rank.requests)} with ranks {list(members)}"
-        elsewhere = f"rank {other} {_said(ranks[other].requests)} with ranks {list(_members(ranks[other]))}"
+        asks = f"rank {place} calls {described(rank.requests)} with ranks {list(members)}"
+        elsewhere = f"rank {other} {described(ranks[other].requests)} with ranks {list(_members(ranks[other]))}"
         raise PeerError(f"{asks}, {elsewhere}")
     return complete
 
@@ -185,7 +186,7 @@ class _Collective:
         answers = []
         for requests in zip(*requests_of_ranks, strict=True):
             for request in requests:
-                if isinstance(request, Sending):
+                if isinstance(request, Sending) and not request.is_empty:
                     request.count()
             answers.append(self._answers(requests))
         return [list(of_rank) for of_rank in zip(*answers, strict=True)]
@@ -247,32 +248,13 @@ def _dealt(requests: Sequence[AllToAll]) -> Iterator[Tensor]:
 def _check_alike(group: dict[int, Running[Any]]) -> None:
     """Raise PeerError where ranks, by number, request different things at one time."""
     (first, rank), *others = group.items()
-    mine = list(map(_alike, rank.requests))
+    mine = [each.signature for each in rank.requests]
     for place, other in others:
-        if list(map(_alike, other.requests)) != mine:
-            words = f"rank {first} calls {_said(rank.requests)}, rank {place} {_said(other.requests)}"
+        if [each.signature for each in other.requests] != mine:
+            words = f"rank {first} calls {described(rank.requests)}, rank {place} {described(other.requests)}"
             raise PeerError(f"{words} at the same time")
     for requests in zip(*(each.requests for each in group.values()), strict=True):
         _check_sizes(list(group), requests)
-
-
-def _said(requests: Sequence[Request]) -> str:
-    """Return in words what ranks have to request alike."""
-    return " and ".join(" ".join(map(str, _alike(request))) for request in requests)
-
-
-def _alike(request: Request) -> tuple[object, ...]:
-    """Return what ranks have to request alike."""
-    name = type(request).__name__
-    if not isinstance(request, Sending):
-        return (name,)
-    alike = name, request.kind, request.mine.dtype
-    if isinstance(request, AllGatherLists):
-        return *alike, "counts", tuple(request.counts)
-    if isinstance(request, AllToAll):
-        return alike
-    source = ("source", request.source) if isinstance(request, Broadcast) else ()
-    return *alike, tuple(request.mine.shape), *source
 
 
 def _check_sizes(ranks: Sequence[int], requests: Sequence[Request]) -> None:

@@ -113,11 +113,6 @@ class Traffic:
         """Number of collectives called, but for those of which another bucket's message was the first."""
         return len(self.calls) + len(self.local_calls) - self.num_shared
 
-    def move(self, num_bytes: float, kind: Kind, to: Kind) -> None:
-        """Count as ``to`` a part of what was counted as ``kind``: several kinds may share a message."""
-        self.num_bytes[kind] -= num_bytes
-        self.num_bytes[to] += num_bytes
-
     def add_local(self, local: "Traffic") -> None:
         """Add what the collectives within a node cost."""
         for kind, sent in local.num_bytes.items():

@@ -6,7 +6,7 @@ They do not know who answers: a process group (micro.comm.group), simulated rank
 that answers itself. micro.comm.loop carries them out. All ranks make the same requests in the same order.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -29,6 +29,11 @@ class Request:
     comm: Comm = None  # type: ignore[assignment]  # the loop sets it
     last: bool = False
 
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What is equal on all ranks that request the same."""
+        return (type(self).__name__,)
+
     def alone(self) -> Any:
         """Return the answer of one rank."""
         raise NotImplementedError
@@ -41,21 +46,41 @@ class Sending(Request):
     Attributes:
         mine: what this rank gives.
         kind: as what its bytes count.
+        bytes_by_kind: of its size, the bytes that count as another kind, where several share a message.
     """
 
     op: ClassVar[Op]
     mine: Tensor
     kind: Kind = "values"
+    bytes_by_kind: Mapping[Kind, float] | None = None
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Name, kind and dtype, and the shape, unless that is each rank's own; see Request."""
+        return type(self).__name__, self.kind, self.mine.dtype, *self._sizes
+
+    @property
+    def _sizes(self) -> tuple[object, ...]:
+        return (tuple(self.mine.shape),)
 
     @property
     def size(self) -> int:
         """Bytes of the operation; see micro.comm.ranks.OPS."""
         return self.mine.nbytes
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing travels, which all ranks know."""
+        return False
+
     def count(self) -> None:
         """Count it as sent by its ranks: the only place where bytes are counted."""
-        size, traffic = self.size, self.comm.traffic
-        traffic.num_bytes[self.kind] += bytes_sent(self.op, size, self.comm.world_size)
+        size, traffic, n = self.size, self.comm.traffic, self.comm.world_size
+        traffic.num_bytes[self.kind] += bytes_sent(self.op, size, n)
+        for kind, part in (self.bytes_by_kind or {}).items():
+            sent = bytes_sent(self.op, part, n)
+            traffic.num_bytes[self.kind] -= sent
+            traffic.num_bytes[kind] += sent
         traffic.calls.append((self.op, size))
 
     def alone(self) -> Any:
@@ -94,9 +119,18 @@ class AllGatherLists(Sending):
     counts: Sequence[int]
 
     @property
+    def _sizes(self) -> tuple[object, ...]:
+        return "counts", tuple(self.counts)
+
+    @property
     def size(self) -> int:
         """Bytes of the list as it travels."""
         return max(self.counts) * self.mine.element_size() if travels_padded(self.counts) else self.mine.nbytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rank has any element."""
+        return not any(self.counts)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -113,6 +147,7 @@ class AllToAll(Sending):
     op: ClassVar[Op] = "scatter"
     sizes: Sequence[int]
     received: Sequence[int]
+    _sizes: ClassVar[tuple[object, ...]] = ()
 
     @property
     def size(self) -> int:
@@ -133,6 +168,10 @@ class Broadcast(Sending):
 
     op: ClassVar[Op] = "broadcast"
     source: int
+
+    @property
+    def _sizes(self) -> tuple[object, ...]:
+        return tuple(self.mine.shape), "source", self.source
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -178,6 +217,11 @@ Reduction = Generator[Request | list[Request], Any, T]
 
 Requests of a list travel side by side; the answer is the list of answers.
 """
+
+
+def described(requests: Sequence[Request]) -> str:
+    """Return in words what ranks have to request alike."""
+    return " and ".join(" ".join(map(str, request.signature)) for request in requests)
 
 
 def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:

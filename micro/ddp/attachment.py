@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.comm.group import GroupComm
+from micro.comm.group import GroupComm, PrivateComm
 from micro.comm.loop import carried_out
-from micro.comm.peer_failures import PeerFailures
-from micro.comm.private_group import PrivateComm
+from micro.comm.peers import PeerFailures
 from micro.comm.requests import Reduction
 from micro.ddp.backward import Backward
 from micro.ddp.bucket_lane import BucketLane

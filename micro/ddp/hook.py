@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.comm.messages import count_of, mean_async
+from micro.comm.group import count_of, mean_async
 
 if TYPE_CHECKING:
     from micro.ddp.attachment import Attachment

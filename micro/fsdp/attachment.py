@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from micro.comm.group import GroupComm
+from micro.comm.group import GroupComm, PrivateComm
 from micro.comm.objects import gather_objects
-from micro.comm.private_group import PrivateComm
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllReduce, Reduction
 from micro.drivers.attachment import BaseAttachment

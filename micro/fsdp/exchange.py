@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from micro.comm.peer_failures import PeerError
+from micro.comm.peers import PeerError
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather, AllReduce
 from micro.drivers.reductions import Reductions

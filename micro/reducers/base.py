@@ -12,7 +12,7 @@ from torch import Tensor
 from micro import retired
 from micro.comm.group import GroupComm
 from micro.comm.loop import all_together, carried_out
-from micro.comm.peer_failures import first_line
+from micro.comm.peers import first_line
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
 from micro.feedback import Memory
