@@ -12,13 +12,12 @@ from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header
 from micro.comm.group import GroupComm
 from micro.comm.ranks import Comm, instants_of
-from micro.drivers.bucket_states import BucketStates
 from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale, scale_of
 from micro.drivers.meeting import Entry, meeting
 from micro.drivers.parameter_watch import parameter_watch
-from micro.drivers.reductions import Clip, Reductions
 from micro.drivers.settings import Settings
+from micro.drivers.step import BucketStates, Clip, Reductions
 from micro.drivers.summary import StepSummary
 from micro.feedback import MomentumCorrection
 from micro.reducers.base import Reducer

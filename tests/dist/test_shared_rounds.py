@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 import micro
 from micro.comm.group import GroupComm
@@ -102,3 +103,18 @@ def test_a_debugged_run_names_the_rank_that_requests_something_else() -> None:
         with pytest.raises(micro.PeerError, match=r"^rank 2 and ranks 0, 1 .*this rank: AllReduce values"):
             comm.answer(request)
     assert comm.answer(AllGather(mine=torch.ones(1))).tolist() == [[1.0]] * 3
+
+
+@on_ranks(2)
+def test_which_parameters_no_rank_used_is_one_message_for_buckets_that_travel_together() -> None:
+    counts = []
+    for finds_unused in (False, True):
+        layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+        model = DistributedDataParallel(layers, bucket_cap_mb=1e-4, find_unused_parameters=finds_unused)
+        with micro.attach(model, micro.SparseReducer(micro.TopK(), 0.1), clip=1e9) as attachment:  # all at the end
+            for _ in range(3):
+                model.zero_grad()
+                model(torch.ones(2, 8)).sum().backward()
+            assert len(attachment.stats) > 2
+            counts.append(attachment.summary.num_collectives)
+    assert counts[1] == counts[0] + 1

@@ -24,7 +24,7 @@ import micro
 from micro.comm.group import PrivateComm
 from micro.comm.process_groups import NAMES_ARE_COUNTED, _copied
 from micro.comm.ranks import Comm
-from micro.ddp.buckets import Bucket
+from micro.ddp.backward import Bucket
 from micro.ddp.checks import check_parameters
 from micro.drivers.lane import thread_lane
 from micro.values import flat
