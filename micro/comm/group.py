@@ -88,17 +88,31 @@ class GroupComm(Comm):
         return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 
     def start(self, requests: Sequence[Request]) -> Started:
-        """Start the collectives in which these requests travel, and count them; see Comm."""
+        """Start the collectives in which these requests travel, and count them; those of one way share one.
+
+        Which share one is the same on all ranks.
+        """
         if self._compares:
             _compare(requests, self)
-        under_way = _started(requests, self.group)
+        ways: dict[Hashable, list[Any]] = {}
+        received: dict[Request, Any] = {}
+        for request in requests:
+            if not isinstance(request, Sending) or request.is_empty:
+                received[request] = request.alone()
+                continue
+            request.count()
+            together = ways.setdefault(_way_of(request), [])
+            request.comm.traffic.num_shared += bool(together)
+            together.append(request)
+        under_way: list[tuple[list[Any], dist.Work, Taken]] = []
+        for way, together in ways.items():
+            under_way.append((together, *way[0](together, self.group)))  # type: ignore[index]
 
         def answers() -> list[Any]:
-            received: dict[Request, Any] = {}
             for together, work, take in under_way:
                 self._wait(work, together[0].mine.device)
                 received.update(zip(together, take(), strict=True))
-            return [received[each] if each in received else each.alone() for each in requests]
+            return [*map(received.__getitem__, requests)]
 
         return Started(answers, lambda: all(work.is_completed() for _, work, _ in under_way))
 
@@ -171,22 +185,6 @@ class PrivateComm(GroupComm):
                 ).start()
         process_groups.clear_frames(error)
         super().abort(error)
-
-
-def _started(requests: Sequence[Request], group: Group) -> list[tuple[list[Any], dist.Work, Taken]]:
-    """Start the collectives of these requests, and count them; those of one way share one, the same on all ranks.
-
-    Returns:
-        of each collective, its requests, what to wait for, and what returns the answers.
-    """
-    ways: dict[Hashable, list[Any]] = {}
-    for request in requests:
-        if isinstance(request, Sending) and not request.is_empty:
-            request.count()
-            together = ways.setdefault(_way_of(request), [])
-            request.comm.traffic.num_shared += bool(together)
-            together.append(request)
-    return [(together, *way[0](together, group)) for way, together in ways.items()]  # type: ignore[index]
 
 
 def _compare(requests: Sequence[Request], comm: GroupComm) -> None:

@@ -9,6 +9,7 @@ ranks.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -117,31 +118,44 @@ class Loop:
             _run(running)
         return running
 
-    def advance(self) -> None:
-        """Wait for the round that was sent; send the next: what those wait for that have come to a message."""
+    def advance(self) -> bool:
+        """Wait for the round that was sent; send the next: what those wait for that have come to a message.
+
+        Returns:
+            whether there was one of both.
+        """
+        has_received = self._started is not None
         if self._started is not None:
             sent, started, self._sent, self._started = self._sent, self._started, [], None
             answers = iter(waited_for(sent, started.answers))
             for each in sent:
                 self._go_on(each, list(islice(answers, len(each.requests))))
-        while reading := [each for each in self._running if each.needs_round and each.reads]:
-            self._read(reading)
-        sent = [each for each in self._running if each.needs_round]
+        sent, requests = self._due()
         if sent:
             self.num_rounds += 1
-            requests = [request for each in sent for request in each.requests]
-            self._sent, self._started = sent, waited_for(sent, lambda: requests[0].comm.start(requests))
+            self._sent, self._started = sent, waited_for(sent, partial(requests[0].comm.start, requests))
+        return has_received or bool(sent)
+
+    def _due(self) -> tuple[list[Running[Any]], list[Any]]:
+        """Return those that need a round, in the order in which they were begun, and what they request."""
+        sent, requests, reading = list[Running[Any]](), list[Any](), list[Running[Any]]()
+        for each in self._running:
+            if each.needs_round:
+                (reading if each.reads else sent).append(each)
+                requests += each.requests
+        if not reading:
+            return sent, requests
+        self._read(reading)
+        return self._due()
 
     def finish(self, running: Running[T]) -> T:
         """Send rounds until a reduction has ended, and let go of it; return what it returned."""
         self._receive_last(running)
         while not running.has_ended:
-            if any(each.needs_round for each in self._running):
-                self.advance()
-                continue
-            for each in self._running:
-                self._receive_last(each)
-            self._read([each for each in self._running if each.requests])  # what all need at their ends
+            if not self.advance():
+                for each in self._running:
+                    self._receive_last(each)
+                self._read([each for each in self._running if each.requests])  # what all need at their ends
         self._running.remove(running)
         return running.result
 

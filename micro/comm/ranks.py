@@ -218,7 +218,7 @@ class Comm:
             device: where the reduction works; by default the one that was given last.
         """
         clock = self.clock
-        if device is not None:
+        if device is not None and device.type != "cpu":
             clock.instant = instants_of(device, timed=self.timed)
         return clock.ran + (clock.instant() - clock.since)
 

@@ -47,9 +47,11 @@ class Sending(Request):
         mine: what this rank gives.
         kind: as what its bytes count.
         bytes_by_kind: of its size, the bytes that count as another kind, where several share a message.
+        is_empty: whether nothing travels, which all ranks know.
     """
 
     op: ClassVar[Op]
+    is_empty: ClassVar[Any] = False
     mine: Tensor
     kind: Kind = "values"
     bytes_by_kind: Mapping[Kind, float] | None = None
@@ -67,11 +69,6 @@ class Sending(Request):
     def size(self) -> int:
         """Bytes of the operation; see micro.comm.ranks.OPS."""
         return self.mine.nbytes
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing travels, which all ranks know."""
-        return False
 
     def count(self) -> None:
         """Count it as sent by its ranks: the only place where bytes are counted."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -209,6 +210,7 @@ class Reductions:
         self.stats: list[StepStats] = []
         self.bucket_names: list[tuple[str, ...]] = []
         self.skipped = self.has_failed = False
+        self._is_finite = True  # what has ended of this step
         self.exposed_s: float = 0.0
         self.error: BaseException | None = None
         self.whole_model, self.clip = whole_model, clip
@@ -243,7 +245,7 @@ class Reductions:
         """
         self.stats.clear()
         self.bucket_names.clear()
-        self.skipped, self.error = False, None
+        self.skipped, self.error, self._is_finite = False, None, True
         self.comm.begin_step()
         if not counts_inputs and not self._loss_scale.is_used:
             return 1.0
@@ -292,14 +294,16 @@ class Reductions:
 
     def _end_first(self) -> None:
         begun = self._begun[0]
-        self._ended.append((begun, self.comm.loop.finish(begun.running)))
+        outcome = self.comm.loop.finish(begun.running)
+        self._is_finite &= not outcome.findings
+        self._ended.append((begun, outcome))
         del self._begun[0]
 
     def end(self) -> bool:
         """Wait for the ends of all reductions; return whether all was finite."""
         while self._begun:
             self._end_first()
-        return not any(outcome.findings for _, outcome in self._ended)
+        return self._is_finite
 
     def decide(self, *, is_finite: bool) -> None:
         """Deliver all reductions, or drop all of them, and put the vectors back.
@@ -329,7 +333,7 @@ class Reductions:
         """Return what a step has to raise where no scaler acts on what is not finite; all ranks call this."""
         if not is_finite and self.reducer.policy == "stop":
             return self._error_of([finding for _, outcome in self._ended for finding in outcome.findings])
-        return self._skipped_steps.count(max((stats.step for stats in self.stats), default=0), is_finite=is_finite)
+        return self._skipped_steps.count(max(map(attrgetter("step"), self.stats), default=0), is_finite=is_finite)
 
     def close(self) -> None:
         """Reduce nothing any more: what comes for a parameter from now on is a whole gradient."""
