@@ -10,10 +10,9 @@ Reading order:
 
     values/            flat, sparse: Layout, named parameters as one vector; Step, Selection, Exchanged, which parts
                        pass to each other; partition: which slice a rank searches; norms, clipping, what is finite
-    comm/              requests: what a reduction asks of the other ranks, by ``yield``; ranks, rounds: several
-                       reductions under way share rounds of messages; messages: the only file that starts the
-                       collectives of steps; group, private_group: of which process group; lockstep: n ranks in one
-                       process
+    comm/              ranks: whom a reduction asks, bytes and times; requests: what it asks, by ``yield``; loop:
+                       carries reductions out, several of which share rounds of messages; group: the only file that
+                       starts the collectives of steps; peers: which rank failed; lockstep: n ranks in one process
     simulate           reductions of n ranks in one process
     parts              Part, build, known: parts by name, those of other packages too
     retired            what micro no longer has, and what to use instead
@@ -45,7 +44,7 @@ from micro.codecs.indices import Bitmap, IndexCodec, Packed, Shortest
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
-from micro.comm.peer_failures import PeerError
+from micro.comm.peers import PeerError
 from micro.ddp import Attachment, attach, detach
 from micro.density.base import Density
 from micro.density.by_name import ByName

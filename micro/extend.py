@@ -9,8 +9,9 @@ helpers      target_count, generator, slices, build: what most parts use
 
 from micro.codecs.base import Codec, Key
 from micro.codecs.indices import IndexCodec
+from micro.comm.loop import carried_out
 from micro.comm.ranks import Comm
-from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Once, Reduction, carried_out
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Once, Reduction
 from micro.density.base import Density, DensitySchedule, Target, target_count
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.predicted_traffic import Choice

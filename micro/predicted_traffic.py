@@ -11,11 +11,11 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from micro.comm.operations import Op, bytes_sent
+from micro.comm.ranks import Op, bytes_sent
 from micro.values.flat import Layout
 
 Call = tuple[Op, float]
-"""A collective and its size, as a mean over the ranks that call it (micro.comm.operations.OPS)."""
+"""A collective and its size, as a mean over the ranks that call it (micro.comm.ranks.OPS)."""
 
 Calls = tuple[Call, ...]
 

@@ -14,7 +14,6 @@ from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Arrived
 from micro.reducers.stats import StepStats
 from micro.values.flat import Layout
-from micro.values.nonfinite import NonFiniteGradient
 
 LONG = 2**16  # elements of a gradient for which several ranks compute at a time: to hand one over costs some 20 us
 
@@ -100,8 +99,6 @@ class Simulation:
         on_cores = self.device.type == "cpu" and self.layout.numel >= LONG
         try:
             return self._ranks.carry_out([reduction(comm) for comm in self._ranks.comms], on_cores=on_cores)
-        except NonFiniteGradient:  # raised on all ranks, after each has ended its step
-            raise
         except BaseException as error:  # none of the states can go on
             for state in self._states:
                 state.break_off(error)

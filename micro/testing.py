@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from micro.checked_parts import checked
-from micro.comm.spans import Spans
+from micro.comm.ranks import Spans
 from micro.predicted_traffic import calls_of
 from micro.reducers.base import Reducer
 from micro.reducers.stats import StepStats

@@ -5,8 +5,8 @@ from torch import Tensor
 
 import micro
 from micro.comm.lockstep import SimulatedRanks
+from micro.comm.loop import carried_out
 from micro.comm.ranks import Comm, Traffic
-from micro.comm.requests import carried_out
 from micro.exchanges.base import Transport, Wire
 from micro.values.sparse import Exchanged, Overlap, Selection, Step
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 import micro
+from micro.comm.loop import carried_out
 from micro.comm.ranks import Comm
-from micro.comm.requests import Reduction, carried_out
+from micro.comm.requests import Reduction
 from micro.simulate import SimulatedStep
 from micro.values.sparse import Selection, SparseValues, Step
 

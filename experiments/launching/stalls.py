@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from experiments.launching.failures import StalledRank, is_lost_peer, is_timeout
 from experiments.runs.run_folder import RunFolder
-from micro.comm.store_calls import StoreCalls
+from micro.comm.peers import StoreCalls
 
 _SEND_S = 1.0
 _FILE_S = 10.0  # between files of a rank: 64 ranks write six a second, however short a step is

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from micro.comm.operations import Op
+from micro.comm.ranks import Op
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 from experiments.planning.costs import Flat, Link, Network, rounds
-from micro.comm.operations import Op, bytes_sent
+from micro.comm.ranks import Op, bytes_sent
 from micro.predicted_traffic import Calls, Volume
 
 

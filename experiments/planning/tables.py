@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from experiments.planning.documents import Document
-from micro.comm.operations import OPS, Op
+from micro.comm.ranks import OPS, Op
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from experiments.training.optimizers import build_optimizer, set_lr_
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import Reduced, Workers, kept_buffers, learnt_buffers, moved_to
 from micro.comm.lockstep import SimulatedRanks
+from micro.comm.loop import carried_out
 from micro.comm.ranks import Comm
-from micro.comm.requests import carried_out
 from micro.local import RoundStats
 from micro.local.regrouping import regrouped
 from micro.reducers.scope import scoped

@@ -1,16 +1,33 @@
-"""The ranks of a process group, and how what reductions request travels between them."""
+"""The ranks of a process group, and the collectives in which what they request travels: only here are those started.
 
-from collections.abc import Iterator, Sequence
+Requests of one kind that are due at the same time share a collective: rows, and lists that travel as rows, as bytes;
+lists of other lengths, as bytes; small sums of one dtype; copies of one source and dtype.
+"""
+
+import os
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from micro.comm import messages
-from micro.comm.peer_failures import PeerFailures
-from micro.comm.ranks import Comm, Started
-from micro.comm.requests import Request
-from micro.comm.rounds import Rounds
+from micro.comm import process_groups
+from micro.comm.loop import Loop
+from micro.comm.peers import PeerError, PeerFailures, named
+from micro.comm.ranks import Comm, Started, travels_padded
+from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Request, Sending, described
+
+LARGE_BYTES = 1 << 20  # a sum of this size travels alone: to copy it costs more than a collective
+Group = dist.ProcessGroup | None
+ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""Torch's equal-size all-gather under the name that this version has (renamed in torch 2.13)."""
+Taken = Callable[[], Sequence[Tensor]]
+"""Returns what a collective has brought to each of its requests, once it has ended."""
 
 
 class GroupComm(Comm):
@@ -19,7 +36,7 @@ class GroupComm(Comm):
     With ``failures``, a collective on the CPU ends with an error soon after another rank has reported one there.
 
     Attributes:
-        rounds: the reductions of several buckets that are under way.
+        loop: carries out the reductions of several buckets that are under way.
         failures: where ranks tell each other that they have failed, or None.
     """
 
@@ -30,7 +47,8 @@ class GroupComm(Comm):
         self._group = group
         self._is_closed = False
         self.failures = failures
-        self.rounds = Rounds()
+        self.loop = Loop()
+        self._compares = os.environ.get("MICRO_DEBUG") == "1"
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -46,7 +64,7 @@ class GroupComm(Comm):
     def close(self) -> None:
         """Forget the process group, which is somebody else's; a collective raises from now on."""
         self._group, self._is_closed = None, True
-        self.rounds.abandon()
+        self.loop.abandon()
         for part in self._parts():
             part.close()
 
@@ -67,22 +85,36 @@ class GroupComm(Comm):
         return (part for part in both if isinstance(part, GroupComm))
 
     def _subgroup(self, ranks: range, device: torch.device) -> Comm:
-        from micro.comm.private_group import PrivateComm  # which extends this class
-
         return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 
     def start(self, requests: Sequence[Request]) -> Started:
-        """Start the collectives in which these requests travel, and count them; see Comm."""
-        under_way = messages.start(requests, self.group)
+        """Start the collectives in which these requests travel, and count them; those of one way share one.
+
+        Which share one is the same on all ranks.
+        """
+        if self._compares:
+            _compare(requests, self)
+        ways: dict[Hashable, list[Any]] = {}
+        received: dict[Request, Any] = {}
+        for request in requests:
+            if not isinstance(request, Sending) or request.is_empty:
+                received[request] = request.alone()
+                continue
+            request.count()
+            together = ways.setdefault(_way_of(request), [])
+            request.comm.traffic.num_shared += bool(together)
+            together.append(request)
+        under_way: list[tuple[list[Any], dist.Work, Taken]] = []
+        for way, together in ways.items():
+            under_way.append((together, *way[0](together, self.group)))  # type: ignore[index]
 
         def answers() -> list[Any]:
-            received: dict[Request, Any] = {}
-            for collective in under_way:
-                self._wait(collective.work, collective.device)
-                received.update(zip(collective.requests, collective.received(), strict=True))
-            return [received[each] if each in received else each.alone() for each in requests]
+            for together, work, take in under_way:
+                self._wait(work, together[0].mine.device)
+                received.update(zip(together, take(), strict=True))
+            return [*map(received.__getitem__, requests)]
 
-        return Started(answers, lambda: all(collective.work.is_completed() for collective in under_way))
+        return Started(answers, lambda: all(work.is_completed() for _, work, _ in under_way))
 
     def wait_for_all(self) -> None:
         """Return once all ranks of the group have called this, or raise what one has reported."""
@@ -94,3 +126,202 @@ class GroupComm(Comm):
             work.wait()
         else:
             self.failures.wait(work)
+
+
+class PrivateComm(GroupComm):
+    """The ranks of ``group`` over a new process group, so that these collectives never mix with others.
+
+    With ``ranks``, it is a group of those places in ``group``, this rank's among them; only they make it.
+
+    The new group has the backend of ``group`` for ``device``, its timeout and its options. All ranks make their groups
+    in the same order: torch derives a name, at which ranks meet, from the number of groups made so far. On gloo it is
+    made once all its ranks have joined it, so that one that fails right after leaves no other alone with a broken
+    connection.
+
+    To close it needs no other rank on gloo: it closes this process's sockets. What this rank sent before still
+    arrives; a collective that waits for this rank fails at once, in place of waiting for the timeout. On NCCL the
+    ranks close their groups in the same order too, after the work on the device.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        *,
+        timed: bool = False,
+        ranks: range | None = None,
+    ) -> None:
+        own = group or dist.group.WORLD
+        assert own is not None, "DDP was built on a process group"
+        members = dist.get_process_group_ranks(own)
+        chosen = members if ranks is None else [members[rank] for rank in ranks]
+        process_groups.destroy_abandoned()
+        made = process_groups.new_group_like(own, device, chosen)
+        super().__init__(made, timed=timed, failures=PeerFailures(made))
+        self._abandon = weakref.finalize(self, process_groups.abandoned.append, made)
+        if made.name() == "gloo":  # there a rank that closes its group ends those that still connect to it
+            self.wait_for_all()
+
+    def close(self) -> None:
+        """Destroy the process group; a collective raises from now on."""
+        group = self._group
+        super().close()
+        self._abandon.detach()
+        if group is not None:
+            process_groups.destroy(group)
+
+    def abort(self, error: BaseException) -> None:
+        """Close after an error on this rank, so that the other ranks fail too; waits for none of them."""
+        group = self._group
+        if group is not None:
+            self.report(error)  # before the others' collectives end
+            self._group = None
+            self._abandon.detach()
+            if group.name() == "gloo":
+                process_groups.abort(group)
+            else:  # NCCL may wait for the other ranks in it
+                threading.Thread(
+                    target=process_groups.abort, args=(group,), daemon=True, name="micro aborts a group"
+                ).start()
+        process_groups.clear_frames(error)
+        super().abort(error)
+
+
+def _compare(requests: Sequence[Request], comm: GroupComm) -> None:
+    """Raise PeerError, on all ranks, where they request different things at one time: a hash of each is compared."""
+    words = described([request for request in requests if isinstance(request, Sending)])
+    (device, *_) = [request.mine.device for request in requests if isinstance(request, Sending)]
+    own = torch.frombuffer(bytearray(blake2b(words.encode(), digest_size=8).digest()), dtype=torch.uint8).to(device)
+    hashes = own.new_empty((comm.world_size, own.numel()))
+    comm._wait(ALL_GATHER(hashes.view(-1), own, group=comm.group, async_op=True), device)
+    found = [tuple(each) for each in hashes.tolist()]  # host sync: to find mistakes
+    usual = Counter(found).most_common(1)[0][0]
+    ranks = dist.get_process_group_ranks(comm.group)
+    if others := [rank for rank, each in zip(ranks, found, strict=True) if each != usual]:
+        same = [rank for rank in ranks if rank not in others]
+        raise PeerError(f"{named(others)} and {named(same)} request different things at one time; this rank: {words}")
+
+
+def _way_of(request: Sending) -> Hashable:
+    """Return what starts the collective of a request, and what else is equal for requests that share it."""
+    if isinstance(request, AllReduce):
+        return _sum, request.mine.dtype, request if request.mine.nbytes >= LARGE_BYTES else None
+    if isinstance(request, Broadcast):
+        return _copy, request.mine.dtype, request.source
+    is_row = isinstance(request, AllGather) or (isinstance(request, AllGatherLists) and travels_padded(request.counts))
+    return (_gather_rows if is_row else _send_parts,)
+
+
+def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -> tuple[Any, Taken]:
+    """Gather rows: received is (world_size, m) for each, or its lists."""
+    rows = [_row(request) for request in requests]
+    sent = rows[0] if len(rows) == 1 else torch.cat([_bytes_of(row) for row in rows])
+    length, sent = sent.numel(), aligned(sent) if sent.is_cuda else sent
+    filled = sent.new_empty((requests[0].comm.world_size, sent.numel()))
+    work = ALL_GATHER(filled.view(-1), sent, group=group, async_op=True)
+
+    def received() -> list[Tensor]:
+        whole = filled[:, :length].contiguous()
+        if len(rows) == 1:
+            return [_answer(requests[0], whole)]
+        parts = whole.split([row.nbytes for row in rows], dim=1)
+        wide = [part.contiguous().view(row.dtype) for part, row in zip(parts, rows, strict=True)]
+        return list(map(_answer, requests, wide))
+
+    return work, received
+
+
+def aligned(row: Tensor) -> Tensor:
+    """Return ``row`` (m,) filled up to a multiple of 16 bytes, which NCCL copies by loads of 16."""
+    return torch.nn.functional.pad(row, (0, -row.nbytes % 16 // row.element_size()))
+
+
+def _row(request: AllGather | AllGatherLists) -> Tensor:
+    """Return the row of a rank; a list is filled up to the longest."""
+    if isinstance(request, AllGather):
+        return request.mine.contiguous()
+    return torch.nn.functional.pad(request.mine, (0, max(request.counts) - request.mine.numel()))
+
+
+def _answer(request: AllGather | AllGatherLists, rows: Tensor) -> Tensor:
+    """Return ``rows`` (world_size, m), or of each rank's what was not filled up, one list after the other."""
+    if isinstance(request, AllGather) or rows.shape[1] == min(request.counts):
+        return rows if isinstance(request, AllGather) else rows.view(-1)
+    lists_and_gaps = rows.view(-1).split([size for n in request.counts for size in (n, rows.shape[1] - n)])
+    return torch.cat(lists_and_gaps[::2])
+
+
+def _send_parts(requests: Sequence[AllGatherLists | AllToAll], group: Group) -> tuple[Any, Taken]:
+    """Send each rank its parts: received is (sum(sizes),) for each."""
+    sent, to_ranks, from_ranks = zip(*(_parts(request) for request in requests), strict=True)
+    if len(requests) == 1:
+        filled = sent[0].new_empty(sum(from_ranks[0]))
+        work = dist.all_to_all_single(filled, sent[0], from_ranks[0], to_ranks[0], group=group, async_op=True)
+        return work, lambda: [filled]
+    widths = [x.element_size() for x in sent]
+    parts = [_bytes_of(x).split([n * w for n in ns]) for x, ns, w in zip(sent, to_ranks, widths, strict=True)]
+    lengths = [[n * w for n in ns] for ns, w in zip(from_ranks, widths, strict=True)]  # of each request, from each rank
+    whole = torch.cat([part for to_rank in zip(*parts, strict=True) for part in to_rank])
+    to_sizes = [sum(part.numel() for part in to_rank) for to_rank in zip(*parts, strict=True)]
+    by_rank = list(zip(*lengths, strict=True))
+    filled = whole.new_empty(sum(map(sum, by_rank)))
+    work = dist.all_to_all_single(filled, whole, list(map(sum, by_rank)), to_sizes, group=group, async_op=True)
+
+    def received() -> list[Tensor]:
+        pieces = filled.split([length for from_rank in by_rank for length in from_rank])
+        return [torch.cat(pieces[place :: len(sent)]).view(x.dtype) for place, x in enumerate(sent)]
+
+    return work, received
+
+
+def _parts(request: AllGatherLists | AllToAll) -> tuple[Tensor, list[int], list[int]]:
+    """Return what a rank sends, one part for each rank after the other, and the sizes of parts sent and received."""
+    if isinstance(request, AllToAll):
+        return request.mine, list(request.sizes), list(request.received)
+    num_ranks = request.comm.world_size
+    return request.mine.repeat(num_ranks), [request.mine.numel()] * num_ranks, list(request.counts)
+
+
+def _sum(requests: Sequence[AllReduce], group: Group) -> tuple[Any, Taken]:
+    """Add up over the ranks, in place."""
+    whole, received = _in_place([request.mine for request in requests])
+    return dist.all_reduce(whole, group=group, async_op=True), received
+
+
+def _copy(requests: Sequence[Broadcast], group: Group) -> tuple[Any, Taken]:
+    """Copy from one rank to all, in place."""
+    whole, received = _in_place([request.mine for request in requests])
+    return dist.broadcast(whole, group_src=requests[0].source, group=group, async_op=True), received
+
+
+def _in_place(vectors: list[Tensor]) -> tuple[Tensor, Callable[[], list[Tensor]]]:
+    """Return one vector that travels for several, and what copies it back to them."""
+    if len(vectors) == 1:
+        return vectors[0], lambda: vectors
+    whole = torch.cat([vector.reshape(-1) for vector in vectors])
+
+    def received() -> list[Tensor]:
+        parts = whole.split([vector.numel() for vector in vectors])
+        for vector, part in zip(vectors, parts, strict=True):
+            vector.copy_(part.view(vector.shape))
+        return vectors
+
+    return whole, received
+
+
+def _bytes_of(x: Tensor) -> Tensor:
+    """Return the memory of a contiguous tensor as bytes (m,)."""
+    return x.view(-1).view(torch.uint8)
+
+
+def mean_async(x: Tensor, group: Group, num_summands: int) -> torch.futures.Future[Tensor]:
+    """Start to replace ``x`` by its mean over the ranks, as DDP does where it has no hook; return the future of x."""
+    work = dist.all_reduce(x.div_(num_summands), group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def count_of(holds: bool, group: Group, device: torch.device) -> int:
+    """Return on how many ranks something holds."""
+    flag = torch.tensor([int(holds)], device=device)
+    dist.all_reduce(flag, group=group)
+    return int(flag)  # host sync: in a join context that asks for it, where nothing is attached

@@ -5,13 +5,13 @@ differ in what they request there is an error that names them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from micro.comm.peer_failures import PeerError, words_of_failure
+from micro.comm.loop import Running, numbers_for, waited_for
+from micro.comm.peers import PeerError, words_of_failure
 from micro.comm.rank_threads import ask, cores_for, in_thread
 from micro.comm.ranks import Comm, Started
 from micro.comm.requests import (
@@ -24,9 +24,8 @@ from micro.comm.requests import (
     Once,
     Reduction,
     Request,
-    Running,
     Sending,
-    read_together,
+    described,
 )
 
 T = TypeVar("T")
@@ -83,7 +82,7 @@ class SimulatedRanks:
             The error of the first rank that failed; in the others a PeerError that names it is raised.
             PeerError: ranks differ in what they request.
         """
-        ranks = [_Rank(reduction, comm) for reduction, comm in zip(reductions, self.comms, strict=True)]
+        ranks = [Running(reduction, comm) for reduction, comm in zip(reductions, self.comms, strict=True)]
         return _carry_out(ranks, self._shares, _each_on_cores(len(ranks)) if on_cores else map)
 
     def run(self, work: Callable[[Comm], T]) -> list[T]:
@@ -93,13 +92,13 @@ class SimulatedRanks:
         """
         num_threads = torch.get_num_threads()
         try:
-            ranks = [_Rank(in_thread(work, comm), comm, is_timed=False) for comm in self.comms]
+            ranks = [Running(in_thread(work, comm), comm.for_reduction()) for comm in self.comms]
             return _carry_out(ranks, self._shares, _each_on_cores(len(ranks)))
         finally:
             torch.set_num_threads(num_threads)  # new threads take the last number set
 
 
-Each = Callable[[Callable[[Any], None], Sequence[Any]], Any]
+Each = Callable[..., Any]
 """``map``, one after the other or on several cores."""
 
 
@@ -108,111 +107,92 @@ def _each_on_cores(world_size: int) -> Each:
     return cores.map if cores else map
 
 
-class _Rank(Running[T]):
-    """A rank's reduction.
-
-    Attributes:
-        answers: what it is to be sent, for which it has ``waited`` seconds.
-        error: what ended it.
-    """
-
-    comm: SimulatedComm
-    answers: list[Any] | None = None
-    waited: float = 0.0
-    error: BaseException | None = None
-
-    def take_turn(self) -> None:
-        """Go on with the answers."""
-        try:
-            self.go_on(self.answers, self.waited)
-        except BaseException as error:
-            self.error = error
-            self.close()
-
-    @property
-    def members(self) -> range:
-        """The ranks that it asks."""
-        members: range = self.requests[0].comm.members
-        return members
-
-
-def _carry_out(ranks: Sequence[_Rank[T]], shares: bool, each: Each) -> list[T]:
+def _carry_out(ranks: Sequence[Running[T]], shares: bool, each: Each) -> list[T]:
     """Carry out all ranks' reductions to their ends; return what they return."""
-    ready = ranks
+    ready, answers, failed = list(range(len(ranks))), list[Any]([None] * len(ranks)), None
     try:
         while ready:
-            list(each(_Rank.take_turn, ready))
-            for rank in ranks:
-                if rank.error is not None:
-                    raise rank.error
-            if ready := [rank for rank in ranks if rank.reads]:
-                for rank, answer in zip(ready, read_together([rank.requests[0] for rank in ready]), strict=True):
-                    rank.answers, rank.waited = [answer], 0.0
+            errors = dict(zip(ready, each(_error_of_turn, [ranks[place] for place in ready], answers), strict=True))
+            failed = min((place for place, error in errors.items() if error is not None), default=None)
+            if failed is not None:
+                raise errors[failed]
+            if ready := [place for place, rank in enumerate(ranks) if rank.reads]:
+                answers = numbers_for([ranks[place] for place in ready])
                 continue
-            complete = _complete(ranks)
-            for group in complete:
-                _Meeting(group, shares, each).answer()
-            ready = [rank for group in complete for rank in group.values()][::-1]  # what the last works on is in caches
+            found: dict[int, list[Any]] = {}
+            for group in _complete(ranks):
+                found |= zip(group, _Collective(group, shares, each).answers(), strict=True)
+            ready = list(found)[::-1]  # what the last works on is in caches
+            answers = [found[place] for place in ready]
     except BaseException as error:
-        _end(ranks, error)
+        words = str(error) if failed is None else words_of_failure(failed, error)
+        for rank in ranks:
+            rank.close(PeerError(words))
         raise
     return [rank.result for rank in ranks]
 
 
-def _end(ranks: Sequence[_Rank[Any]], error: BaseException) -> None:
-    """Have the ranks that wait end too, by an error that says whose it was."""
-    failed = next((place for place, rank in enumerate(ranks) if rank.error is error), None)
-    words = str(error) if failed is None else words_of_failure(failed, error)
-    for rank in ranks:
-        if not rank.has_ended:
-            with suppress(Exception):  # this one, as it should
-                rank.throw(PeerError(words))
-            rank.close()
+def _error_of_turn(rank: Running[Any], answers: list[Any] | None) -> BaseException | None:
+    """Let a rank go on with its answers; return what ended it, if that was an error."""
+    try:
+        rank.advance(answers)
+    except BaseException as error:
+        rank.close()
+        return error
+    return None
 
 
-def _complete(ranks: Sequence[_Rank[T]]) -> list[dict[int, _Rank[T]]]:
+def _members(rank: Running[Any]) -> range:
+    """Return the ranks that it asks."""
+    members: range = rank.requests[0].comm.members
+    return members
+
+
+def _complete(ranks: Sequence[Running[T]]) -> list[dict[int, Running[T]]]:
     """Return the groups of ranks of which all members wait for an answer."""
-    groups: dict[range, dict[int, _Rank[T]]] = {}
+    groups: dict[range, dict[int, Running[T]]] = {}
     for place, rank in enumerate(ranks):
         if not rank.has_ended:
-            groups.setdefault(rank.members, {})[place] = rank
+            groups.setdefault(_members(rank), {})[place] = rank
     complete = [group for members, group in groups.items() if len(group) == len(members)]
     if groups and not complete:
         place, rank = next(iter(next(iter(groups.values())).items()))
-        for other in rank.members:
+        members = _members(rank)
+        for other in members:
             if ranks[other].has_ended:
                 raise PeerError(
-                    f"rank {other} ended without coming to {_said(rank.requests)}, where rank {place} waits"
+                    f"rank {other} ended without coming to {described(rank.requests)}, where rank {place} waits"
                 )
-        other = next(member for member in rank.members if ranks[member].members != rank.members)
-        asks = f"rank {place} calls {_said(rank.requests)} with ranks {list(rank.members)}"
-        raise PeerError(f"{asks}, rank {other} {_said(ranks[other].requests)} with ranks {list(ranks[other].members)}")
+        other = next(member for member in members if _members(ranks[member]) != members)
+        asks = f"rank {place} calls {described(rank.requests)} with ranks {list(members)}"
+        elsewhere = f"rank {other} {described(ranks[other].requests)} with ranks {list(_members(ranks[other]))}"
+        raise PeerError(f"{asks}, {elsewhere}")
     return complete
 
 
-class _Meeting:
+class _Collective:
     """All ranks of a group with what they request at one time."""
 
-    def __init__(self, group: dict[int, _Rank[Any]], shares: bool, each: Each) -> None:
+    def __init__(self, group: dict[int, Running[Any]], shares: bool, each: Each) -> None:
         self._group, self._shares, self._each = group, shares, each
 
-    def answer(self) -> None:
-        """Answer the requests, and count them."""
+    def answers(self) -> list[list[Any]]:
+        """Count the requests, and return each rank's answers."""
         _check_alike(self._group)
         ranks = list(self._group.values())
-        began = ranks[0].comm.instant()
+        return waited_for(ranks, lambda: self._answers_to([rank.requests for rank in ranks]))
+
+    def _answers_to(self, requests_of_ranks: list[list[Any]]) -> list[list[Any]]:
         answers = []
-        for requests in zip(*(rank.requests for rank in ranks), strict=True):
+        for requests in zip(*requests_of_ranks, strict=True):
             for request in requests:
-                if isinstance(request, Sending):
+                if isinstance(request, Sending) and not request.is_empty:
                     request.count()
             answers.append(self._answers(requests))
-        share = (ranks[0].comm.instant() - began) * (1 / len(ranks))
-        for rank, of_rank in zip(ranks, zip(*answers, strict=True), strict=True):
-            rank.answers, rank.waited = list(of_rank), share
+        return [list(of_rank) for of_rank in zip(*answers, strict=True)]
 
     def _answers(self, requests: Sequence[Any]) -> list[Any]:
-        """Return each rank's answer to the requests that all of them have made."""
+        """Return each rank's answer to the request that all of them have made."""
         first = requests[0]
         if isinstance(first, Once):
             return self._made_once(requests)
@@ -265,35 +245,16 @@ def _dealt(requests: Sequence[AllToAll]) -> Iterator[Tensor]:
         yield torch.cat(coming) if coming else request.mine.new_empty(0)
 
 
-def _check_alike(group: dict[int, _Rank[Any]]) -> None:
+def _check_alike(group: dict[int, Running[Any]]) -> None:
     """Raise PeerError where ranks, by number, request different things at one time."""
     (first, rank), *others = group.items()
-    mine = list(map(_alike, rank.requests))
+    mine = [each.signature for each in rank.requests]
     for place, other in others:
-        if list(map(_alike, other.requests)) != mine:
-            words = f"rank {first} calls {_said(rank.requests)}, rank {place} {_said(other.requests)}"
+        if [each.signature for each in other.requests] != mine:
+            words = f"rank {first} calls {described(rank.requests)}, rank {place} {described(other.requests)}"
             raise PeerError(f"{words} at the same time")
     for requests in zip(*(each.requests for each in group.values()), strict=True):
         _check_sizes(list(group), requests)
-
-
-def _said(requests: Sequence[Request]) -> str:
-    """Return in words what ranks have to request alike."""
-    return " and ".join(" ".join(map(str, _alike(request))) for request in requests)
-
-
-def _alike(request: Request) -> tuple[object, ...]:
-    """Return what ranks have to request alike."""
-    name = type(request).__name__
-    if not isinstance(request, Sending):
-        return (name,)
-    alike = name, request.kind, request.mine.dtype
-    if isinstance(request, AllGatherLists):
-        return *alike, "counts", tuple(request.counts)
-    if isinstance(request, AllToAll):
-        return alike
-    source = ("source", request.source) if isinstance(request, Broadcast) else ()
-    return *alike, tuple(request.mine.shape), *source
 
 
 def _check_sizes(ranks: Sequence[int], requests: Sequence[Request]) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from micro.comm.messages import ALL_GATHER
+from micro.comm.group import ALL_GATHER
 
 CHUNK_BYTES = 1 << 26  # of a rank, that are on a device at a time
 

@@ -2,21 +2,17 @@
 
 A *reduction* is a generator: straight code from the gradient to the update, which yields a request where it needs the
 other ranks and is sent the answer. Selectors, exchanges and reducers are written so and composed by ``yield from``.
-They do not know who carries their requests out: a process group (micro.comm.group), simulated ranks
-(micro.comm.lockstep), or one rank that answers itself. All ranks make the same requests in the same order.
+They do not know who answers: a process group (micro.comm.group), simulated ranks (micro.comm.lockstep), or one rank
+that answers itself. micro.comm.loop carries them out. All ranks make the same requests in the same order.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
-from micro.comm.operations import Kind, Op, bytes_sent, travels_padded
-from micro.values.finite import read
-
-if TYPE_CHECKING:
-    from micro.comm.ranks import Comm
+from micro.comm.ranks import Comm, Kind, Op, bytes_sent, travels_padded
 
 T = TypeVar("T")
 
@@ -30,8 +26,13 @@ class Request:
         last: whether nothing is requested after it, and no round waits for it: a sum then travels alone, at once.
     """
 
-    comm: "Comm" = None  # type: ignore[assignment]  # `Running` sets it
+    comm: Comm = None  # type: ignore[assignment]  # the loop sets it
     last: bool = False
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What is equal on all ranks that request the same."""
+        return (type(self).__name__,)
 
     def alone(self) -> Any:
         """Return the answer of one rank."""
@@ -45,21 +46,38 @@ class Sending(Request):
     Attributes:
         mine: what this rank gives.
         kind: as what its bytes count.
+        bytes_by_kind: of its size, the bytes that count as another kind, where several share a message.
+        is_empty: whether nothing travels, which all ranks know.
     """
 
     op: ClassVar[Op]
+    is_empty: ClassVar[Any] = False
     mine: Tensor
     kind: Kind = "values"
+    bytes_by_kind: Mapping[Kind, float] | None = None
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Name, kind and dtype, and the shape, unless that is each rank's own; see Request."""
+        return type(self).__name__, self.kind, self.mine.dtype, *self._sizes
+
+    @property
+    def _sizes(self) -> tuple[object, ...]:
+        return (tuple(self.mine.shape),)
 
     @property
     def size(self) -> int:
-        """Bytes of the operation; see micro.comm.operations.OPS."""
+        """Bytes of the operation; see micro.comm.ranks.OPS."""
         return self.mine.nbytes
 
     def count(self) -> None:
         """Count it as sent by its ranks: the only place where bytes are counted."""
-        size, traffic = self.size, self.comm.traffic
-        traffic.num_bytes[self.kind] += bytes_sent(self.op, size, self.comm.world_size)
+        size, traffic, n = self.size, self.comm.traffic, self.comm.world_size
+        traffic.num_bytes[self.kind] += bytes_sent(self.op, size, n)
+        for kind, part in (self.bytes_by_kind or {}).items():
+            sent = bytes_sent(self.op, part, n)
+            traffic.num_bytes[self.kind] -= sent
+            traffic.num_bytes[kind] += sent
         traffic.calls.append((self.op, size))
 
     def alone(self) -> Any:
@@ -98,9 +116,18 @@ class AllGatherLists(Sending):
     counts: Sequence[int]
 
     @property
+    def _sizes(self) -> tuple[object, ...]:
+        return "counts", tuple(self.counts)
+
+    @property
     def size(self) -> int:
         """Bytes of the list as it travels."""
         return max(self.counts) * self.mine.element_size() if travels_padded(self.counts) else self.mine.nbytes
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no rank has any element."""
+        return not any(self.counts)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -117,6 +144,7 @@ class AllToAll(Sending):
     op: ClassVar[Op] = "scatter"
     sizes: Sequence[int]
     received: Sequence[int]
+    _sizes: ClassVar[tuple[object, ...]] = ()
 
     @property
     def size(self) -> int:
@@ -137,6 +165,10 @@ class Broadcast(Sending):
 
     op: ClassVar[Op] = "broadcast"
     source: int
+
+    @property
+    def _sizes(self) -> tuple[object, ...]:
+        return tuple(self.mine.shape), "source", self.source
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -177,12 +209,6 @@ class ToHost(Request):
     numbers: Sequence[Any]
 
 
-def read_together(requests: Sequence[ToHost]) -> list[list[Any]]:
-    """Return the answers to several requests, for which the host waits once."""
-    known = iter(read([number for request in requests for number in request.numbers]))
-    return [[next(known) for _ in request.numbers] for request in requests]
-
-
 Reduction = Generator[Request | list[Request], Any, T]
 """A reduction under way: it yields requests, is sent their answers, and returns its result.
 
@@ -190,87 +216,9 @@ Requests of a list travel side by side; the answer is the list of answers.
 """
 
 
-class Running(Generic[T]):
-    """A reduction on its way from one request that it does not answer itself to the next.
-
-    Its clock stands still while it waits: others may run then.
-
-    Attributes:
-        comm: the ranks that it asks where its requests name none.
-        requests: what it waits for; empty once it has ended.
-        result: what it returned, once ``has_ended``.
-    """
-
-    result: T
-
-    def __init__(self, reduction: Reduction[T], comm: "Comm", *, is_timed: bool = True) -> None:
-        self.comm, self._reduction, self._is_timed = comm, reduction, is_timed
-        self.requests: list[Any] = []
-        self.has_ended = self._is_list = False
-
-    @property
-    def reads(self) -> bool:
-        """Whether it waits for its accelerator alone."""
-        return bool(self.requests) and isinstance(self.requests[0], ToHost)
-
-    def go_on(self, answers: list[Any] | None = None, waited: float = 0.0, at: float | None = None) -> float:
-        """Run to the next request that it does not answer itself, or to the end; return when that was.
-
-        Args:
-            answers: to what was requested, for which it has ``waited`` seconds.
-            at: the present, where it is known.
-        """
-        if answers is not None and self._is_timed:
-            asked = self.requests[0].comm
-            asked.come_back(waited, asked.instant() if at is None else at)
-        answer = answers[0] if answers is not None and not self._is_list else answers
-        try:
-            while True:
-                request = self._reduction.send(answer)
-                self._is_list = isinstance(request, list)
-                self.requests = request if isinstance(request, list) else [request]
-                needs_others = False
-                for each in self.requests:
-                    comm = each.comm = each.comm or self.comm
-                    shares = comm.shares_memory if isinstance(each, Once) else comm.world_size > 1
-                    needs_others |= shares or isinstance(each, ToHost)
-                if needs_others:
-                    break
-                answer = [each.alone() for each in self.requests] if self._is_list else self.requests[0].alone()
-        except StopIteration as end:
-            self.result = end.value
-            self.requests, self.has_ended = [], True
-        return self.comm.leave() if self._is_timed else 0.0
-
-    def throw(self, error: BaseException) -> None:
-        """Raise ``error`` where it waits, so that it knows why it ends."""
-        self._reduction.throw(error)
-
-    def close(self) -> None:
-        """End it where it is."""
-        self._reduction.close()
-        self.requests, self.has_ended = [], True
-
-
-def carried_out(reduction: Reduction[T], comm: "Comm") -> T:
-    """Return what a reduction returns; its requests are carried out, one after the other, as they come."""
-    running = Running(reduction, comm)
-    try:
-        left = running.go_on()
-        while running.requests:
-            try:
-                if running.reads:
-                    answers = read_together(running.requests)
-                else:
-                    answers = running.requests[0].comm.start(running.requests).answers()
-            except BaseException as error:
-                running.throw(error)
-                raise
-            at = comm.instant()
-            left = running.go_on(answers, at - left, at)
-        return running.result
-    finally:
-        running.close()
+def described(requests: Sequence[Request]) -> str:
+    """Return in words what ranks have to request alike."""
+    return " and ".join(" ".join(map(str, request.signature)) for request in requests)
 
 
 def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:
@@ -285,7 +233,7 @@ def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:
     return [x.item() if isinstance(x, Tensor) and not x.dim() else x for x in numbers] if late else numbers
 
 
-def over(comm: "Comm", reduction: Reduction[T]) -> Reduction[T]:
+def over(comm: Comm, reduction: Reduction[T]) -> Reduction[T]:
     """Carry on ``reduction`` with other ranks: its requests are of ``comm``, unless they name ranks themselves."""
     answer: Any = None
     try:

@@ -6,9 +6,8 @@ from typing import get_args
 import torch.distributed as dist
 from torch import nn
 
-from micro.ddp.attachment import Attachment
+from micro.ddp.attachment import Attachment, attached_to, hook_of
 from micro.ddp.checks import check_group, check_held, check_model, check_one_ddp, check_parameters, chosen_lane
-from micro.ddp.hook import attached_to, hook_of
 from micro.drivers.lane import LaneChoice
 from micro.drivers.loss_scale import Scaler
 from micro.drivers.meeting import meeting

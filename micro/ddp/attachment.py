@@ -1,24 +1,21 @@
-"""A reducer at work on a DistributedDataParallel model, through DDP's communication hook."""
+"""A reducer at work on a DistributedDataParallel model, through the one communication hook that DDP takes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import ref
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.comm.group import GroupComm
-from micro.comm.peer_failures import PeerFailures
-from micro.comm.private_group import PrivateComm
-from micro.comm.requests import Reduction, carried_out
-from micro.ddp.backward import Backward
-from micro.ddp.bucket_lane import BucketLane
+from micro.comm.group import GroupComm, PrivateComm, count_of, mean_async
+from micro.comm.loop import carried_out
+from micro.comm.peers import PeerFailures
+from micro.comm.requests import Reduction
+from micro.ddp.backward import Bucket, BucketLane, Buckets, parts_of
 from micro.ddp.bucket_order import replay
-from micro.ddp.buckets import Buckets, parts_of
-from micro.ddp.hook import hook_of
 from micro.drivers.attachment import BaseAttachment
 from micro.drivers.lane import CallerLane, thread_lane
 from micro.drivers.settings import Settings
@@ -27,6 +24,8 @@ from micro.reducers.base import Reducer, prepare
 from micro.values.clipping import clip_
 from micro.values.flat import real
 from micro.values.nonfinite import Finding, NonFiniteGradient, report
+
+NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
 
 
 class Attachment(BaseAttachment):
@@ -72,7 +71,9 @@ class Attachment(BaseAttachment):
         self._is_rehearsing = False
         made = thread_lane(device) if lane == "thread" else CallerLane(device)
         self._lane = BucketLane(self.steps, made, device, finds_unused=bool(model.find_unused_parameters))
-        self._backward = Backward(model, self._lane, now=lambda: comm.now(device), at_end=self._end_step)
+        self._num_reduced = int(model._get_ddp_logging_data()["num_parameter_tensors"])  # trained when DDP was built
+        self._received: set[str] = set()  # the parameters of the buckets so far
+        self._compute_end: float = 0.0
         self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
         hook.attached = self
 
@@ -142,8 +143,51 @@ class Attachment(BaseAttachment):
         if not is_reduced or not layouts:
             future.set_result(grad)
         if is_reduced:
-            self._backward.receive(bucket, names, parts_of(layouts, grad, future))
+            self._receive(bucket, names, parts_of(layouts, grad, future))
         return future
+
+    def _receive(self, bucket: dist.GradBucket, names: tuple[str, ...], parts: Sequence[Bucket]) -> None:
+        """Give the parts of a bucket to the lane.
+
+        In the first backward of a static graph DDP calls all buckets number 0 and none the last: there the parameters
+        show it. Elsewhere they cannot: DDP goes on to reduce those that are frozen after it was built. In all backwards
+        of a static graph it waits for the buckets as soon as the last hook returns.
+
+        A first bucket also ends a backward of which ``at_end`` was never called: where two attached models share a
+        backward and both have an error, autograd raises the first and drops the call of the second.
+
+        In a join context no backward runs on a rank that is out of inputs: DDP calls the hook for zero gradients and
+        then waits. There ``at_end`` is called at once, and the mean may be over the ranks that have inputs.
+        """
+        model = self._model()
+        assert model is not None, "its own backward runs"
+        has_inputs, is_static = torch._C._current_graph_task_id() != NO_BACKWARD, bool(model.static_graph)
+        if bucket.index() == 0 and (not self._received or not self._received.isdisjoint(names)):
+            self._received.clear()
+            counts_inputs = not getattr(model, "_divide_by_initial_world_size", True)
+            self._lane.begin(has_inputs=has_inputs, counts_inputs=counts_inputs)
+        self._received.update(names)
+        self._lane.put(parts)
+        if not bucket.is_last() and not (is_static and len(self._received) == self._num_reduced):
+            return
+        self._received.clear()
+        if self._lane.is_beside or is_static or not has_inputs:
+            self._lane.finish()
+        if has_inputs:
+            _at_end_of_backward(self._computed)
+        else:
+            started = self._now()
+            self._lane.wait()
+            self._end_step(self._now() - started)
+
+    def _computed(self) -> None:
+        """Note when DDP begins to wait. A lane in this thread waits for the ends of collectives not before."""
+        self._compute_end = self._now()
+        self._lane.finish()
+        _at_end_of_backward(self._end)
+
+    def _end(self) -> None:
+        self._end_step(self._now() - self._compute_end)
 
     def averages(self, parameter: Tensor) -> bool:
         """Return whether one of DDP's buckets holds ``parameter``."""
@@ -156,3 +200,69 @@ class Attachment(BaseAttachment):
 
     def _error_of(self, findings: list[Finding]) -> NonFiniteGradient:
         return carried_out(report(findings, self.steps.stats[0].step, self._device), self.comm)
+
+
+def _at_end_of_backward(call: Callable[[], None]) -> None:
+    """Have autograd's engine call this after all gradients are computed, and after what was queued before.
+
+    What DDP does at the end, to wait for the futures, it queues behind the hooks of all buckets. An error raised by
+    such a call comes out of backward() with its type; raised in a hook it would leave DDP waiting, and raised by a
+    future it would lose its type. Inside of a backward that another one calls, as where activations are computed again
+    (use_reentrant=True), this is the end of the inner one, as it is for DDP: so it is queued with the last bucket.
+    """
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+class Hook:
+    """Gives DDP's buckets to what is attached to the model; where nothing is, to an all-reduce as DDP's own.
+
+    DDP takes one hook and never gives it back, so this one stays when an attachment is closed and serves the next.
+
+    A copy of the model has a reducer of its own without any hook: it trains as plain DDP. So a copy of this object is
+    empty: the process group, the thread and the work in flight of an attachment can neither be copied nor pickled.
+    """
+
+    def __init__(self, model: DistributedDataParallel | None = None) -> None:
+        self.attached: Attachment | None = None
+        self.group = None if model is None else model.process_group
+        self._model = None if model is None else ref(model)
+
+    def num_summands(self, device: torch.device) -> int:
+        """Return of how many ranks DDP takes the mean: of those that have inputs in a join context that says so."""
+        model = None if self._model is None else self._model()
+        if getattr(model, "_divide_by_initial_world_size", True):
+            return dist.get_world_size(self.group)
+        return count_of(torch._C._current_graph_task_id() >= 0, self.group, device)
+
+    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
+        return Hook, ()
+
+
+_hooks: WeakKeyDictionary[DistributedDataParallel, Hook] = WeakKeyDictionary()
+
+
+def hook_of(model: DistributedDataParallel) -> Hook:
+    """Return the model's hook, which is registered at the first call.
+
+    Raises:
+        ValueError: the model has a hook that is not from here.
+    """
+    if model not in _hooks:
+        hook = Hook(model)
+        try:
+            model.register_comm_hook(hook, _micro_hook)
+        except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
+            raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
+        _hooks[model] = hook
+    return _hooks[model]
+
+
+def attached_to(model: DistributedDataParallel) -> "Attachment | None":
+    """Return what is attached to the model, if anything is."""
+    return _hooks[model].attached if model in _hooks else None
+
+
+def _micro_hook(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    if hook.attached is not None:
+        return hook.attached.reduce(bucket)
+    return mean_async(bucket.buffer(), hook.group, hook.num_summands(bucket.buffer().device))

@@ -1,91 +1,231 @@
-"""The course of one backward: which of DDP's buckets is the first, which the last, and when it is over."""
+"""DDP's buckets on their lane: cut into vectors, reduced one after the other, decided together, and handed back."""
 
-from collections.abc import Callable, Sequence
-from weakref import ref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from threading import Event
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from micro.ddp.bucket_lane import BucketLane
-from micro.ddp.buckets import Bucket
+from micro.comm.requests import AllReduce, Reduction, known
+from micro.drivers.lane import Lane
+from micro.drivers.step import Reductions
+from micro.kernels.threads import one_while
+from micro.values import flat
+from micro.values.flat import Layout, real
 
-NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A bucket of DDP, or a part of one.
+
+    Attributes:
+        layout: of its gradients in the vector ``grad`` (numel,).
+        buffer: what DDP gets back: ``grad``, or that of which it is a part.
+        future: what DDP waits for; None where another part of the bucket follows.
+    """
+
+    layout: Layout
+    grad: Tensor
+    buffer: Tensor
+    future: torch.futures.Future[Tensor] | None
+
+    def check(self) -> None:
+        """Raise ValueError unless the layout fits the vector: compiled loops would write beyond its end."""
+        given, expected = self.grad.numel(), self.layout.numel
+        if given != expected:
+            raise ValueError(
+                f"bucket of '{self.layout.names[0]}' holds {given} elements, its parameters {expected}: "
+                "parameters must keep the shape and dtype that they had when DDP was built"
+            )
+
+    def put_back(self) -> None:
+        """Give DDP its bucket, with the last part."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(self.buffer)
 
 
-class Backward:
-    """Follows a model's backward from bucket to bucket, each of which it gives to the lane, and ends it where DDP does.
+class Buckets:
+    """Cuts DDP's buckets into vectors; what follows from a bucket's parameters alone is worked out once.
 
     Args:
-        now: returns a time.
-        at_end: called when DDP's own work is done, with the seconds for which backward waited after all gradients were
-            computed. What it raises comes out of backward().
+        names: of the model's parameters.
+        reduced: those that buckets will hold, as far as is known.
+
+    Attributes:
+        parameters: the ids of those, and of all that a bucket has held.
     """
 
-    def __init__(
-        self,
-        model: DistributedDataParallel,
-        lane: BucketLane,
-        *,
-        now: Callable[[], float],
-        at_end: Callable[[float], None],
-    ) -> None:
-        self._model = ref(model)  # which holds the attachment, where no garbage collector looks
-        self._num_reduced = int(model._get_ddp_logging_data()["num_parameter_tensors"])  # trained when DDP was built
-        self._lane, self._now, self._at_end = lane, now, at_end
-        self._received: set[str] = set()  # the parameters of the buckets so far
-        self._compute_end: float = 0.0
+    def __init__(self, names: Mapping[Tensor, str], reduced: Iterable[Tensor]) -> None:
+        self._names = {id(parameter): name for parameter, name in names.items()}
+        self._kept_alive = tuple(names)  # an id stands for its parameter as long as that lives
+        self.parameters = set(map(id, reduced))
+        self._known: dict[object, tuple[tuple[str, ...], list[Layout]]] = {}
 
-    def receive(self, bucket: dist.GradBucket, names: tuple[str, ...], parts: Sequence[Bucket]) -> None:
-        """Give the parts of a bucket to the lane.
+    def of(self, bucket: dist.GradBucket) -> tuple[tuple[str, ...], list[Layout]]:
+        """Return the names of a bucket's parameters, and the layouts of its vectors."""
+        parameters = bucket.parameters()
+        key = tuple([(id(parameter), parameter.shape, parameter.dtype) for parameter in parameters])
+        if key not in self._known:
+            named = {self._names[id(parameter)]: parameter for parameter in parameters}
+            self.parameters.update(map(id, parameters))
+            self._known[key] = tuple(named), layouts_of(named)
+        return self._known[key]
 
-        In the first backward of a static graph DDP calls all buckets number 0 and none the last: there the parameters
-        show it. Elsewhere they cannot: DDP goes on to reduce those that are frozen after it was built. In all backwards
-        of a static graph it waits for the buckets as soon as the last hook returns.
 
-        A first bucket also ends a backward of which ``at_end`` was never called: where two attached models share a
-        backward and both have an error, autograd raises the first and drops the call of the second.
+def layouts_of(parameters: Mapping[str, Tensor]) -> list[Layout]:
+    """Return the layouts of the vectors of a bucket with these parameters.
 
-        In a join context no backward runs on a rank that is out of inputs: DDP calls the hook for zero gradients and
-        then waits. There ``at_end`` is called at once, and the mean may be over the ranks that have inputs.
-        """
-        model = self._model()
-        assert model is not None, "its own backward runs"
-        has_inputs, is_static = torch._C._current_graph_task_id() != NO_BACKWARD, bool(model.static_graph)
-        if bucket.index() == 0 and (not self._received or not self._received.isdisjoint(names)):
-            self._received.clear()
-            counts_inputs = not getattr(model, "_divide_by_initial_world_size", True)
-            self._lane.begin(has_inputs=has_inputs, counts_inputs=counts_inputs)
-        self._received.update(names)
-        self._lane.put(parts)
-        if not bucket.is_last() and not (is_static and len(self._received) == self._num_reduced):
-            return
-        self._received.clear()
-        if self._lane.is_beside or is_static or not has_inputs:
-            self._lane.finish()
-        if has_inputs:
-            _at_end_of_backward(self._computed)
-        else:
-            started = self._now()
-            self._lane.wait()
-            self._at_end(self._now() - started)
+    DDP's first backward has one bucket for all parameters, of more than 2^31 - 1 elements in a large model, which int32
+    indices cannot count: it is cut between parameters, on all ranks alike. A parameter without elements is in no
+    vector, so a bucket of such parameters alone has none.
+    """
+    layouts: list[dict[str, tuple[int, ...]]] = []
+    free = 0
+    for name, parameter in parameters.items():
+        values = real(parameter)
+        if not values.numel():
+            continue
+        if values.numel() > free:
+            layouts.append({})
+            free = flat.MAX_NUMEL
+        layouts[-1][name] = tuple(values.shape)
+        free -= values.numel()
+    return [Layout(tuple(shapes), tuple(shapes.values())) for shapes in layouts]
 
-    def _computed(self) -> None:
-        """Note when DDP begins to wait. A lane in this thread waits for the ends of collectives not before."""
-        self._compute_end = self._now()
-        self._lane.finish()
-        _at_end_of_backward(self._end)
+
+def parts_of(layouts: list[Layout], grad: Tensor, future: torch.futures.Future[Tensor]) -> list[Bucket]:
+    """Return the parts of a bucket's ``grad`` (numel,) with these layouts, views of it; the last goes up to its end."""
+    parts, start = [], 0
+    for number, layout in enumerate(layouts, 1):
+        is_last = number == len(layouts)
+        vector = grad if len(layouts) == 1 else grad[start : grad.numel() if is_last else start + layout.numel]
+        parts.append(Bucket(layout, vector, grad, future if is_last else None))
+        start += layout.numel
+    return parts
+
+
+def _unused(buckets: Sequence[Bucket]) -> Reduction[list[str]]:
+    """Return the parameters of these buckets that no rank used, whose update DDP drops; it shares rounds."""
+    names = [name for bucket in buckets for name in bucket.layout.names]
+    gradients = [gradient for bucket in buckets for gradient in bucket.layout.split(bucket.grad).values()]
+    used = torch.stack([gradient.any() for gradient in gradients]).to(torch.int32)
+    (flags,) = yield from known((yield AllReduce(mine=used, kind="counts")))
+    return [name for name, is_used in zip(names, flags.tolist(), strict=True) if not is_used]
+
+
+class BucketLane:
+    """Reduces the buckets of a backward in the order in which they were put on the lane, several of them at a time.
+
+    With each bucket that comes, one round of messages is sent (micro.comm.loop): the first message of this bucket,
+    the second of the one before it, and so on; after the last bucket as many rounds follow as it still needs. So
+    backward hides the messages of all buckets but the last few, and B buckets of c requests take B + c - 1 rounds, not
+    B c.
+    Where a step needs the whole gradient first, all buckets are launched at the end. Which of the two a bucket travels
+    in must not depend on which buckets happen to wait on the lane: that differs from rank to rank.
+
+    DDP gets no bucket back before the last one of a backward is reduced: then it is known of all of them whether they
+    are finite, and the step counts for all or for none. No overlap is lost by that. At its end a backward waits for the
+    futures of all buckets anyway, and does nothing with one before.
+
+    The public methods are called by the thread of backward: begin, put for each bucket, finish. All others run on the
+    lane's.
+
+    Args:
+        steps: the reductions of the present step.
+        finds_unused: whether DDP looks for parameters that no rank has used.
+
+    Attributes:
+        is_beside: whether backward goes on while buckets are reduced.
+    """
+
+    def __init__(self, steps: Reductions, lane: Lane, device: torch.device, *, finds_unused: bool) -> None:
+        self._steps, self._lane, self._device = steps, lane, device
+        self.is_beside = lane.is_beside
+        self._unused = _unused if finds_unused else None
+        self._weight = 1.0  # of the gradients of this backward
+        self._waiting: list[Bucket] = []  # for the whole gradient
+        self._is_open = False
+        self._is_beside_backward = False  # then the lane's loops leave the threads to it
+
+    def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
+        """Begin a backward; see Reductions.begin."""
+        self._is_open, self._is_beside_backward = True, self._lane.is_beside
+
+        def begin() -> None:
+            if self._steps.has_begun or self._waiting:
+                self._release()  # an error ended the backward before
+            self._weight = self._steps.begin(has_inputs=has_inputs, counts_inputs=counts_inputs)
+
+        self._lane.put(partial(self._run, begin))
+
+    def put(self, buckets: Sequence[Bucket]) -> None:
+        """Reduce the parts of a bucket in place, after all that were put before; its future is set at the end."""
+        uses = [tensor for bucket in buckets for tensor in (bucket.grad, bucket.buffer)]
+        self._lane.put(partial(self._run, self._go_on, buckets), uses)
+
+    def finish(self) -> None:
+        """End the backward whose last bucket was put, unless this was called before."""
+        self._is_beside_backward = False
+        if self._is_open:
+            self._is_open = False
+            self._lane.put(partial(self._run, self._end))
+
+    def wait(self) -> None:
+        """Wait for all buckets that were put; on an accelerator the caller's stream waits for the lane's."""
+        done, reached = Event(), list[Any]()
+
+        def reach() -> None:
+            if self._device.type == "cuda":
+                reached.append(torch.cuda.current_stream(self._device).record_event())
+            done.set()
+
+        self._lane.put(reach)
+        done.wait()
+        for event in reached:
+            torch.cuda.current_stream(self._device).wait_event(event)
+
+    def close(self) -> None:
+        """End the lane."""
+        self._lane.close()
+
+    def _run(self, work: Callable[[], None], buckets: Sequence[Bucket] = ()) -> None:
+        """Do a part of a backward: a task of the lane must not raise, backward does at its end."""
+        self._waiting += buckets
+        try:
+            if not self._steps.has_failed:
+                with one_while(lambda: self._is_beside_backward):
+                    work()
+        except BaseException as error:
+            self._steps.fail(error)
+        if self._steps.has_failed:
+            self._release()
+
+    def _go_on(self) -> None:
+        if not self._steps.needs_whole_gradient:
+            self._launch()
+        self._steps.advance()
 
     def _end(self) -> None:
-        self._at_end(self._now() - self._compute_end)
+        self._launch()
+        self._steps.decide(is_finite=self._steps.end())
 
+    def _launch(self) -> None:
+        for bucket in self._waiting:
+            bucket.check()
+            if self._weight != 1:
+                bucket.grad.mul_(self._weight)
+        if self._waiting:
+            self._steps.launch(self._waiting, self._unused)
+            self._waiting = []
 
-def _at_end_of_backward(call: Callable[[], None]) -> None:
-    """Have autograd's engine call this after all gradients are computed, and after what was queued before.
-
-    What DDP does at the end, to wait for the futures, it queues behind the hooks of all buckets. An error raised by
-    such a call comes out of backward() with its type; raised in a hook it would leave DDP waiting, and raised by a
-    future it would lose its type. Inside of a backward that another one calls, as where activations are computed again
-    (use_reentrant=True), this is the end of the inner one, as it is for DDP: so it is queued with the last bucket.
-    """
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+    def _release(self) -> None:
+        """Give DDP zeros where nothing can be reduced any more, so that backward ends and raises."""
+        left: list[Any] = [*self._steps.abandon(), *self._waiting]
+        self._waiting = []
+        for bucket in left:
+            bucket.grad.zero_()
+            bucket.put_back()

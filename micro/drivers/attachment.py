@@ -11,14 +11,13 @@ from torch import Tensor
 from micro.checkpoints.description import describe
 from micro.checkpoints.saved_state import check_header, header
 from micro.comm.group import GroupComm
-from micro.comm.ranks import Comm
-from micro.drivers.bucket_states import BucketStates
+from micro.comm.ranks import Comm, instants_of
 from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale, scale_of
 from micro.drivers.meeting import Entry, meeting
 from micro.drivers.parameter_watch import parameter_watch
-from micro.drivers.reductions import Clip, Reductions
 from micro.drivers.settings import Settings
+from micro.drivers.step import BucketStates, Clip, Reductions
 from micro.drivers.summary import StepSummary
 from micro.feedback import MomentumCorrection
 from micro.reducers.base import Reducer
@@ -145,6 +144,7 @@ class BaseAttachment(Driver):
         self._states = BucketStates(reducer, kept)
         self._loss_scale = LossScale(scale_of(settings.scaler))
         self._device = next(iter(reduced.values())).device
+        self._now = instants_of(self._device, timed=settings.timed)
         compares = compares and not self._loss_scale.is_used
         self._watch = GradientWatch(
             reduced, compares=lambda: compares and self._keeps_residuals(), accumulates=self._loss_of_accumulating

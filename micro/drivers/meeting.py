@@ -21,7 +21,7 @@ from torch import Tensor
 
 from micro.checkpoints.description import describe, difference
 from micro.comm.group import GroupComm
-from micro.comm.peer_failures import LOOK_S, SURE_S, PeerError, named
+from micro.comm.peers import LOOK_S, SURE_S, PeerError, named
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather
 from micro.values.flat import real

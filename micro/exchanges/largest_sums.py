@@ -110,7 +110,7 @@ def _gather_rows(
 
     None, on all ranks, where a region may have more of them: all that it sent belong to them, and it holds others.
     """
-    dtype, traffic, others = sums.values.dtype, transport.comm.traffic, transport.comm.world_size - 1
+    dtype = sums.values.dtype
     entries = sums.at(kernels.largest(sums.values, capacity)) if sums.indices.numel() > capacity else sums
     number = entries.indices.numel()
     row = entries.indices.new_zeros(HEAD + capacity * (1 + dtype.itemsize // 4))
@@ -118,9 +118,7 @@ def _gather_rows(
     row[: HEAD - 1] = torch.cat([count_of(mine.indices), flag, count_of(sums.indices)])
     row[HEAD : HEAD + number] = entries.indices
     row[HEAD + capacity :].view(dtype)[:number] = entries.values
-    rows = yield AllGather(mine=row, kind="values")
-    traffic.move(others * 4 * HEAD, "values", "counts")
-    traffic.move(others * 4 * capacity, "values", "indices")
+    rows = yield AllGather(mine=row, kind="values", bytes_by_kind={"counts": 4 * HEAD, "indices": 4 * capacity})
     largest: Largest | None = yield Once(work=lambda: _largest_of(rows, k, capacity, dtype))
     return largest
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from micro.comm.operations import PADDING
+from micro.comm.ranks import PADDING
 from micro.exchanges.base import Wire
 from micro.predicted_traffic import Bucket, Choosing
 from micro.values.sparse import Overlap

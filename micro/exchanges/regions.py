@@ -7,6 +7,7 @@ import torch
 
 from micro.codecs import coding
 from micro.codecs.indices import Int32, Spans
+from micro.comm.ranks import Kind
 from micro.comm.requests import AllGatherLists, AllToAll, Reduction
 from micro.exchanges.base import Transport
 from micro.exchanges.gathering import decoded, gather_indices
@@ -109,11 +110,10 @@ def _scatter(
     message = torch.cat([piece for pair in zip(places, wires, strict=True) for piece in pair])
     leaving_bytes = [place.numel() + wire.numel() for place, wire in zip(places, wires, strict=True)]
     lengths = [(form.num_bytes(k, b - a), codec.num_bytes(k, dtype)) for k, (a, b) in zip(coming, here, strict=True)]
-    arrived = yield AllToAll(mine=message, sizes=leaving_bytes, received=list(map(sum, lengths)), kind="values")
+    away = sum(place.numel() for rank, place in enumerate(places) if rank != comm.rank)
+    coming_bytes = list(map(sum, lengths))
+    arrived = yield AllToAll(mine=message, sizes=leaving_bytes, received=coming_bytes, bytes_by_kind={"indices": away})
     pieces = arrived.split([length for pair in lengths for length in pair])
-    if comm.world_size > 1:
-        away = sum(place.numel() for rank, place in enumerate(places) if rank != comm.rank)
-        comm.traffic.move(away, "values", "indices")
     received = zip(pieces[::2], coming, here, strict=True)
     indices = torch.cat([form.decode(place, count, b - a) + a for place, count, (a, b) in received])
     if not codec.lossless:
@@ -129,10 +129,9 @@ def _scatter_rows(
     width = 1 + dtype.itemsize // 4
     row = torch.cat([entries.indices.view(-1, 1), entries.values.view(torch.int32).view(-1, width - 1)], 1)
     sizes, received_sizes = ([width * count for count in counts] for counts in (leaving, coming))
-    arrived = yield AllToAll(mine=row.view(-1), sizes=sizes, received=received_sizes, kind="values")
+    of_indices: dict[Kind, float] = {"indices": 4 * (entries.indices.numel() - leaving[comm.rank])}
+    arrived = yield AllToAll(mine=row.view(-1), sizes=sizes, received=received_sizes, bytes_by_kind=of_indices)
     received = arrived.view(-1, width)
-    if comm.world_size > 1:
-        comm.traffic.move(4 * (entries.indices.numel() - leaving[comm.rank]), "values", "indices")
     indices, values = (
         column.clone(memory_format=torch.contiguous_format) for column in (received[:, 0], received[:, 1:])
     )

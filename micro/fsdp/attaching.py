@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from micro.comm.private_group import PrivateComm
+from micro.comm.group import PrivateComm
 from micro.drivers.loss_scale import Scaler
 from micro.drivers.meeting import meeting
 from micro.drivers.settings import Choice, Settings, check_one_vector

@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from micro.comm.group import GroupComm
+from micro.comm.group import GroupComm, PrivateComm
 from micro.comm.objects import gather_objects
-from micro.comm.private_group import PrivateComm
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllReduce, Reduction
 from micro.drivers.attachment import BaseAttachment
@@ -130,10 +129,10 @@ class ShardedAttachment(BaseAttachment):
         self._has_begun = False
         if self._is_paused or not any(group.is_exchanged for group in self._groups):
             return
-        started = self.comm.now(self._device)
+        started = self._now()
         with torch.autocast(self._device.type, enabled=False):  # in which this backward may run
             self._exchange.run()
-        self._end_step(self.comm.now(self._device) - started)
+        self._end_step(self._now() - started)
 
     def averages(self, parameter: Tensor) -> bool:
         """Return whether an FSDP module holds ``parameter``."""

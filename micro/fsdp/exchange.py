@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from micro.comm.peer_failures import PeerError
+from micro.comm.peers import PeerError
 from micro.comm.ranks import Comm
-from micro.comm.requests import AllGather, AllReduce
-from micro.drivers.reductions import Reductions
+from micro.comm.requests import AllGather, AllReduce, Reduction
+from micro.drivers.step import Reductions
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
 from micro.values.flat import Layout
@@ -108,7 +108,8 @@ class Exchange:
             group.waiting_dtype = None
 
 
-def _unused(vectors: Sequence[Any]) -> Collection[str]:
+def _unused(vectors: Sequence[Any]) -> Reduction[Collection[str]]:
+    yield from ()  # the replicas have said it already
     return [name for vector in vectors for name in vector.layout.names if name not in vector.used]
 
 

@@ -14,8 +14,9 @@ from micro.codecs.fp8 import FP8
 from micro.codecs.half import BFloat16
 from micro.codecs.int8 import Int8
 from micro.comm.group import GroupComm
+from micro.comm.loop import carried_out
 from micro.comm.ranks import Comm
-from micro.comm.requests import AllToAll, Reduction, carried_out
+from micro.comm.requests import AllToAll, Reduction
 from micro.drivers.meeting import meeting
 from micro.fsdp.groups import ShardGroup, shard_groups
 from micro.parts import as_part

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from micro.comm.spans import Spans
+from micro.comm.ranks import Spans
 from micro.local.exchange import Exchange
 from micro.local.outer import MakeOuter
 from micro.local.round_stats import RoundStats

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from micro.comm.private_group import PrivateComm
+from micro.comm.group import PrivateComm
 from micro.comm.ranks import Comm
 from micro.values.nonfinite import NonFiniteGradient
 

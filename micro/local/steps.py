@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from micro.comm.group import GroupComm
-from micro.comm.private_group import PrivateComm
+from micro.comm.group import GroupComm, PrivateComm
 from micro.comm.ranks import Comm
 from micro.drivers.arrivals import note_whole
 from micro.drivers.attachment import Driver

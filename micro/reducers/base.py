@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from micro import retired
 from micro.comm.group import GroupComm
-from micro.comm.peer_failures import first_line
+from micro.comm.loop import all_together, carried_out
+from micro.comm.peers import first_line
 from micro.comm.ranks import Comm
-from micro.comm.requests import Reduction, carried_out
-from micro.comm.rounds import all_together
+from micro.comm.requests import Reduction
 from micro.feedback import Memory
 from micro.parts import NoState, Part, StatefulPart
 from micro.predicted_traffic import Bucket, Volume
@@ -56,8 +55,11 @@ class BucketState:
     broken_by: str | None = None
 
     def break_off(self, error: BaseException) -> None:
-        """Note that ``error`` ended a step in its middle: ranks may differ in how much of it they have done."""
-        if self.broken_by is None:
+        """Note that ``error`` ended a step in its middle: ranks may differ in how much of it they have done.
+
+        A NonFiniteGradient does not: all ranks raise it, after the step was taken back.
+        """
+        if self.broken_by is None and not isinstance(error, NonFiniteGradient):
             self.broken_by = first_line(error)
 
     def check_whole(self) -> None:
@@ -86,21 +88,6 @@ class BucketState:
         places = [(name, place) for name, place in self.layout.slices() if names is None or name in names]
         kept = {key: vector for key, vector in self.memory.items() if vector.numel()}
         return {key: {name: vector[place] for name, place in places} for key, vector in kept.items()}
-
-
-@contextmanager
-def _whole_or_broken(states: Sequence[BucketState]) -> Iterator[None]:
-    """Refuse states that are in the middle of a step, and mark them where an error leaves them there."""
-    for state in states:
-        state.check_whole()
-    try:
-        yield
-    except NonFiniteGradient:  # raised on all ranks, after the step was taken back
-        raise
-    except BaseException as error:
-        for state in states:
-            state.break_off(error)
-        raise
 
 
 def prepare(reducer: "Reducer", comm: GroupComm, device: torch.device) -> None:
@@ -208,11 +195,15 @@ class Reducer(Part, ABC):
 
     def step(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[StepStats]:
         """Do what `reduce_` does, as a reduction."""
-        with _whole_or_broken([state]):
+        state.check_whole()
+        try:
             outcome = yield from self.reduction(state, grad, comm)
             (stats,) = yield from decide([outcome], self.policy)
-            state.arrived = partial(arrived_at, (), grad.numel(), grad.device) if stats.skipped else outcome.arrived
-            return stats
+        except BaseException as error:
+            state.break_off(error)
+            raise
+        state.arrived = partial(arrived_at, (), grad.numel(), grad.device) if stats.skipped else outcome.arrived
+        return stats
 
     def reduce_buckets_(
         self, states: Sequence[BucketState], grads: Sequence[Tensor], comm: Comm
@@ -232,9 +223,15 @@ class Reducer(Part, ABC):
                 yield comm
 
         buckets = [partial(self.reduction, state, grad) for state, grad in zip(states, grads, strict=True)]
-        with _whole_or_broken(states):
+        for state in states:
+            state.check_whole()
+        try:
             outcomes = all_together(buckets, each_counted(), shares=self.shares_rounds)
             return carried_out(decide(outcomes, self.policy), comm)
+        except BaseException as error:
+            for state in states:
+                state.break_off(error)
+            raise
 
     def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep ``unsent``, the same on all ranks: what an update lost that was rounded after it was reduced.

@@ -5,9 +5,7 @@ from typing import Any
 
 import torch
 
-from micro.comm.operations import Op
-from micro.comm.ranks import Comm, Traffic
-from micro.comm.spans import Spans
+from micro.comm.ranks import Comm, Op, Spans, Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +22,7 @@ class StepStats:
         global_count: distinct indices in the update.
         threshold: the cut on abs(acc), where there was one.
         counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm.ranks).
-        calls: the collectives called, each with its size (micro.comm.operations.OPS).
+        calls: the collectives called, each with its size (micro.comm.ranks.OPS).
         local_bytes: the part of these bytes that stayed within a node, where ranks are of two levels.
         local_calls: the collectives called within a node, with their sizes; ``calls`` are then those between nodes.
         spans: where the time of the reduction went, also ``select_s``, ``exchange_s`` and ``rest_s``; on an accelerator
@@ -131,7 +129,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """When a reduction began, and how long its step had been in collectives by then."""
+    """How long a reduction had run, and waited for collectives, when its step began."""
 
     at: float
     waited: float
@@ -139,12 +137,11 @@ class Start:
     @classmethod
     def of(cls, comm: Comm, device: torch.device) -> "Start":
         """Return the present."""
-        return cls(comm.now(device), comm.traffic.elapsed)
+        return cls(comm.now(device), comm.clock.waited)
 
     def spans(self, comm: Comm, device: torch.device, select: float = 0.0) -> Spans:
         """Return where the time went since; choosing took ``select`` of it."""
-        exchange = comm.traffic.elapsed - self.waited
-        return Spans(select=select, exchange=exchange, rest=comm.now(device) - self.at - select - exchange)
+        return Spans(select=select, exchange=comm.clock.waited - self.waited, rest=comm.now(device) - self.at - select)
 
 
 def stats_of(

@@ -9,7 +9,7 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs.base import from_bytes, to_bytes
 from micro.codecs.indices import IndexCodec
-from micro.comm.ranks import Comm, Traffic
+from micro.comm.ranks import Comm, Kind
 from micro.comm.requests import AllToAll, Broadcast, Reduction
 from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire
 from micro.exchanges.predicted_traffic import Choice
@@ -141,11 +141,10 @@ class _Form(NamedTuple):
         indices = self.codec.decode(places[: self.codec.num_bytes(count, self.numel)], count, self.numel)
         return SparseValues(indices, from_bytes(values, self.dtype)[:count].to(dtype)), numbers[1:]
 
-    def count_sent(self, traffic: Traffic, num_marks: int, share: float) -> None:
-        """Count the parts of a message, ``share`` of which this rank has sent as values, as what they are."""
+    def bytes_by_kind(self, num_marks: int) -> dict[Kind, float]:
+        """Return the bytes of a message that are not values."""
         ahead, indices, _ = self.sizes(num_marks)
-        traffic.move(share * ahead, "values", "counts")
-        traffic.move(share * indices, "values", "indices")
+        return {"counts": ahead, "indices": indices}
 
 
 def _merged(
@@ -166,9 +165,8 @@ def _merged(
         message = marks.new_empty(0, dtype=torch.uint8) if target is None else form.packed(held, marks)
         leaving = [message.numel() if other == target else 0 for other in range(n)]
         coming = [sum(form.sizes(num_marks)) if other == source else 0 for other in range(n)]
-        received = yield AllToAll(mine=message, sizes=leaving, received=coming, kind="values")
-        if target is not None:
-            form.count_sent(comm.traffic, marks.numel(), 1.0)
+        kinds = {} if target is None else form.bytes_by_kind(marks.numel())
+        received = yield AllToAll(mine=message, sizes=leaving, received=coming, bytes_by_kind=kinds)
         if source is not None:
             entries, others = form.unpacked(received, num_marks, dtype)
             held, rest = _prune(summed([held, entries]), form.most)
@@ -177,8 +175,7 @@ def _merged(
         distance *= 2
     if n > 1:
         message = form.packed(held, marks) if rank == 0 else marks.new_empty(sum(form.sizes(n)), dtype=torch.uint8)
-        message = yield Broadcast(mine=message, source=0, kind="values")
-        form.count_sent(comm.traffic, n, (n - 1) / n)
+        message = yield Broadcast(mine=message, source=0, bytes_by_kind=form.bytes_by_kind(n))
         held, marks = form.unpacked(message, n, dtype)
     return held, marks, pruned
 

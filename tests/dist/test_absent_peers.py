@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from micro.comm.peer_failures import PeerError
-from micro.comm.private_group import PrivateComm
+from micro.comm.group import PrivateComm
+from micro.comm.peers import PeerError
 from micro.comm.requests import AllGather, AllReduce
 from tests.dist.processes import ranks
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import micro
-from micro.comm import private_group as private_comm
+from micro.comm import process_groups
+from micro.comm.group import PrivateComm
 from tests.dist.ddp_steps import DENSE, MICRO, TINY_MB, Net, build, ddp_gradients, one_loss, words_of
 from tests.dist.on_ranks import of_all, on_ranks, the_same
 from tests.dist.processes import COLLECTIVE_S
@@ -137,7 +138,7 @@ def test_settings_that_differ_between_ranks_or_that_one_refuses_are_refused_on_a
 
 @on_ranks(2)
 def test_no_rank_has_the_new_group_before_all_have_joined_it() -> None:
-    make: Callable[..., dist.ProcessGroup] = private_comm._new_group_like
+    make: Callable[..., dist.ProcessGroup] = process_groups.new_group_like
 
     def make_late(*args: Any) -> dist.ProcessGroup:
         made = make(*args)
@@ -146,8 +147,8 @@ def test_no_rank_has_the_new_group_before_all_have_joined_it() -> None:
 
     dist.barrier()
     started = time.perf_counter()
-    with patch.object(private_comm, "_new_group_like", make_late):
-        private_comm.PrivateComm(None, torch.device("cpu")).close()
+    with patch.object(process_groups, "new_group_like", make_late):
+        PrivateComm(None, torch.device("cpu")).close()
     assert time.perf_counter() - started > 0.25
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from micro.comm.private_group import PrivateComm
+from micro.comm.group import PrivateComm
 from tests.dist.on_ranks import on_ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]

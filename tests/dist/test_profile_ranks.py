@@ -8,7 +8,7 @@ import models
 from experiments.planning.tables import Curve, LinkTable, SelectTable
 from experiments.planning.traces import Trace
 from experiments.profile import main
-from micro.comm.operations import OPS
+from micro.comm.ranks import OPS
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import called
 

@@ -9,10 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import micro
-from micro.comm.group import GroupComm
+from micro.comm.group import GroupComm, PrivateComm
 from micro.comm.objects import gather_objects
-from micro.comm.operations import Op
-from micro.comm.private_group import PrivateComm
+from micro.comm.ranks import Op
 from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Sending
 from tests.dist import test_lanes as lanes
 from tests.dist import test_rank_states as states

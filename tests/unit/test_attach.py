@@ -21,9 +21,10 @@ from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 import micro
-from micro.comm.private_group import NAMES_ARE_COUNTED, PrivateComm, _copied
+from micro.comm.group import PrivateComm
+from micro.comm.process_groups import NAMES_ARE_COUNTED, _copied
 from micro.comm.ranks import Comm
-from micro.ddp.buckets import Bucket
+from micro.ddp.backward import Bucket
 from micro.ddp.checks import check_parameters
 from micro.drivers.lane import thread_lane
 from micro.values import flat

@@ -59,12 +59,11 @@ NEVER = [  # importer, imported, importers of this one that may
     ("micro", "micro.integrations", ("micro.integrations",)),
     ("micro", "micro.zoo", ("micro.zoo", "micro.testing", "micro.parts")),
     ("micro", "torch.distributed", (
-        *("micro.comm.group", "micro.comm.messages", "micro.comm.objects", "micro.comm.peer_failures"),
-        *("micro.comm.private_group",),
+        *("micro.comm.group", "micro.comm.process_groups", "micro.comm.objects", "micro.comm.peers"),
         *("micro.ddp", "micro.fsdp", "micro.drivers", "micro.local.checks"),  # types, and the groups of a model
     )),
 ]  # fmt: skip
-SENDERS = ("micro.comm.messages", "micro.comm.objects", "micro.comm.group")
+SENDERS = ("micro.comm.objects", "micro.comm.group")
 COLLECTIVES = {
     *("all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object", "all_gather_single"),
     *("all_reduce", "all_reduce_coalesced", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),

@@ -8,8 +8,9 @@ from torch import Tensor
 
 import micro
 from micro.comm.lockstep import SimulatedRanks
+from micro.comm.loop import carried_out
 from micro.comm.ranks import Comm
-from micro.comm.requests import Reduction, carried_out
+from micro.comm.requests import Reduction
 from micro.values.clipping import clip_
 from tests.products import grid
 from tests.small_models import gradient, wrapped

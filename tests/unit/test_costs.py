@@ -9,7 +9,7 @@ import micro
 from experiments.planning.costs import ALGORITHMS, Best, Flat, Link, Network
 from experiments.planning.nodes import FlatOnNodes, Hierarchical, NodeNetwork, level_bytes, seconds_of
 from experiments.planning.tables import Curve, LinkTable
-from micro.comm.operations import OPS, Op, bytes_sent
+from micro.comm.ranks import OPS, Op, bytes_sent
 from micro.predicted_traffic import volume_of
 
 LINK = Link(3e-5, 2e-9, 5e-10)

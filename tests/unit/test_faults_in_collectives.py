@@ -109,6 +109,6 @@ def assert_refuses(run: Run, ended: list[Any]) -> None:
     for state, error in zip(run.states, ended, strict=True):
         if isinstance(error, Tensor):
             continue
-        for use in (lambda: run.reducer.save(state), lambda: run.reducer.reduce_(state, torch.ones(1), None)):  # noqa: B023
+        for use in (lambda: run.reducer.save(state), lambda: run.reducer.reduce_(state, torch.ones(1), Comm())):  # noqa: B023
             with pytest.raises(RuntimeError, match=r"^step \d+ broke off \(.*\), and ranks may .*: load a state .*$"):
                 use()

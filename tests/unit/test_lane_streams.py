@@ -14,12 +14,10 @@ import micro
 from micro.comm import requests
 from micro.comm.group import GroupComm
 from micro.comm.ranks import Comm
-from micro.ddp.bucket_lane import BucketLane
-from micro.ddp.buckets import Bucket
-from micro.drivers.bucket_states import BucketStates
+from micro.ddp.backward import Bucket, BucketLane
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
-from micro.drivers.reductions import Reductions
+from micro.drivers.step import BucketStates, Reductions
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
 from micro.values.flat import regroup

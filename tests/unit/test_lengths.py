@@ -11,7 +11,8 @@ import torch
 
 import micro
 from micro.codecs.indices import Int32
-from micro.comm.requests import AllGatherLists, AllReduce, AllToAll, Request, carried_out
+from micro.comm.loop import carried_out
+from micro.comm.requests import AllGatherLists, AllReduce, AllToAll, Request
 from micro.exchanges.base import Wire
 from micro.exchanges.gathering import gather_header
 from micro.predicted_traffic import volume_of

@@ -8,8 +8,8 @@ import torch
 
 import micro
 from micro.comm.lockstep import SimulatedRanks
+from micro.comm.loop import carried_out
 from micro.comm.ranks import Comm
-from micro.comm.requests import carried_out
 from micro.reducers.outcome import checked
 from micro.values.nonfinite import Finding, report
 from tests.fake_device import DeviceTensor, fake_device

@@ -7,9 +7,9 @@ import torch
 
 import micro
 from micro.comm.lockstep import SimulatedRanks
+from micro.comm.loop import Loop
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllReduce, Reduction
-from micro.comm.rounds import Rounds
 from micro.reducers.base import BucketState
 
 CPU = torch.device("cpu")
@@ -22,15 +22,15 @@ def test_rounds_of_buckets_that_come_one_by_one(num_buckets: int) -> None:
     layout = micro.Layout.flat(400)
 
     def rounds_of_step(comm: Comm, states: list[BucketState], *, at_once: bool) -> int:
-        rounds, begun = Rounds(), []
+        loop, begun = Loop(), []
         for state in states:
             grad = torch.randn(400, generator=torch.Generator().manual_seed(comm.rank))
             comm.begin_step()
-            begun.append(rounds.begin(partial(reducer.reduction, state, grad), comm))
+            begun.append(loop.begin(partial(reducer.reduction, state, grad), comm))
             if not at_once:
-                rounds.advance()
-        assert all(each().stats.global_count == 40 for each in begun)
-        return rounds.num_rounds
+                loop.advance()
+        assert all(loop.finish(each).stats.global_count == 40 for each in begun)
+        return loop.num_rounds
 
     def work(comm: Comm) -> list[int]:
         states = [reducer.start(layout, torch.float32, CPU) for _ in range(num_buckets)]
@@ -56,13 +56,13 @@ def test_an_error_of_one_bucket_ends_the_others_where_they_are() -> None:
         raise LookupError("words of its own")
 
     def work(comm: Comm) -> None:
-        rounds = Rounds()
-        begun = [rounds.begin(one, comm) for one in (waits, fails, waits)]
+        loop = Loop()
+        begun = [loop.begin(one, comm) for one in (waits, fails, waits)]
         try:
             for each in begun:
-                each()
+                loop.finish(each)
         finally:
-            rounds.abandon()
+            loop.abandon()
 
     with pytest.raises(LookupError, match=r"^words of its own$"):
         SimulatedRanks(2).run(work)

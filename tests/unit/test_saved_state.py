@@ -15,7 +15,7 @@ from micro.checkpoints.saved_state import VERSION
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
 from micro.density.base import Density, Target, target_count
-from micro.drivers.bucket_states import BucketStates
+from micro.drivers.step import BucketStates
 from micro.drivers.wrappers import plain_names
 from micro.selectors.scaled_elements import ScaledElements
 from micro.zoo.exdyna import ExDyna

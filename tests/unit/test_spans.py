@@ -8,9 +8,9 @@ import torch
 
 import micro
 from micro.comm.lockstep import SimulatedRanks
+from micro.comm.loop import all_together
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
-from micro.comm.rounds import all_together
 from micro.drivers.summary import StepSummary
 from micro.reducers.outcome import Outcome
 from micro.values.flat import Layout

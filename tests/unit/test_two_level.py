@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.comm.operations import PADDING
+from micro.comm.ranks import PADDING
 from micro.predicted_traffic import volume_of
 from micro.reducers.node_exchange import node_shards
 from micro.zoo.fft import FFTReducer

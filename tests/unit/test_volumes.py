@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import micro
-from micro.comm.operations import bytes_sent
+from micro.comm.ranks import bytes_sent
 from micro.predicted_traffic import calls_of, volume_of
 from tests.parts import simulated
 from tests.refusals import refused

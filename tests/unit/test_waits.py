@@ -15,9 +15,9 @@ from torch import Tensor
 
 import micro
 from micro.comm.lockstep import SimulatedRanks
+from micro.comm.loop import Loop, carried_out
 from micro.comm.ranks import Comm, Started
-from micro.comm.requests import AllReduce, Reduction, carried_out, known
-from micro.comm.rounds import Rounds
+from micro.comm.requests import AllReduce, Reduction, known
 from micro.exchanges import union
 from micro.kernels import table
 from micro.selectors import scans
@@ -99,14 +99,14 @@ def waits_of_buckets(row: Row, num_buckets: int, *, at_once: bool) -> int:
     with on_device() as waits:
         states = [reducer.start(LONG, torch.float32, DEVICE) for _ in range(num_buckets)]
         for step in range(STEPS):
-            rounds, begun = Rounds(), []
+            loop, begun = Loop(), []
             for state in states:
                 grad: Any = DeviceTensor(torch.randn(LONG.numel, generator=torch.Generator().manual_seed(step)))
-                begun.append(rounds.begin(partial(reducer.reduction, state, grad), comm))
+                begun.append(loop.begin(partial(reducer.reduction, state, grad), comm))
                 if not at_once:
-                    rounds.advance()
+                    loop.advance()
             for each in begun:
-                each().deliver()
+                loop.finish(each).deliver()
             totals.append(waits.seen.total())
     return max(after - before for before, after in pairwise(totals[SETTLED:]))
 
@@ -122,11 +122,15 @@ def test_what_buckets_need_at_the_end_of_a_round_is_one_wait(last: bool) -> None
         def start(self, requests: Sequence[Any]) -> Started:
             return Started(lambda: [request.mine for request in requests])
 
-    comm, rounds = Silent(world_size=2), Rounds()
+    comm, loop = Silent(world_size=2), Loop()
     with on_device() as waits:
-        begun = [rounds.begin(partial(reduction, size), comm) for size in (1, 2, 3)]
+        begun = [loop.begin(partial(reduction, size), comm) for size in (1, 2, 3)]
         assert not any(each.is_done for each in begun)
-        assert [each() for each in begun] == [[1, 1, 1, None, 7], [2, 2, 4, 2, None, 7], [3, 3, 3, 9, 3, None, 7]]
+        assert [loop.finish(each) for each in begun] == [
+            [1, 1, 1, None, 7],
+            [2, 2, 4, 2, None, 7],
+            [3, 3, 3, 9, 3, None, 7],
+        ]
         assert waits.seen.total() == 2
 
 

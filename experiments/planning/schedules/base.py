@@ -35,7 +35,7 @@ class Problem:
         select: seconds of computation for a group before it can be sent. It delays backward: worker and
             selection share the processor.
         messages: of a group, its collectives in turn, each as the seconds of its latency and of its transfer, where
-            groups share rounds (micro.comm.rounds); None: a group's exchange is one message.
+            groups share rounds (micro.comm.loop); None: a group's exchange is one message.
     """
 
     trace: Trace

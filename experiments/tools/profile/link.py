@@ -20,7 +20,7 @@ from experiments.planning.tables import Curve, LinkTable
 from experiments.reports.markdown import table
 from experiments.tools.ranks.measures import Row, Settings, own_device, slowest
 from micro.comm.group import GroupComm
-from micro.comm.operations import OPS, Op
+from micro.comm.ranks import OPS, Op
 from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast
 
 NAME = "link"

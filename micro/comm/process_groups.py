@@ -1,6 +1,5 @@
-"""A process group of its own for an attachment: made like DDP's, and given up when the attachment is."""
+"""Process groups made like another one, and destroyed."""
 
-import threading
 import traceback
 import weakref
 from collections import Counter
@@ -11,74 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from micro.comm.group import GroupComm
-from micro.comm.peer_failures import PeerFailures
-
 NAMES_ARE_COUNTED = "2.14"  # the torch in which the name of a group follows from the number of those made so far
 
-
-class PrivateComm(GroupComm):
-    """The ranks of ``group`` over a new process group, so that these collectives never mix with others.
-
-    With ``ranks``, it is a group of those places in ``group``, this rank's among them; only they make it.
-
-    The new group has the backend of ``group`` for ``device``, its timeout and its options. All ranks make their groups
-    in the same order: torch derives a name, at which ranks meet, from the number of groups made so far. On gloo it is
-    made once all its ranks have joined it, so that one that fails right after leaves no other alone with a broken
-    connection.
-
-    To close it needs no other rank on gloo: it closes this process's sockets. What this rank sent before still
-    arrives; a collective that waits for this rank fails at once, in place of waiting for the timeout. On NCCL the
-    ranks close their groups in the same order too, after the work on the device.
-    """
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup | None,
-        device: torch.device,
-        *,
-        timed: bool = False,
-        ranks: range | None = None,
-    ) -> None:
-        own = group or dist.group.WORLD
-        assert own is not None, "DDP was built on a process group"
-        members = dist.get_process_group_ranks(own)
-        chosen = members if ranks is None else [members[rank] for rank in ranks]
-        _destroy_abandoned()
-        made = _new_group_like(own, device, chosen)
-        super().__init__(made, timed=timed, failures=PeerFailures(made))
-        self._abandon = weakref.finalize(self, _abandoned.append, made)
-        if made.name() == "gloo":  # there a rank that closes its group ends those that still connect to it
-            self.wait_for_all()
-
-    def close(self) -> None:
-        """Destroy the process group; a collective raises from now on."""
-        group = self._group
-        super().close()
-        self._abandon.detach()
-        if group is not None:
-            _destroy(group)
-
-    def abort(self, error: BaseException) -> None:
-        """Close after an error on this rank, so that the other ranks fail too; waits for none of them."""
-        group = self._group
-        if group is not None:
-            self.report(error)  # before the others' collectives end
-            self._group = None
-            self._abandon.detach()
-            if group.name() == "gloo":
-                _abort(group)
-            else:  # NCCL may wait for the other ranks in it
-                threading.Thread(target=_abort, args=(group,), daemon=True, name="micro aborts a group").start()
-        _clear_frames(error)
-        super().abort(error)
-
-
-_abandoned: list[dist.ProcessGroup] = []
+abandoned: list[dist.ProcessGroup] = []
 """The groups of those that were never closed, and that nothing refers to any more."""
 
 
-def _destroy_abandoned() -> None:
+def destroy_abandoned() -> None:
     """Destroy groups on gloo that nobody can close any more: when the next one is made, in the thread of the user.
 
     A garbage collector runs at another time on each rank and in any thread, where nothing should be destroyed. On NCCL
@@ -87,24 +25,26 @@ def _destroy_abandoned() -> None:
     """
     if torch.__version__ < NAMES_ARE_COUNTED:
         return
-    for group in [group for group in _abandoned if group.name() == "gloo"]:
-        _abandoned.remove(group)
-        _destroy(group)
+    for group in [group for group in abandoned if group.name() == "gloo"]:
+        abandoned.remove(group)
+        destroy(group)
 
 
-def _abort(group: dist.ProcessGroup) -> None:
+def abort(group: dist.ProcessGroup) -> None:
     """Abort a group and destroy it: NCCL's kernels end, gloo's sockets are closed when nothing refers to it."""
     with suppress(RuntimeError):  # a backend that has no abort
         group.abort()
-    _destroy(group)
+    destroy(group)
 
 
-def _destroy(group: dist.ProcessGroup) -> None:
+def destroy(group: dist.ProcessGroup) -> None:
+    """Destroy a group, unless that was done."""
     with suppress(ValueError):  # destroyed already, with the default group
         dist.destroy_process_group(group)
 
 
-def _new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[int]) -> dist.ProcessGroup:
+def new_group_like(group: dist.ProcessGroup, device: torch.device, ranks: list[int]) -> dist.ProcessGroup:
+    """Return a new group of these ranks, with the backend, the timeout and the options that ``group`` has there."""
     names = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     backend = group._get_backend(device)
     options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
@@ -178,7 +118,7 @@ def _copied(options: object) -> object:
     return copied
 
 
-def _clear_frames(error: BaseException) -> None:
+def clear_frames(error: BaseException) -> None:
     """Drop the local variables of an error's frames: they refer to the group. The lines of the traceback stay."""
     seen: BaseException | None = error
     while seen is not None:

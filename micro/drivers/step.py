@@ -1,22 +1,24 @@
-"""The vectors of one step on their way: begun one after the other, decided together, and put back."""
+"""One step: vectors are begun one after the other, decided together, and put back; what is kept of each bucket."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from micro.comm.group import GroupComm
-from micro.comm.requests import AllGather, carried_out
+from micro.comm.loop import Reduce, Running, carried_out
+from micro.comm.ranks import Comm
+from micro.comm.requests import AllGather
 from micro.comm.requests import Reduction as Requests
-from micro.comm.rounds import UnderWay
 from micro.drivers.arrivals import note, note_whole, refusal
-from micro.drivers.bucket_states import BucketStates
 from micro.drivers.loss_scale import LossScale
-from micro.reducers.base import BucketState, Reducer
+from micro.drivers.memory_order import as_in_memory, logical, orders_of_shards
+from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.outcome import Outcome, arrived_at
 from micro.reducers.scope import joined
 from micro.reducers.stats import StepStats
@@ -42,20 +44,22 @@ class Vector(Protocol):
         """Make ``grad`` the gradients of the model."""
 
 
+Unused = Callable[[Sequence[Any]], Requests[Collection[str]]]
+"""Finds which parameters of vectors no rank has used, the same on all ranks."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _Begun:
     """A reduction that was begun.
 
     Attributes:
         vectors: those that ``grad`` (numel,) holds one after the other.
-        set_aside: what the state keeps, by key and parameter, for parameters that no rank used; zero in the state.
     """
 
-    under_way: UnderWay[Outcome]
-    state: BucketState
+    running: Running[Outcome]
+    layout: Layout
     vectors: Sequence[Vector]
     grad: Tensor
-    set_aside: dict[tuple[str, str], Tensor]
 
     def put_back(self) -> None:
         if self.grad is not self.vectors[0].grad:
@@ -64,6 +68,108 @@ class _Running:
                 vector.grad.copy_(piece)
         for vector in self.vectors:
             vector.put_back()
+
+
+class BucketStates:
+    """The states of a model's buckets on one rank.
+
+    An old bucket stays whole until new ones hold all of its parameters: to copy what is left of it each time would take
+    as many copies as there are buckets.
+
+    Args:
+        reducer: whose states they are.
+        parameters: of the model, by name.
+    """
+
+    def __init__(self, reducer: Reducer, parameters: Mapping[str, Tensor]) -> None:
+        self._reducer = reducer
+        self._parameters = parameters
+        self._states: dict[tuple[str, ...], BucketState] = {}
+        self._old: list[BucketState] = []
+
+    def of(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return the state of the bucket with these parameters; a new bucket takes over what was kept for them."""
+        if layout.names not in self._states:
+            names = set(layout.names)
+            former = [state for state in self._states.values() if not names.isdisjoint(state.layout.names)]
+            holders = [state for state in self._old if not names.isdisjoint(self._unclaimed(state))]
+            new = self._reducer.rebuild(layout, [*holders, *former], dtype, device)  # of two the later counts
+            for state in former:
+                del self._states[state.layout.names]
+            self._states[layout.names] = new
+            self._old = [state for state in [*self._old, *former] if self._unclaimed(state)]
+        return self._states[layout.names]
+
+    def residuals(self) -> list[Tensor]:
+        """Return the residuals, one vector per bucket, not copied; empty where the reducer keeps none."""
+        self._settle()
+        return [state.residual for state in self._states.values()]
+
+    def save(self) -> list[dict[str, Any]]:
+        """Return the states as plain data and tensors, the elements of each parameter in logical order."""
+        self._settle()
+        saved = [self._reducer.save(state) for state in self._states.values()]
+        return [logical(each, self._parameters) | self._orders(each) for each in saved]
+
+    def _orders(self, bucket: dict[str, Any]) -> dict[str, Any]:
+        orders = orders_of_shards(bucket, self._parameters)
+        return {"orders": orders} if orders else {}
+
+    def rescale_(self, factor: float) -> None:
+        """Multiply all that is kept by ``factor``; see Reducer."""
+        for state in self._all():
+            self._reducer.rescale_(state, factor)
+
+    def break_off(self, error: BaseException) -> None:
+        """Note that ``error`` ended a step in its middle, so that no state is saved; loaded ones are whole."""
+        for state in self._all():
+            state.break_off(error)
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return max((state.step for state in self._states.values()), default=0)
+
+    def load(self, saved: list[dict[str, Any]]) -> None:
+        """Put what ``save`` returned in place of all states; where it does not fit, they stay as they are.
+
+        Raises:
+            ValueError: it names parameters that the model does not have, or of other shapes, or is of another method,
+                or holds shards of parameters in another memory format.
+        """
+        states: dict[tuple[str, ...], BucketState] = {}
+        for bucket in saved:
+            layout = saved_layout(bucket)
+            for name, shape in zip(layout.names, layout.shapes, strict=True):
+                own = tuple(self._parameters[name].shape) if name in self._parameters else "none"
+                if own != shape:
+                    raise ValueError(f"state holds '{name}' of shape {shape}, the model has {own}")
+            if bucket.get("orders", {}) != self._orders(bucket).get("orders", {}):
+                raise ValueError(
+                    "state holds shards of parameters in another memory format: load it into a model in that"
+                )
+            one = self._parameters[layout.names[0]]
+            placed = as_in_memory(bucket, self._parameters)
+            states[layout.names] = self._reducer.load(placed, one.dtype, one.device)
+        self._states, self._old = states, []
+
+    def _all(self) -> Iterable[BucketState]:
+        return [*self._states.values(), *self._old]
+
+    def _unclaimed(self, state: BucketState) -> list[str]:
+        """Return the parameters of a state that no present bucket holds."""
+        claimed = {name for names in self._states for name in names}
+        return [name for name in state.layout.names if name not in claimed]
+
+    def _settle(self) -> None:
+        """Give what no new bucket has claimed a bucket of its own; after a step there is none of it as a rule."""
+        for state in self._old:
+            shapes = dict(zip(state.layout.names, state.layout.shapes, strict=True))
+            names = tuple(self._unclaimed(state))
+            rest = Layout(names, tuple(shapes[name] for name in names))
+            residual = state.residual
+            self._states[names] = self._reducer.rebuild(rest, [state], residual.dtype, residual.device)
+        self._old = []
 
 
 class Reductions:
@@ -104,6 +210,7 @@ class Reductions:
         self.stats: list[StepStats] = []
         self.bucket_names: list[tuple[str, ...]] = []
         self.skipped = self.has_failed = False
+        self._is_finite = True  # what has ended of this step
         self.exposed_s: float = 0.0
         self.error: BaseException | None = None
         self.whole_model, self.clip = whole_model, clip
@@ -112,8 +219,14 @@ class Reductions:
         self._clip_, self._error_of = clip_, error_of
         self._skipped_steps = SkippedSteps()
         self._parameters, self._refusal = parameters, refusal(reducer)
-        self._running: list[_Running] = []
-        self._ended: list[tuple[_Running, Outcome]] = []
+        self._shares = reducer.shares_rounds
+        self._begun: list[_Begun] = []
+        self._ended: list[tuple[_Begun, Outcome]] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether vectors were begun that are not decided."""
+        return bool(self._begun or self._ended)
 
     @property
     def needs_whole_gradient(self) -> bool:
@@ -132,7 +245,7 @@ class Reductions:
         """
         self.stats.clear()
         self.bucket_names.clear()
-        self.skipped, self.error = False, None
+        self.skipped, self.error, self._is_finite = False, None, True
         self.comm.begin_step()
         if not counts_inputs and not self._loss_scale.is_used:
             return 1.0
@@ -152,16 +265,11 @@ class Reductions:
         ranks = dist.get_process_group_ranks(self.comm.group)
         return {rank: scale for rank, (is_active, scale) in zip(ranks, rows, strict=True) if is_active}
 
-    def launch(
-        self,
-        vectors: Sequence[Vector],
-        unused: Callable[[Sequence[Vector]], Collection[str]] | None = None,
-    ) -> None:
+    def launch(self, vectors: Sequence[Vector], unused: Unused | None = None) -> None:
         """Begin to reduce these vectors, clipped first; all ranks begin the same ones in the same order.
 
         Args:
-            unused: returns the parameters that no rank has used; all ranks call it together. They get no update, so
-                what is kept of them waits.
+            unused: finds the parameters that no rank has used. They get no update, so what is kept of them waits.
         """
         if self.clip is not None:
             limit = self.clip * self._loss_scale.value
@@ -173,27 +281,29 @@ class Reductions:
             if self.bucket_names:
                 self.comm.begin_step()  # what came before the first is counted with it
             self.bucket_names += [vector.layout.names for vector in part]
-            aside = {} if unused is None or not state.pieces() else set_aside_(state, unused(part))
-            begin = partial(self.reducer.reduction, state, grad)
-            under_way = self.comm.rounds.begin(begin, self.comm, shares=self.reducer.shares_rounds)
-            self._running.append(_Running(under_way, state, part, grad, aside))
+            reduce = partial(self.reducer.reduction, state, grad)
+            if unused is not None and state.pieces():
+                reduce = partial(_without_unused, reduce, state, partial(unused, part))
+            self._begun.append(_Begun(self.comm.loop.begin(reduce, self.comm, shares=self._shares), layout, part, grad))
 
     def advance(self) -> None:
         """Send a round of messages; end reductions that need no more, but for the last that was begun."""
-        self.comm.rounds.advance()
-        while len(self._running) > 1 and self._running[0].under_way.is_done:
+        self.comm.loop.advance()
+        while len(self._begun) > 1 and self._begun[0].running.is_done:
             self._end_first()
 
     def _end_first(self) -> None:
-        running = self._running[0]
-        self._ended.append((running, running.under_way()))
-        del self._running[0]
+        begun = self._begun[0]
+        outcome = self.comm.loop.finish(begun.running)
+        self._is_finite &= not outcome.findings
+        self._ended.append((begun, outcome))
+        del self._begun[0]
 
     def end(self) -> bool:
         """Wait for the ends of all reductions; return whether all was finite."""
-        while self._running:
+        while self._begun:
             self._end_first()
-        return not any(outcome.findings for _, outcome in self._ended)
+        return self._is_finite
 
     def decide(self, *, is_finite: bool) -> None:
         """Deliver all reductions, or drop all of them, and put the vectors back.
@@ -207,24 +317,23 @@ class Reductions:
         self.stats += [outcome.deliver() if is_finite else outcome.drop() for _, outcome in self._ended]
         self.skipped = not is_finite
         scales = self._loss_scale.is_used
-        for running, outcome in self._ended:
-            restore_(running.state, running.set_aside)
-            grad, layout = running.grad, running.state.layout
+        for begun, outcome in self._ended:
+            grad = begun.grad
             arrived = outcome.arrived if is_finite else partial(arrived_at, (), grad.numel(), grad.device)
-            note(self._parameters, layout, arrived, refusal=self._refusal)
+            note(self._parameters, begun.layout, arrived, refusal=self._refusal)
             if scales and not is_finite:
                 grad.fill_(torch.inf)
         if not scales:
             self.error = self._error(is_finite=is_finite)
         ended, self._ended = self._ended, []
-        for running, _ in ended:
-            running.put_back()
+        for begun, _ in ended:
+            begun.put_back()
 
     def _error(self, *, is_finite: bool) -> BaseException | None:
         """Return what a step has to raise where no scaler acts on what is not finite; all ranks call this."""
         if not is_finite and self.reducer.policy == "stop":
             return self._error_of([finding for _, outcome in self._ended for finding in outcome.findings])
-        return self._skipped_steps.count(max((stats.step for stats in self.stats), default=0), is_finite=is_finite)
+        return self._skipped_steps.count(max(map(attrgetter("step"), self.stats), default=0), is_finite=is_finite)
 
     def close(self) -> None:
         """Reduce nothing any more: what comes for a parameter from now on is a whole gradient."""
@@ -243,10 +352,25 @@ class Reductions:
 
     def abandon(self) -> Iterable[Vector]:
         """Give up what has not been decided; return its vectors."""
-        given_up = [*(running for running, _ in self._ended), *self._running]
+        given_up = [*(begun for begun, _ in self._ended), *self._begun]
         self._ended.clear()
-        self._running.clear()
-        return [vector for running in given_up for vector in running.vectors]
+        self._begun.clear()
+        return [vector for begun in given_up for vector in begun.vectors]
+
+
+def _without_unused(
+    reduce: Reduce[Outcome], state: BucketState, unused: Callable[[], Requests[Collection[str]]], comm: Comm
+) -> Requests[Outcome]:
+    """Reduce a bucket; what is kept for parameters that no rank has used takes no part, and waits."""
+    kept = set_aside_(state, (yield from unused()))
+    outcome = yield from reduce(comm)
+
+    def and_restore(end: Callable[[], object]) -> None:
+        end()
+        restore_(state, kept)
+
+    on_deliver, on_drop = partial(and_restore, outcome.on_deliver), partial(and_restore, outcome.on_drop)
+    return replace(outcome, on_deliver=on_deliver, on_drop=on_drop)
 
 
 def set_aside_(state: BucketState, names: Collection[str]) -> dict[tuple[str, str], Tensor]:

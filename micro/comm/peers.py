@@ -1,16 +1,19 @@
 """Which rank failed, and why: written to the store of a process group, for the ranks that wait in a collective."""
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
-from micro.comm.store_calls import StoreCalls
-
+T = TypeVar("T")
 LOOK_S = 1.0  # between two looks at the store while a collective does not end
 SURE_S = 3.0  # a rank that has waited in a collective for so long has said so
 ENDS = timedelta(seconds=LOOK_S)
+ANSWER_S = 5.0  # in which a store answers, however busy its host is
 
 
 class PeerError(RuntimeError):
@@ -30,6 +33,28 @@ def named(ranks: Sequence[int], one_of: str = "") -> str:
 def words_of_failure(rank: int, error: BaseException, what: str = "failed") -> str:
     """Return what the peers of a rank are told of its error, in one line."""
     return f"rank {rank} {what}: {first_line(error)}"
+
+
+class StoreCalls:
+    """Calls on one store, one after the other; each in a thread of its own, which is left behind if it never ends."""
+
+    def __init__(self) -> None:
+        self._last: threading.Thread | None = None
+
+    def call(self, function: Callable[[], T], default: T) -> T:
+        """Return what ``function`` returns; ``default`` where the store is gone, or has not answered in time."""
+        if self._last is not None and self._last.is_alive():
+            return default  # it has not answered yet
+        results: list[T] = []
+
+        def work() -> None:
+            with suppress(RuntimeError):  # the store is gone with the rank that had it
+                results.append(function())
+
+        self._last = threading.Thread(target=work, daemon=True, name="micro asks the store")
+        self._last.start()
+        self._last.join(ANSWER_S)
+        return results[0] if results else default
 
 
 class PeerFailures:
