@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -44,8 +43,9 @@ class Batch:
         return [vector[place].view(self.rows, self.columns) for place in self.places]
 
 
-@lru_cache(maxsize=64)
-def batches_of(layout: Layout, rank: int, min_compression: float, device: str) -> tuple[tuple[Batch, ...], Tensor]:
+def batches_of(
+    layout: Layout, rank: int, min_compression: float, device: torch.device
+) -> tuple[tuple[Batch, ...], Tensor]:
     """Return what is approximated, matrices of one shape together, and the (m,) indices of all that travels whole."""
     by_shape: dict[tuple[int, int], list[tuple[str, slice]]] = {}
     whole = [torch.arange(0)]
@@ -118,7 +118,7 @@ class PowerSGD(Reducer):
         return bucket.volume(calls if right else calls[:1], bucket.numel)
 
     def _batches(self, layout: Layout, device: torch.device) -> tuple[tuple[Batch, ...], Tensor]:
-        return batches_of(layout, self.rank, self.min_compression, str(device))
+        return layout.kept(batches_of, self.rank, self.min_compression, device)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept, and factors drawn by the parameters' names."""

@@ -75,7 +75,7 @@ class TwoLevel(ShareReducer):
 
     def parts(self, layout: Layout, place: int | None) -> tuple[Share | None, Share | None]:
         """Return the shard of this place in a node, which is not known before the first step."""
-        return (None if place is None else node_shards(layout, self.ranks_per_node)[place]), None
+        return (None if place is None else layout.kept(node_shards, self.ranks_per_node)[place]), None
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors: the reducer's of this rank's shard, and where it lies."""
@@ -92,7 +92,7 @@ class TwoLevel(ShareReducer):
         if state.place is None:
             self._give_(state, within.rank, self.reducer.start)
         assert state.place == within.rank, f"state of place {state.place} used at place {within.rank}"
-        shards, inner, outcome = node_shards(layout, self.ranks_per_node), state.inner, None
+        shards, inner, outcome = layout.kept(node_shards, self.ranks_per_node), state.inner, None
         update = yield from over(within, node_mean(grad, shards, within))
         if inner is not None:
             inner.step = state.step
