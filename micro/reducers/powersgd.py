@@ -12,8 +12,7 @@ from micro.comm.requests import AllReduce, Reduction
 from micro.feedback import ErrorFeedback
 from micro.predicted_traffic import Bucket, Calls, Volume
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.outcome import Outcome, checked
-from micro.reducers.rounding import rounded, rounding, write_
+from micro.reducers.outcome import Outcome, checked, rounded, rounding, write_
 from micro.reducers.stats import Start, stats_of
 from micro.values.finite import flag_of, is_finite_by, is_zero
 from micro.values.flat import Layout

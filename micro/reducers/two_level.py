@@ -12,9 +12,8 @@ from micro.comm.requests import Reduction, over
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState
 from micro.reducers.node_exchange import find, gather_update_, local_calls, node_mean, node_shards, share_header
-from micro.reducers.outcome import Outcome
+from micro.reducers.outcome import Outcome, rounded, rounding
 from micro.reducers.powersgd import PowerSGD
-from micro.reducers.rounding import rounded, rounding
 from micro.reducers.shares import Share, ShareReducer, ShareState
 from micro.reducers.stats import Start, stats_of
 from micro.reducers.wrapping import WrappingReducer, innermost

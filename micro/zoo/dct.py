@@ -18,7 +18,7 @@ from micro.exchanges.predicted_traffic import Choice
 from micro.feedback import ErrorFeedback, Feedback
 from micro.parts import as_part
 from micro.predicted_traffic import Bucket, Choosing, Volume
-from micro.reducers.rounding import write_
+from micro.reducers.outcome import write_
 from micro.selectors.pieces import largest_of_each
 from micro.selectors.topk import shares
 from micro.values.norms import norm
