@@ -57,7 +57,8 @@ class Messages:
 def part_messages(numel: int, num_parts: int, codec: Codec, dtype: torch.dtype) -> tuple[Messages, Messages]:
     """Return the messages in which the `equal_slices` of ``numel`` values travel, and those with a byte behind each."""
     parts = equal_slices(numel, num_parts)
-    return tuple(_messages(parts, [codec.num_bytes(b - a, dtype) for a, b in parts], gap) for gap in (0, 1))
+    sizes = [codec.num_bytes(stop - start, dtype) for start, stop in parts]
+    return _messages(parts, sizes, 0), _messages(parts, sizes, 1)
 
 
 def _messages(parts: Sequence[tuple[int, int]], sizes: Sequence[int], gap: int) -> Messages:
