@@ -47,10 +47,10 @@ class Messages:
         size = self.sizes[0]
         num_longer = self.sizes.count(size)
         longer, shorter = wires[: num_longer * size], wires[num_longer * size :]
-        rows = [longer.view(num_longer, -1)]
-        if num_longer < len(self.sizes):
-            rows.append(shorter.view(len(self.sizes) - num_longer, -1))
-        return torch.cat([row[:, -1] for row in rows])
+        ends = longer.view(num_longer, -1)[:, -1]
+        if num_longer == len(self.sizes):
+            return ends
+        return torch.cat([ends, shorter.view(len(self.sizes) - num_longer, -1)[:, -1]])
 
 
 @lru_cache(maxsize=512)  # called at every step

@@ -9,7 +9,7 @@ from micro.codecs.messages import part_messages
 from micro.comm.requests import AllGatherLists, AllToAll, Fill, Reduction
 from micro.exchanges.base import Transport, gather_header, header_call
 from micro.predicted_traffic import Calls
-from micro.values.finite import Finite, all_finite, soonest
+from micro.values.finite import Finite, all_finite
 from micro.values.partition import equal_slices
 
 Found = tuple[Finite, Finite, int | None]
@@ -46,7 +46,7 @@ def mean_encoded_(
     start, stop = equal_slices(numel, n)[rank]
     own_size = bare.sizes[rank]
     memory = torch.empty(bare.num_bytes + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
-    leaving, message = memory[: bare.num_bytes + 1].split([bare.num_bytes - own_size, flagged.sizes[rank]])
+    leaving, message = memory[: bare.num_bytes - own_size], memory[bare.num_bytes - own_size : bare.num_bytes + 1]
     in_others = coding.encode_others_(codec, values, key, leaving, bare, rank, rest, grad=grad)
     sizes = [0 if other == rank else size for other, size in enumerate(bare.sizes)]
     coming = [0 if other == rank else own_size for other in range(n)]
@@ -64,7 +64,8 @@ def mean_encoded_(
 
     def decode_others() -> tuple[Finite, Finite]:
         fit = coding.decode_others_(codec, wires, flagged, rank, mean)
-        return soonest(flagged.last_bytes(wires).all()), all_finite([fits, fit])
+        flags = flagged.last_bytes(wires)
+        return all(flags.tolist()) if flags.is_cpu else flags.all(), all_finite([fits, fit])
 
     is_finite, fits = yield Fill(into=mean, work=decode_others)
     return is_finite, fits, first_bad

@@ -136,7 +136,7 @@ def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
 
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what of a slice ``x`` (numel,) reaches the magnitude with the bits ``lowest``; see `micro.kernels.cuts`.
+    """Return what of a slice ``x`` (numel,) reaches the magnitude with the bits ``lowest``; see `reference`.
 
     Args:
         start: of the slice in the vector.

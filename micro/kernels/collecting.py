@@ -1,4 +1,4 @@
-"""Compiled loops of a selection among slices that is cut by counts; see `micro.kernels.cuts` for what they do."""
+"""Compiled loops of a selection among slices that is cut by counts; see `micro.kernels.reference`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from micro.kernels.cuts import NUM_BINS
+from micro.kernels.reference import NUM_BINS
 from micro.kernels.jit import bits_of, jitted
 from micro.kernels.scanning import scan
 

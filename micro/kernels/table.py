@@ -37,8 +37,8 @@ TABLE = {
     "take_": Forms(numba="entries"),
     "added": Forms(numba="merging"),
     "common": Forms(numba="merging"),
-    "collect": Forms("cuts", numba="collecting"),
-    "keep": Forms("cuts", numba="collecting"),
+    "collect": Forms(numba="collecting"),
+    "keep": Forms(numba="collecting"),
     "sums": Forms(numba="summing", triton="triton.summing"),
 }
 COUNTED = {"counted_above": Forms(triton="triton.scanning")}  # `above`, whose host reads the length later

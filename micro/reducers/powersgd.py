@@ -14,7 +14,7 @@ from micro.predicted_traffic import Bucket, Calls, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked, rounded, rounding, write_
 from micro.reducers.stats import Start, stats_of
-from micro.values.finite import flag_of, is_finite_by, is_zero
+from micro.values.finite import flag_of, is_finite_by, is_zero, negated
 from micro.values.flat import Layout
 from micro.values.nonfinite import Policy, check_policy
 from micro.values.randomness import generator
@@ -138,7 +138,7 @@ class PowerSGD(Reducer):
         matrices = _copied(batches, acc, state)
         factors = [torch.stack([state.factors[name] for name in batch.names]) for batch in batches]
         left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
-        flag = 1 - flag_of(is_finite_by(bad, grad.numel()), acc.dtype, acc.device)
+        flag = flag_of(negated(is_finite_by(bad, grad.numel())), acc.dtype, acc.device)
         *left, whole, flag = yield from _mean([*left, acc[rest], flag], comm)
         left = [torch.linalg.qr(factor).Q for factor in left]
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]

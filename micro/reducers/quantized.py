@@ -20,7 +20,7 @@ from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked, cut_, write_
 from micro.reducers.stats import Start, stats_of
-from micro.values.finite import Finite, FirstBad, flag_of, is_finite_by, is_number, is_zero
+from micro.values.finite import Finite, FirstBad, is_finite_by, is_number, is_zero, negated
 from micro.values.flat import Layout
 from micro.values.nonfinite import Policy, check_policy
 from micro.values.sparse import AllLeaving, AllValues, Overlap, SparseValues, Step
@@ -163,7 +163,7 @@ class Quantized(Reducer):
         if self.codec.lossless:
             total = state.spare = message[:-1]
             total.copy_(acc)
-            message[-1] = 1 - flag_of(step.is_finite, acc.dtype, acc.device)[0]
+            message[-1] = negated(step.is_finite)
             yield AllReduce(mine=message)
             mean = torch.div(total, comm.world_size, out=grad if is_same else total)
             return mean, AllValues(acc), is_zero(message[-1]), is_number(mean.sum()), None
