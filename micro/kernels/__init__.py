@@ -171,7 +171,7 @@ def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
     Fewer where ``indices`` does not hold as many.
     """
     is_dense = indices.numel() * SPARSEST > numel and indices.is_contiguous()
-    loops = module("choosing") if is_dense and indices.is_cpu and has_numba() else reference
+    loops = module("lists") if is_dense and indices.is_cpu and has_numba() else reference
     return loops.first_distinct(indices, numel, k)
 
 

@@ -12,7 +12,7 @@ from tests import parts
 from tests.products import grid
 
 LOWEST, SHIFT, START = bits_of_magnitude(1.0), 20, 1000
-FORMS = [reference, *([table.module("collecting")] if table.has_numba() else [])]
+FORMS = [reference, *([table.module("cpu")] if table.has_numba() else [])]
 
 
 def drawn(numel: int, seed: int = 0) -> Tensor:
