@@ -20,8 +20,9 @@ Reading order:
     exchanges/         how the ranks' indices and values meet
     codecs/            the bytes of values and of indices
     feedback, density/ what becomes of what was not sent; how much to send at each step
-    reducers/          the pipeline that runs these parts (sparse), and methods that do without them; scope: a bucket,
-                       each parameter or the whole model; stats: what a step reports
+    reducers/          sparse: the pipeline that runs these parts; quantized: all values with a codec; methods that do
+                       without; outcome: how a reduction ends; stats: what it reports; scope: a bucket, each parameter
+                       or the whole model
     predicted_traffic  what a method is expected to send
     drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss, summaries
     ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone
@@ -64,6 +65,7 @@ from micro.parts import build, known
 from micro.reducers.base import Reducer
 from micro.reducers.dense import DenseReducer
 from micro.reducers.powersgd import PowerSGD
+from micro.reducers.quantized import Quantized
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.split import Split
 from micro.reducers.stats import StepStats
@@ -125,6 +127,7 @@ __all__ = [
     "PeerError",
     "PerTensor",
     "PowerSGD",
+    "Quantized",
     "RandomK",
     "RankStates",
     "Reducer",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.kernels import cuts, reference, table
+from micro.kernels import reference, table
 from micro.values.finite import index_of
 from micro.values.randomness import generator
 
@@ -53,7 +53,7 @@ def lists(kind: str, numel: int) -> tuple[Tensor, Tensor, list[int]]:
 def candidates(numel: int, share: int) -> Arguments:
     """Return indices, magnitudes, and what is kept of them: all from 4 on, and ``share`` of those from 2 on."""
     bottom, top = 0x40000000, 0x40800000  # as bits of a float32
-    indices, magnitudes, _ = cuts.collect(vector("tied", numel), 0, ONE_HALF, 20)
+    indices, magnitudes, _ = reference.collect(vector("tied", numel), 0, ONE_HALF, 20)
     return indices, magnitudes, int((magnitudes >= 4).sum()) + share, bottom, top, share
 
 

@@ -122,7 +122,7 @@ class SparsifierConfig:
     @property
     def sends_everything(self) -> bool:
         """Whether every element is in the update: the density is then 1, whatever is configured."""
-        return part_name(self.reducer) in ("dense", "powersgd") or part_name(self.selector) == "everything"
+        return part_name(self.reducer) in ("dense", "powersgd", "quantized") or part_name(self.selector) == "everything"
 
 
 @dataclass(kw_only=True)

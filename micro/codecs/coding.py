@@ -106,12 +106,12 @@ def encode_mean_(
     Returns:
         whether ``mean`` is finite, and what `encode_` returns.
     """
-    loops, n = _loops(codec, values, mean, rest), len(wires) + 1
+    loops, n = _loops(codec, values, mean, rest), wires.shape[0] + 1
     first_bad, grad = _to_add(codec if loops else None, values, grad)
     if loops is not None:
         is_finite, found = loops.encode_mean(codec.code, values, wires, wire, key, mean, rest, grad)
         return is_finite, first_bad if grad is None else found
-    if len(wires):
+    if n > 1:
         decode_mean_(codec, wires, mean)
         mean.add_(values).div_(n)
     else:

@@ -1,6 +1,6 @@
 """Where the messages of a vector's parts lie: a message for each of n equal parts, one after the other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from micro.codecs.base import Codec
 from micro.values.partition import equal_slices
 
 
@@ -46,17 +47,21 @@ class Messages:
         size = self.sizes[0]
         num_longer = self.sizes.count(size)
         longer, shorter = wires[: num_longer * size], wires[num_longer * size :]
-        rows = [longer.view(num_longer, -1)]
-        if num_longer < len(self.sizes):
-            rows.append(shorter.view(len(self.sizes) - num_longer, -1))
-        return torch.cat([row[:, -1] for row in rows])
+        ends = longer.view(num_longer, -1)[:, -1]
+        if num_longer == len(self.sizes):
+            return ends
+        return torch.cat([ends, shorter.view(len(self.sizes) - num_longer, -1)[:, -1]])
 
 
-@lru_cache(maxsize=64)  # called at every step
-def equal_messages(numel: int, num_parts: int, longer: int, shorter: int, gap: int) -> Messages:
-    """Return the messages of `equal_slices`, of so many bytes each: the first ``numel % num_parts`` have the longer."""
-    parts, num_longer = equal_slices(numel, num_parts), numel % num_parts
-    sizes = [longer + gap] * num_longer + [shorter + gap] * (num_parts - num_longer)
-    begins = accumulate(sizes, initial=0)
-    rows = tuple((*part, begin, begin + size - gap) for part, begin, size in zip(parts, begins, sizes, strict=False))
-    return Messages(tuple(sizes), gap, rows)
+@lru_cache(maxsize=512)  # called at every step
+def part_messages(numel: int, num_parts: int, codec: Codec, dtype: torch.dtype) -> tuple[Messages, Messages]:
+    """Return the messages in which the `equal_slices` of ``numel`` values travel, and those with a byte behind each."""
+    parts = equal_slices(numel, num_parts)
+    sizes = [codec.num_bytes(stop - start, dtype) for start, stop in parts]
+    return _messages(parts, sizes, 0), _messages(parts, sizes, 1)
+
+
+def _messages(parts: Sequence[tuple[int, int]], sizes: Sequence[int], gap: int) -> Messages:
+    ends = list(accumulate((size + gap for size in sizes), initial=0))
+    rows = tuple((*part, begin, begin + size) for part, begin, size in zip(parts, ends, sizes, strict=False))
+    return Messages(tuple(size + gap for size in sizes), gap, rows)

@@ -13,9 +13,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from micro.reducers.base import Reducer
 from micro.reducers.outcome import Arrived
+from micro.reducers.quantized import Quantized
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import innermost
-from micro.selectors.everything import Everything
+from micro.selectors.base import Traits
 from micro.values.flat import Layout
 
 
@@ -72,10 +73,11 @@ def note_whole(parameters: Mapping[str, Tensor]) -> None:
 def refusal(reducer: Reducer) -> str | None:
     """Return why what ``reducer`` sends of an element is not the sum of the gradients since it was last sent."""
     inner = innermost(reducer)
-    if not isinstance(inner, SparseReducer):
+    if not isinstance(inner, SparseReducer | Quantized):
         return None
     feedback = inner.feedback.name
-    if feedback == "none" and isinstance(inner.selector, Everything):
+    is_whole = isinstance(inner, Quantized) or Traits.EVERY_INDEX in inner.selector.traits
+    if feedback == "none" and is_whole:
         return None  # every gradient is sent
     reasons = {
         "momentum": "sums that carry momentum",

@@ -8,6 +8,7 @@ import torch
 
 from micro.feedback import MomentumCorrection
 from micro.reducers.base import Reducer
+from micro.reducers.quantized import Quantized
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import innermost
 from micro.selectors.threshold import Threshold
@@ -116,13 +117,13 @@ def check_scaler(scaler: Scaler | None, reducer: Reducer) -> None:
     if scale is not None:
         _check_positive(_number(scale), "")
     inner = innermost(reducer)
-    if not isinstance(inner, SparseReducer):
+    if not isinstance(inner, SparseReducer | Quantized):
         return
     if isinstance(inner.feedback, MomentumCorrection) and inner.feedback.clip is not None:
         raise ValueError(
             "clip of feedback momentum is in units of gradients, which a scaler changes: use clip of micro.attach"
         )
-    selector = inner.selector
+    selector = inner.selector if isinstance(inner, SparseReducer) else None
     while isinstance(selector, WrappingSelector):
         selector = selector.selector
     if isinstance(selector, Threshold):

@@ -1,65 +1,20 @@
-"""The mean over the ranks of values that all of them have at the same indices."""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+"""The mean over the ranks of encoded values that all of them have at the same indices."""
 
 import torch
 from torch import Tensor
 
 from micro.codecs import coding
-from micro.codecs.messages import Messages, equal_messages
-from micro.comm.requests import AllGatherLists, AllReduce, AllToAll, Fill, Reduction
-from micro.exchanges.base import Transport
-from micro.exchanges.gathering import gather_header
-from micro.exchanges.predicted_traffic import Choice
+from micro.codecs.base import Codec
+from micro.codecs.messages import part_messages
+from micro.comm.requests import AllGatherLists, AllToAll, Fill, Reduction
+from micro.exchanges.base import Transport, gather_header, header_call
 from micro.predicted_traffic import Calls
-from micro.values.finite import Finite, all_finite, flag_of, is_zero, soonest
-from micro.values.partition import equal_sizes, equal_slices
+from micro.values.finite import Finite, all_finite
+from micro.values.partition import equal_slices
 
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """What became of an average of encoded values.
-
-    Attributes:
-        is_finite: whether all ranks' gradients were finite, the same on all ranks.
-        fits: whether the mean is finite, the same on all ranks.
-        first_bad: index of this rank's first sum that is not finite or too large, where a gradient was added.
-    """
-
-    is_finite: Finite
-    fits: Finite
-    first_bad: int | None = None
-
-
-AverageEncoded = Callable[..., Reduction[Mean]]
-"""A way to average encoded values that all ranks have at the same indices, with the arguments of `mean_encoded_`."""
-
-
-def mean_of(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Tensor, Finite]]:
-    """Average ``values`` (k,), one entry per shared index, over the ranks.
-
-    Whether each gradient was finite travels along: one more number in an all-reduce, one byte with encoded values.
-
-    Returns:
-        the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
-    """
-    if transport.wire.values.lossless:
-        bad = 1 - flag_of(transport.step.is_finite, values.dtype, values.device)
-        mean = (yield AllReduce(mine=torch.cat([values, bad]))) / transport.comm.world_size
-        return mean[:-1], values, is_zero(mean[-1])
-    rest, mean = torch.empty_like(values), torch.empty_like(values)
-    averaged = yield from mean_encoded_(values, transport, rest=rest, mean=mean)
-    return mean, values - rest, averaged.is_finite
-
-
-def mean_calls(choice: Choice) -> Calls:
-    """Return what `mean_of` calls for one value at every index of the update."""
-    n = choice.world_size
-    if choice.wire.values.lossless:
-        return (("all_reduce", (round(choice.total) + 1) * choice.dtype.itemsize),)
-    part = choice.values(choice.total / n)
-    return ("scatter", (n - 1) * part), ("gather_lists", part + 1)
+Found = tuple[Finite, Finite, int | None]
+"""Whether all ranks' gradients were finite, and whether the mean is, the same on all ranks; then the index of this
+rank's first sum that is not finite or too large, where a gradient was added."""
 
 
 def mean_encoded_(
@@ -70,8 +25,8 @@ def mean_encoded_(
     mean: Tensor,
     memory: Tensor | None = None,
     grad: Tensor | None = None,
-) -> Reduction[Mean]:
-    """Average encoded values: scatter them, add in full precision, share the encoded means; see `mean_of`.
+) -> Reduction[Found]:
+    """Average encoded values: scatter them, add in full precision, share the encoded means.
 
     An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
     a part, adds what the others sent of it in rank order to its own values, which need no code, and counts the rounding
@@ -87,11 +42,11 @@ def mean_encoded_(
     """
     comm, codec, key = transport.comm, transport.wire.values, transport.key
     n, rank, numel = comm.world_size, comm.rank, values.numel()
-    bare, flagged = (_messages(numel, transport, values.dtype, gap=gap) for gap in (0, 1))
+    bare, flagged = part_messages(numel, n, codec, values.dtype)
     start, stop = equal_slices(numel, n)[rank]
     own_size = bare.sizes[rank]
     memory = torch.empty(bare.num_bytes + 1, dtype=torch.uint8, device=values.device) if memory is None else memory
-    leaving, message = memory[: bare.num_bytes + 1].split([bare.num_bytes - own_size, flagged.sizes[rank]])
+    leaving, message = memory[: bare.num_bytes - own_size], memory[bare.num_bytes - own_size : bare.num_bytes + 1]
     in_others = coding.encode_others_(codec, values, key, leaving, bare, rank, rest, grad=grad)
     sizes = [0 if other == rank else size for other, size in enumerate(bare.sizes)]
     coming = [0 if other == rank else own_size for other in range(n)]
@@ -109,10 +64,11 @@ def mean_encoded_(
 
     def decode_others() -> tuple[Finite, Finite]:
         fit = coding.decode_others_(codec, wires, flagged, rank, mean)
-        return soonest(flagged.last_bytes(wires).all()), all_finite([fits, fit])
+        flags = flagged.last_bytes(wires)
+        return all(flags.tolist()) if flags.is_cpu else flags.all(), all_finite([fits, fit])
 
     is_finite, fits = yield Fill(into=mean, work=decode_others)
-    return Mean(is_finite, fits, first_bad)
+    return is_finite, fits, first_bad
 
 
 def mean_gathered_(
@@ -123,7 +79,7 @@ def mean_gathered_(
     mean: Tensor,
     memory: Tensor | None = None,
     grad: Tensor | None = None,
-) -> Reduction[Mean]:
+) -> Reduction[Found]:
     """Average encoded values that every rank sends to all others; for the arguments see `mean_encoded_`."""
     codec, n, count = transport.wire.values, transport.comm.world_size, values.numel()
     size = codec.num_bytes(count, values.dtype)
@@ -133,15 +89,22 @@ def mean_gathered_(
     header = yield from gather_header(values, is_finite=is_finite, counts=(count,) * n)
     wires = (yield AllGatherLists(mine=wire, counts=[size] * n, kind="values")).view(n, size)
     fits = yield Fill(into=mean, work=lambda: coding.decode_mean_(codec, wires, mean, n))
-    return Mean(header.is_finite, fits, first_bad)
+    return header.is_finite, fits, first_bad
 
 
 def message_bytes(numel: int, transport: Transport, dtype: torch.dtype) -> int:
     """Return the bytes of the messages that `mean_encoded_` sends of ``numel`` values."""
-    return _messages(numel, transport, dtype, gap=0).num_bytes + 1
+    return part_messages(numel, transport.comm.world_size, transport.wire.values, dtype)[0].num_bytes + 1
 
 
-def _messages(numel: int, transport: Transport, dtype: torch.dtype, *, gap: int) -> Messages:
-    """Return the messages in which all parts of ``numel`` values travel, with so many bytes behind each."""
-    parts, codec = equal_sizes(numel, transport.comm.world_size), transport.wire.values
-    return equal_messages(numel, len(parts), *(codec.num_bytes(parts[place], dtype) for place in (0, -1)), gap)
+def mean_calls(codec: Codec, count: float, world_size: int, dtype: torch.dtype) -> Calls:
+    """Return what the mean of ``count`` values takes: one all-reduce, or what `mean_encoded_` calls."""
+    if codec.lossless:
+        return (("all_reduce", (round(count) + 1) * dtype.itemsize),)
+    part = codec.num_bytes(round(count / world_size), dtype)
+    return ("scatter", (world_size - 1) * part), ("gather_lists", part + 1)
+
+
+def gathered_calls(codec: Codec, count: float, world_size: int, dtype: torch.dtype) -> Calls:
+    """Return what `mean_gathered_` calls."""
+    return header_call(), ("gather_lists", codec.num_bytes(round(count), dtype))

@@ -11,9 +11,10 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs import coding
 from micro.comm.requests import Once, Reduction
-from micro.exchanges.averaging import AverageEncoded, mean_gathered_
-from micro.exchanges.base import Exchange, NoState, Transport
-from micro.exchanges.gathering import (
+from micro.exchanges.base import (
+    Exchange,
+    NoState,
+    Transport,
     gather_header,
     gather_indices,
     gather_values,
@@ -55,7 +56,7 @@ class Gather(Exchange[NoState]):
     rule: GatherRule | None = None
     name: ClassVar[str] = "gather"
     accepts: ClassVar[frozenset[Overlap]] = frozenset({Overlap.ANY, Overlap.DISJOINT, Overlap.SAME})
-    average_: ClassVar[AverageEncoded] = staticmethod(mean_gathered_)  # the values of all indices, which do not travel
+    sends_to_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rule is not None and self.rule not in get_args(GatherRule):

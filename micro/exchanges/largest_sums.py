@@ -14,8 +14,7 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs.indices import Int32
 from micro.comm.requests import AllGather, AllGatherLists, Once, Reduction
-from micro.exchanges.base import Transport
-from micro.exchanges.gathering import Header, count_of, gather_header
+from micro.exchanges.base import Header, Transport, count_of, gather_header
 from micro.exchanges.regions import gather_sums
 from micro.values.finite import flag_of
 from micro.values.on_device import on_device

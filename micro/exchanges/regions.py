@@ -9,8 +9,7 @@ from micro.codecs import coding
 from micro.codecs.indices import Int32, Spans
 from micro.comm.ranks import Kind
 from micro.comm.requests import AllGatherLists, AllToAll, Reduction
-from micro.exchanges.base import Transport
-from micro.exchanges.gathering import decoded, gather_indices
+from micro.exchanges.base import Transport, decoded, gather_indices
 from micro.exchanges.predicted_traffic import Choice
 from micro.predicted_traffic import COUNT_BYTES, Calls
 from micro.values.on_device import on_device

@@ -3,16 +3,25 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm.requests import Once, Reduction, known
-from micro.exchanges.averaging import AverageEncoded, mean_calls, mean_encoded_, mean_of
-from micro.exchanges.base import Exchange, NoState, Transport
-from micro.exchanges.gathering import counts_calls, gather_counts, gather_indices, indices_calls
+from micro.comm.requests import AllReduce, Once, Reduction, known
+from micro.exchanges.averaging import mean_calls, mean_encoded_
+from micro.exchanges.base import (
+    Exchange,
+    NoState,
+    Transport,
+    counts_calls,
+    gather_counts,
+    gather_indices,
+    indices_calls,
+)
 from micro.exchanges.predicted_traffic import Choice
 from micro.kernels.reference import are_first, places_of
 from micro.predicted_traffic import Calls
+from micro.values.finite import Finite, flag_of, is_zero, negated
 from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues
 
 
@@ -31,7 +40,6 @@ class Union(Exchange[NoState]):
 
     name: ClassVar[str] = "union"
     accepts: ClassVar[frozenset[Overlap]] = frozenset(Overlap)
-    average_: ClassVar[AverageEncoded] = staticmethod(mean_encoded_)  # the values of all indices, which do not travel
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
         """Return the mean of all ranks at the union of what they chose."""
@@ -51,7 +59,25 @@ class Union(Exchange[NoState]):
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
         """Return counts, indices, and the mean of one value at each; see Exchange."""
-        return (*counts_calls(choice), *indices_calls(choice), *mean_calls(choice)), choice.total
+        mean = mean_calls(choice.wire.values, choice.total, choice.world_size, choice.dtype)
+        return (*counts_calls(choice), *indices_calls(choice), *mean), choice.total
+
+
+def mean_of(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Tensor, Finite]]:
+    """Average ``values`` (k,), one entry per shared index, over the ranks.
+
+    Whether each gradient was finite travels along: one more number in an all-reduce, one byte with encoded values.
+
+    Returns:
+        the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
+    """
+    if transport.wire.values.lossless:
+        bad = flag_of(negated(transport.step.is_finite), values.dtype, values.device)
+        mean = (yield AllReduce(mine=torch.cat([values, bad]))) / transport.comm.world_size
+        return mean[:-1], values, is_zero(mean[-1])
+    rest, mean = torch.empty_like(values), torch.empty_like(values)
+    is_finite, _, _ = yield from mean_encoded_(values, transport, rest=rest, mean=mean)
+    return mean, values - rest, is_finite
 
 
 def distinct(indices: Tensor, numel: int) -> Reduction[Tensor]:

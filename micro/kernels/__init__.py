@@ -136,7 +136,7 @@ def ranked(x: Tensor, ranks: Sequence[int]) -> Tensor:
 
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what of a slice ``x`` (numel,) reaches the magnitude with the bits ``lowest``; see `micro.kernels.cuts`.
+    """Return what of a slice ``x`` (numel,) reaches the magnitude with the bits ``lowest``; see `reference`.
 
     Args:
         start: of the slice in the vector.
@@ -171,7 +171,7 @@ def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
     Fewer where ``indices`` does not hold as many.
     """
     is_dense = indices.numel() * SPARSEST > numel and indices.is_contiguous()
-    loops = module("choosing") if is_dense and indices.is_cpu and has_numba() else reference
+    loops = module("lists") if is_dense and indices.is_cpu and has_numba() else reference
     return loops.first_distinct(indices, numel, k)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from micro.kernels.code import Code, Kind
 from micro.kernels.code_blocks import read_block, write_block
 from micro.kernels.floats import converts_halves
-from micro.kernels.jit import INFINITY_BITS, jitted
+from micro.kernels.jit import INFINITY_BITS, array_of, jitted
 from micro.kernels.threads import in_parts
 from micro.kernels.tiles import absorb_tile, finish, highest_bits, leave
 from micro.values.randomness import words
@@ -46,7 +46,7 @@ def encode(
 
 def decode(code: Code, wires: Tensor, out: Tensor, divisor: float = 1.0) -> bool:
     """Fill ``out`` with the sum of what R messages (R, bytes) hold, divided; return whether all of it is finite."""
-    target, memory = out.detach().numpy(), wires.numpy()
+    target, memory = array_of(out), wires.numpy()
     settings = np.float32(divisor), code.scale_bytes(target.size)
 
     def work(a: int, b: int) -> int:
@@ -68,7 +68,7 @@ def encode_mean(
 ) -> tuple[bool, int | None]:
     """Make a message of a mean; see `micro.codecs.coding.encode_mean_`, also for what is returned."""
     x, added, left, bytes_moved = _vectors(values, rest, grad, wire)
-    target, others, memory, count = mean.detach().numpy(), wires.numpy(), wire.numpy(), np.float32(len(wires) + 1)
+    target, others, memory, count = array_of(mean), wires.numpy(), wire.numpy(), np.float32(wires.shape[0] + 1)
     settings, skip, drawn, numel = _settings(code), code.scale_bytes(x.size), _words(code, key), x.size
     size = code.block * max(1, CHUNK // code.block)
 
@@ -92,7 +92,7 @@ def _vectors(
     values: Tensor, rest: Tensor | None, grad: Tensor | None, wire: Tensor
 ) -> tuple[Array, Array, Array, float]:
     """Return values, gradient and rest, empty where there is none, and the bytes that encoding moves for a value."""
-    x, added, left = (_NOTHING if v is None else v.detach().numpy() for v in (values, grad, rest))
+    x, added, left = (_NOTHING if v is None else array_of(v) for v in (values, grad, rest))
     return x, added, left, 4 + 8 * (grad is not None) + 4 * (rest is not None) + wire.numel() / max(x.size, 1)
 
 

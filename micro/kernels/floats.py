@@ -1,6 +1,7 @@
 """Compiled conversions between a float32 and the 16 bits of a half or of a bfloat16, rounded to the nearest."""
 
 import platform
+from functools import cache
 from typing import Any
 
 import numba
@@ -15,6 +16,7 @@ LARGEST_HALF = np.float32(65504)
 LARGEST_BFLOAT16 = 0x7F7F0000  # as a float32
 
 
+@cache  # LLVM takes 0.4 ms to say what a processor can do
 def converts_halves() -> bool:
     """Tell whether loops are compiled for a processor that converts halves itself; others would need a library."""
     is_host = not numba.config.CPU_NAME and not numba.config.CPU_FEATURES  # type: ignore[attr-defined]

@@ -1,12 +1,16 @@
 """What the kernels compute, in plain torch: the oracle of their tests and the fallback where they cannot run."""
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from micro.values.finite import FirstBad
+
+NUM_BINS = 32  # of the magnitudes of candidates, whose counts each rank sends: 128 bytes
+LARGEST = 3.4e38  # about the largest float32
 
 Scan = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # as `above`
 Lists = Callable[[int], tuple[Tensor, Tensor]]  # what `above` finds, of a known length
@@ -237,3 +241,70 @@ def _sums_of_chunk(chunk: Tensor, floor: float) -> Tensor:
         return torch.cat([value.new_zeros(5), value.new_full((1,), torch.inf)])
     sums = counts.sum().double(), value.sum(), magnitude.square().sum(), magnitude.sum(), magnitude.max(), least.min()
     return torch.stack(sums)
+
+
+def magnitude_of(bits: int) -> float:
+    """Return the number whose float32 has these bits."""
+    value: float = struct.unpack("=f", struct.pack("=i", bits))[0]
+    return value
+
+
+def bits_of_magnitude(value: float) -> int:
+    """Return the bits of a magnitude as a float32; what is larger than any counts as the largest."""
+    bits: int = struct.unpack("=i", struct.pack("=f", min(value, LARGEST)))[0]
+    return bits
+
+
+def reaching(lowest: int, dtype: torch.dtype) -> float:
+    """Return the smallest number of ``dtype`` that as a float32 is the magnitude with the bits ``lowest`` or more.
+
+    Histograms and bins count float32. In double precision some numbers just below that magnitude are rounded to it.
+    """
+    magnitude = magnitude_of(lowest)
+    if dtype != torch.float64:
+        return magnitude
+    middle = (magnitude_of(lowest - 1) + magnitude) / 2
+    return math.nextafter(middle, math.inf) if lowest % 2 else middle  # ties are rounded to even bits
+
+
+def collect(
+    x: Tensor, start: int, lowest: int, shift: int, found: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return indices, magnitudes and counts by bin of what reaches ``lowest``, ``found`` or not; see micro.kernels.
+
+    Bin b begins at the magnitude whose float32 has the bits ``lowest + (b << shift)``; the last one has no end.
+    """
+    places, magnitudes = found or above(x, reaching(lowest, x.dtype))
+    magnitudes = magnitudes.to(torch.float32)
+    return places + start, magnitudes, _bin_counts(_bins(magnitudes, lowest, shift))
+
+
+def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int, share: int) -> Tensor:
+    """Return the indices of what is kept; see micro.kernels."""
+    if magnitudes.device.type != "cpu":  # the same ones, as many as are known: the host reads nothing
+        return indices.index_select(0, torch.argsort(magnitudes, descending=True, stable=True)[:count].sort().values)
+    bits = magnitudes.view(torch.int32)
+    if not share:
+        return indices.index_select(0, torch.nonzero(bits >= top).view(-1))
+    inside = bits[(bits >= bottom) & (bits < top)]
+    smallest = torch.kthvalue(inside, inside.numel() - share + 1).values
+    kept = torch.nonzero(bits >= smallest).view(-1)
+    surplus = kept.numel() - count
+    if surplus:
+        ties = torch.nonzero(bits.index_select(0, kept) == smallest).view(-1)
+        is_kept = torch.ones_like(kept, dtype=torch.bool)
+        is_kept[ties[-surplus:]] = False
+        kept = kept[is_kept]
+    return indices.index_select(0, kept)
+
+
+def _bins(magnitudes: Tensor, lowest: int, shift: int) -> Tensor:
+    return ((magnitudes.view(torch.int32) - lowest) >> shift).clamp_(0, NUM_BINS - 1)
+
+
+def _bin_counts(bins: Tensor) -> Tensor:
+    """Return (NUM_BINS,) int32 counts of ``bins`` (m,); of an accelerator `torch.bincount` would read the largest."""
+    if bins.device.type == "cpu":
+        return torch.bincount(bins, minlength=NUM_BINS).to(torch.int32)
+    counts = torch.zeros(NUM_BINS, dtype=torch.int32, device=bins.device)
+    return counts.scatter_add_(0, bins.long(), torch.ones_like(bins))

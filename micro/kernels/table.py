@@ -24,21 +24,21 @@ class Forms(NamedTuple):
 
 
 TABLE = {
-    "absorb_": Forms(numba="absorbing", triton="triton.absorbing"),
+    "absorb_": Forms(numba="cpu", triton="triton.absorbing"),
     "absorb_and_sum_": Forms(numba="summing", triton="triton.summing"),
-    "above": Forms(numba="scanning", triton="triton.scanning"),
-    "above_by_piece": Forms(numba="scanning"),
-    "kth_by_run": Forms(numba="scanning"),
-    "magnitude_counts": Forms(numba="scanning"),
-    "largest": Forms(numba="choosing", triton="triton.scanning"),
-    "first_distinct": Forms(numba="choosing"),
-    "gather": Forms(numba="entries"),
-    "add_at_": Forms(numba="entries"),
-    "take_": Forms(numba="entries"),
-    "added": Forms(numba="merging"),
-    "common": Forms(numba="merging"),
-    "collect": Forms("cuts", numba="collecting"),
-    "keep": Forms("cuts", numba="collecting"),
+    "above": Forms(numba="cpu", triton="triton.scanning"),
+    "above_by_piece": Forms(numba="cpu"),
+    "kth_by_run": Forms(numba="cpu"),
+    "magnitude_counts": Forms(numba="cpu"),
+    "largest": Forms(numba="lists", triton="triton.scanning"),
+    "first_distinct": Forms(numba="lists"),
+    "gather": Forms(numba="lists"),
+    "add_at_": Forms(numba="lists"),
+    "take_": Forms(numba="lists"),
+    "added": Forms(numba="lists"),
+    "common": Forms(numba="lists"),
+    "collect": Forms(numba="cpu"),
+    "keep": Forms(numba="cpu"),
     "sums": Forms(numba="summing", triton="triton.summing"),
 }
 COUNTED = {"counted_above": Forms(triton="triton.scanning")}  # `above`, whose host reads the length later
@@ -52,7 +52,7 @@ def forms(*vectors: Tensor) -> Any:
         if not (x.is_cpu and x.dtype is torch.float32 and x.is_contiguous()):
             break
     else:
-        if "numba" in TRIED and _is_there("scanning"):
+        if "numba" in TRIED and _is_there("cpu"):
             return _operations("numba")
     return _operations("triton" if "triton" in TRIED and on_gpu(*vectors) else "torch")
 
@@ -77,7 +77,7 @@ def compiled(x: Tensor) -> bool:
 
 def has_numba() -> bool:
     """Tell whether numba's loops can be used."""
-    return "numba" in TRIED and _is_there("scanning")
+    return "numba" in TRIED and _is_there("cpu")
 
 
 def on_gpu(*tensors: Tensor) -> bool:

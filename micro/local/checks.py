@@ -15,6 +15,7 @@ from micro.comm.ranks import Comm
 from micro.drivers.wrappers import plain_parameters
 from micro.local.buffers import BufferPolicy
 from micro.reducers.base import Reducer, check_reducer
+from micro.reducers.quantized import Quantized
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import innermost
 from micro.values.flat import MAX_NUMEL, real
@@ -229,7 +230,7 @@ def check_method(reducer: object) -> Reducer:
     """Return the reducer. Raises ValueError where it is none, or needs the gradient of each step."""
     checked = check_reducer(reducer)
     inner = innermost(checked)
-    if isinstance(inner, SparseReducer) and inner.feedback.name == "momentum":
+    if isinstance(inner, SparseReducer | Quantized) and inner.feedback.name == "momentum":
         raise ValueError(
             "feedback momentum needs the gradient of each step, local steps exchange differences of weights: use "
             "feedback residual, and the momentum of the inner optimizer"

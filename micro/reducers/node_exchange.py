@@ -4,7 +4,6 @@ Each rank of a node owns a shard of every vector: a slice of each parameter.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,7 +26,6 @@ Shards = tuple[Share | None, ...]
 """The shard of each rank of a node; one of a vector with few elements may be empty."""
 
 
-@lru_cache(maxsize=256)  # made once for each of DDP's buckets
 def node_shards(layout: Layout, ranks_per_node: int) -> Shards:
     """Return the shards of a vector; of a parameter with fewer elements than ranks some get nothing."""
     return tuple(

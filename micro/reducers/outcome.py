@@ -1,4 +1,4 @@
-"""What a reduction returns: an update to be delivered or dropped; all buckets of a step share that decision."""
+"""How a reduction ends: the update is checked and written; then it is delivered or dropped with all other buckets."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.comm.requests import Reduction, known
-from micro.kernels.reference import first_nonfinite
+from micro.comm.requests import Fill, Once, Reduction, known
 from micro.reducers.stats import StepStats
 from micro.values.finite import Finite, FirstBad, index_of, is_number
 from micro.values.flat import Layout
 from micro.values.nonfinite import Finding, Policy, report
+from micro.values.sparse import SparseValues, summed
 
 Arrived = Callable[[], Tensor]
 """Returns (numel,) bool: at which elements an update holds what was sent, the same on all ranks."""
@@ -95,39 +95,130 @@ def cut_(acc: Tensor, indices: Tensor | slice, num_summands: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the host knows of a mean that was written.
+    """What the host knows of a mean.
 
     Attributes:
         is_finite: whether all gradients were, the same on all ranks.
-        bad_update: index of the first element of the mean that is not finite, where gradients were.
+        overflow: (m,) indices of the mean at which it is not finite although gradients were; None where it is.
         num_updated: distinct entries in the mean.
         records: numbers for the record of the step, None where there is none.
     """
 
     is_finite: bool
-    bad_update: int | None
+    overflow: Tensor | None
     num_updated: int
     records: list[Any]
 
+    @property
+    def bad_update(self) -> int | None:
+        """The first of the indices at which the mean overflowed."""
+        return None if self.overflow is None else int(self.overflow.min())
+
     def findings(self, layout: Layout, first_bad: FirstBad) -> tuple[Finding, ...]:
         """Return what was not finite; ``first_bad`` is where this rank's first bad sum is."""
-        if self.is_finite and self.bad_update is None:
+        if self.is_finite and self.overflow is None:
             return ()
         return (Finding(layout, index_of(first_bad, layout.numel), self.bad_update),)
 
 
 def checked(
-    grad: Tensor, *records: Tensor | None, is_finite: Finite, num_updated: int | Tensor, last: bool = True
+    mean: Tensor,
+    *records: Tensor | None,
+    is_finite: Finite,
+    num_updated: int | Tensor,
+    fits: Finite | None = None,
+    last: bool = True,
 ) -> Reduction[Checked]:
-    """Return what is to be known of the mean in ``grad`` (numel,); an accelerator is read once.
+    """Return what is to be known of a ``mean`` (numel,); an accelerator is read once.
 
     Args:
         records: numbers () for the record of the step.
         is_finite: whether all ranks' gradients were finite; where the host knows that they were not, there is no mean.
         num_updated: see Checked.
+        fits: whether the sum of the mean is finite, where that is known.
         last: whether the reduction ends with it.
     """
-    fits = is_finite is False or is_number(grad.sum(dtype=torch.promote_types(grad.dtype, torch.float32)))
-    were_finite, is_sum_finite, number, *numbers = yield from known(is_finite, fits, num_updated, *records, last=last)
-    bad_update = None if is_sum_finite or not were_finite else first_nonfinite(grad)
-    return Checked(bool(were_finite), bad_update, int(number or 0), numbers)
+    if fits is None:
+        fits = is_finite is False or is_number(mean.sum(dtype=torch.promote_types(mean.dtype, torch.float32)))
+    numbers = yield from known(is_finite, fits, num_updated, *records, last=last)
+    return _checked(numbers, lambda: torch.nonzero(~torch.isfinite(mean)).view(-1))
+
+
+def checked_sum(
+    parts: Sequence[SparseValues],
+    scale: float,
+    *records: Tensor | None,
+    is_finite: Finite,
+    num_updated: int | Tensor,
+) -> Reduction[Checked]:
+    """Return what is to be known of ``scale`` times the sum of ``parts``, as `checked` does; each part has to fit.
+
+    A sum of values is NaN or Inf when any of them is. It can also overflow itself, so the values decide in the end.
+    """
+    scaled, total = yield Once(work=lambda: _scaled(parts, scale))
+    numbers = yield from known(is_finite, is_number(total), num_updated, *records, last=True)
+    pairs = zip(parts, scaled, strict=True)
+    return _checked(numbers, lambda: torch.cat([part.indices[~torch.isfinite(values)] for part, values in pairs]))
+
+
+def _checked(numbers: Sequence[Any], overflown: Callable[[], Tensor]) -> Checked:
+    were_finite, is_sum_finite, num_updated, *records = numbers
+    overflow = None if is_sum_finite or not were_finite else overflown()
+    overflow = overflow if overflow is not None and overflow.numel() else None
+    return Checked(bool(were_finite), overflow, int(num_updated or 0), records)
+
+
+def _scaled(parts: Sequence[SparseValues], scale: float) -> tuple[list[Tensor], Tensor]:
+    """Return ``scale`` times the values of each part, and the sum () of all of them."""
+    scaled = [part.values if scale == 1 else part.values * scale for part in parts]
+    sums = [values.sum() for values in scaled]
+    return scaled, sums[0] if len(sums) == 1 else torch.stack(sums).sum()
+
+
+def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float) -> Reduction[SparseValues | None]:
+    """Write ``scale`` times the sum of ``parts`` into ``grad`` (numel,), which is zero.
+
+    Parts of a higher precision than the gradient's are added up in theirs and rounded once. What is beyond the largest
+    number of the gradient's dtype waits in the residual too: float16 ends at 65,504.
+
+    Args:
+        parts: the same on all ranks, as ``scale`` is.
+    Returns:
+        what rounding left out, the same on all ranks; None where parts have the gradient's precision.
+    """
+    if len(parts) == 1:  # one part is written as fast as a copy of what another rank has written
+        return _write_sum_(parts, grad, scale)
+    unsent: SparseValues | None = yield Fill(into=grad, work=lambda: _write_sum_(parts, grad, scale))
+    return unsent
+
+
+def _write_sum_(parts: Sequence[SparseValues], grad: Tensor, scale: float) -> SparseValues | None:
+    if all(part.values.dtype == grad.dtype for part in parts):
+        for part in parts:
+            part.add_to_(grad, alpha=scale)
+        return None
+    total = summed(parts)
+    mean = total.values * scale
+    lower = rounded(mean, grad.dtype)
+    grad[total.indices] = lower
+    return SparseValues(total.indices, rounding(mean, lower))
+
+
+def write_(mean: Tensor, grad: Tensor) -> Tensor | None:
+    """Write ``mean`` (m,) into ``grad`` (m,); return what rounding left out (m,), None where both have one dtype."""
+    if mean.dtype == grad.dtype:
+        grad.copy_(mean)
+        return None
+    grad.copy_(rounded(mean, grad.dtype))
+    return rounding(mean, grad)
+
+
+def rounded(mean: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``mean`` in a lower precision, cut at the largest number that this has; the rest waits."""
+    largest = torch.finfo(dtype).max
+    return mean.to(dtype).clamp_(-largest, largest)
+
+
+def rounding(mean: Tensor, lower: Tensor) -> Tensor:
+    """Return what ``lower`` lacks of ``mean``; nothing where that is not finite, for such a step is taken back."""
+    return (mean - lower).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

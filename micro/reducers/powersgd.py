@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -13,10 +12,9 @@ from micro.comm.requests import AllReduce, Reduction
 from micro.feedback import ErrorFeedback
 from micro.predicted_traffic import Bucket, Calls, Volume
 from micro.reducers.base import BucketState, Reducer
-from micro.reducers.outcome import Outcome, checked
-from micro.reducers.rounding import rounded, rounding, write_
+from micro.reducers.outcome import Outcome, checked, rounded, rounding, write_
 from micro.reducers.stats import Start, stats_of
-from micro.values.finite import flag_of, is_finite_by, is_zero
+from micro.values.finite import flag_of, is_finite_by, is_zero, negated
 from micro.values.flat import Layout
 from micro.values.nonfinite import Policy, check_policy
 from micro.values.randomness import generator
@@ -44,8 +42,9 @@ class Batch:
         return [vector[place].view(self.rows, self.columns) for place in self.places]
 
 
-@lru_cache(maxsize=64)
-def batches_of(layout: Layout, rank: int, min_compression: float, device: str) -> tuple[tuple[Batch, ...], Tensor]:
+def batches_of(
+    layout: Layout, rank: int, min_compression: float, device: torch.device
+) -> tuple[tuple[Batch, ...], Tensor]:
     """Return what is approximated, matrices of one shape together, and the (m,) indices of all that travels whole."""
     by_shape: dict[tuple[int, int], list[tuple[str, slice]]] = {}
     whole = [torch.arange(0)]
@@ -118,7 +117,7 @@ class PowerSGD(Reducer):
         return bucket.volume(calls if right else calls[:1], bucket.numel)
 
     def _batches(self, layout: Layout, device: torch.device) -> tuple[tuple[Batch, ...], Tensor]:
-        return batches_of(layout, self.rank, self.min_compression, str(device))
+        return layout.kept(batches_of, self.rank, self.min_compression, device)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept, and factors drawn by the parameters' names."""
@@ -139,7 +138,7 @@ class PowerSGD(Reducer):
         matrices = _copied(batches, acc, state)
         factors = [torch.stack([state.factors[name] for name in batch.names]) for batch in batches]
         left = [matrix @ factor for matrix, factor in zip(matrices, factors, strict=True)]
-        flag = 1 - flag_of(is_finite_by(bad, grad.numel()), acc.dtype, acc.device)
+        flag = flag_of(negated(is_finite_by(bad, grad.numel())), acc.dtype, acc.device)
         *left, whole, flag = yield from _mean([*left, acc[rest], flag], comm)
         left = [torch.linalg.qr(factor).Q for factor in left]
         own = [matrix.mT @ factor for matrix, factor in zip(matrices, left, strict=True)]

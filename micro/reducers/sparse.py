@@ -1,8 +1,8 @@
 """The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,24 +17,43 @@ from micro.comm.requests import Reduction
 from micro.density.base import Density
 from micro.density.constant import Constant
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
-from micro.exchanges.gather import Gather
 from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
 from micro.kernels.sums import Sums
 from micro.parts import StatefulPart
 from micro.predicted_traffic import Bucket, Volume
-from micro.reducers.base import BucketState
-from micro.reducers.outcome import Arrived, Outcome, arrived_at, cut_
-from micro.reducers.rounding import write_sum_
+from micro.reducers.base import BucketState, Reducer
+from micro.reducers.outcome import Outcome, arrived_at, checked_sum, cut_, write_sum_
+from micro.reducers.quantized import Quantized, check_codec
 from micro.reducers.stats import Start, stats_of
-from micro.reducers.whole import Sent, send_all
-from micro.reducers.with_density import WithDensity
 from micro.selectors.base import Selector, Traits
-from micro.selectors.everything import Everything
-from micro.values.finite import FirstBad, index_of, is_finite_by
-from micro.values.nonfinite import Finding, Policy, check_policy
-from micro.values.sparse import AllValues, Exchanged, Overlap, SparseValues, Step, overflown
+from micro.values.finite import FirstBad, is_finite_by
+from micro.values.flat import Layout
+from micro.values.nonfinite import Policy, check_policy
+from micro.values.sparse import Overlap, SparseValues, Step
+
+
+class WithDensity(Reducer):
+    """A reducer with a density, in (0, 1], or a policy of it, and a feedback."""
+
+    density: Density[Any] | float
+    feedback: Feedback
+
+    @cached_property
+    def density_policy(self) -> Density[Any]:
+        """The density as a policy."""
+        return self.density if isinstance(self.density, Density) else Constant(self.density)
+
+    @property
+    def stateful_parts(self) -> Mapping[str, StatefulPart[Any]]:
+        """The density; see Reducer."""
+        return {"density": self.density_policy}
+
+    def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
+        """Return a state with nothing kept."""
+        memory = self.feedback.start(layout.numel, dtype, device)
+        return BucketState(layout, 0, memory, **{name: part.start() for name, part in self.stateful_parts.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +90,7 @@ class SparseReducer(WithDensity):
         check_together(self)
         _ = self.density_policy
 
-    @property
+    @cached_property
     def rule_name(self) -> str | None:
         """Which published behaviours the parts follow, or None where there is only one."""
         parts = (self.selector, self.exchange, self.feedback, self.density_policy, self.codec)
@@ -84,6 +103,24 @@ class SparseReducer(WithDensity):
         usual = self.exchange.name in ("union", "gather")
         parts = [self.selector.full_name, *([] if usual else [self.exchange.full_name])]
         return " + ".join(parts) + (f" ({self.rule_name})" if self.rule_name else "")
+
+    @cached_property
+    def wire(self) -> Wire:
+        """The forms of values and indices."""
+        return Wire(self.codec, self.indices)
+
+    @cached_property
+    def whole(self) -> Quantized | None:
+        """The reducer of steps at a density of 1, in which all values travel and no index; None: they are as others.
+
+        So it is for published behaviours, and for selectors that follow no density.
+        """
+        traits = self.selector.traits
+        keeps = Traits.OWN_DENSITY in traits or "published" in (self.rule_name or "")
+        if keeps and Traits.EVERY_INDEX not in traits:
+            return None
+        to_all = self.exchange.sends_to_all and not self.codec.lossless
+        return Quantized(self.codec, to_all, self.feedback, self.nonfinite, self.seed)
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Refuse a model that the density policy does not fit; see Reducer."""
@@ -100,167 +137,88 @@ class SparseReducer(WithDensity):
 
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         """Replace ``grad`` (numel,) by the sparse mean update."""
-        start = Start.of(comm, grad.device)
-        wanted = yield from self.density_policy.target(state.density, grad, state.step, state.layout, comm)
-        target = self.selector.effective_target(wanted, state.layout)
+        start, layout, device = Start.of(comm, grad.device), state.layout, grad.device
+        wanted = yield from self.density_policy.target(state.density, grad, state.step, layout, comm)
+        target = self.selector.effective_target(wanted, layout)
+        if target.density == 1 and self.whole is not None:
+            learn = partial(self.selector.observe, state.selector)
+            return (yield from self.whole.mean(state, grad, comm, rule=self.rule_name, observe=learn))
+        state.spare = state.wire = None  # of steps at a density of 1
         forgotten = self.feedback.forgotten(state.memory)
-        at_work = self.at(target.density)
-        acc, bad, sums, to_add = self._accumulate_(at_work, state, grad, comm.world_size)
+        acc, bad, sums = self._accumulate_(state, grad, comm.world_size)
         is_finite = is_finite_by(bad, grad.numel())
-        step = Step(state.step, target.count, self.seed, state.layout, target.layer_densities, sums, is_finite)
-        transport = Transport(comm=comm, step=step, overlap=at_work.selector.overlap, wire=self.wire)
-        if at_work.sends_all:
-            average_ = (self.exchange if isinstance(self.exchange, Gather) else Union()).average_
-            sent = yield from send_all(state, self.feedback, acc, grad, transport, average_, to_add=to_add)
-            record: Mapping[str, Any] = {
-                "forgotten": None if forgotten is None else float(forgotten)
-            }  # host sync: the record
-            bad = sent.first_bad if bad is None else bad
-        else:
-            sent = yield from self._send(at_work, state, acc, grad, transport, forgotten)
-            record = sent.record
+        step = Step(state.step, target.count, self.seed, layout, target.layer_densities, sums, is_finite)
+        before = Start.of(comm, device)
+        selection = yield from self.selector.select(state.selector, acc, step, comm)
+        select = before.spans(comm, device).rest
+        transport = Transport(comm=comm, step=step, overlap=self.selector.overlap, wire=self.wire)
+        sent = yield from self.exchange.exchange(state.exchange, acc, selection, transport)
+        numbers: dict[str, Any] = {"is_finite": sent.is_finite, "num_updated": sent.num_updated}
+        made = yield from checked_sum(sent.update, selection.scale, forgotten, **numbers)
+        if made.overflow is not None:  # on all ranks alike: the update is the same bits everywhere
+            cut_(acc, made.overflow, comm.world_size)
+        findings = made.findings(layout, bad)
+        unsent = None if findings else (yield from self._write_(grad, sent.update, selection.scale))
         state.step += 1
         stats = stats_of(
             start,
             comm,
-            grad.device,
+            device,
             step=step.index,
             numel=grad.numel(),
             rule=self.rule_name,
             target_density=target.density,
             target_count=target.count,
             counts=sent.counts,
-            global_count=sent.num_updated,
-            **record,
+            global_count=made.num_updated,
+            threshold=selection.threshold,
+            select=select,
+            forgotten=made.records[0],
+            overfull=sent.overfull,
         )
 
         def on_deliver() -> None:
-            sent.on_deliver()
-            self.selector.observe(state.selector, grad, step, sent.parts)
+            self.feedback.settle_(state.memory, sent.sent, sent.update, selection.scale)
+            if unsent is not None:
+                self.feedback.keep_(state.memory, unsent)
+            self.selector.observe(state.selector, grad, step, sent.update)
 
-        findings = () if sent.is_finite else (Finding(state.layout, index_of(bad, grad.numel()), sent.in_update),)
-        on_drop = partial(self.selector.observe, state.selector, grad, step, ())
         return Outcome(
             stats=stats,
             grad=grad,
-            arrived=_arrived(sent.parts, grad),
+            arrived=partial(arrived_at, [part.indices for part in sent.update], grad.numel(), device),
             findings=findings,
             on_deliver=on_deliver,
-            on_drop=on_drop,
+            on_drop=partial(self.selector.observe, state.selector, grad, step, ()),
         )
 
-    def _accumulate_(
-        self, at_work: "SparseReducer", state: BucketState, grad: Tensor, n: int
-    ) -> tuple[Tensor, FirstBad, Sums | None, Tensor | None]:
-        """Add the gradient to what was kept.
+    def _accumulate_(self, state: BucketState, grad: Tensor, n: int) -> tuple[Tensor, FirstBad, Sums | None]:
+        """Add the gradient to what was kept; return what `Feedback.accumulate_` does, and the sums that are wanted."""
+        if Traits.WANTS_SUMS in self.selector.traits:
+            return self.feedback.accumulate_and_sum_(state.memory, grad, world_size=n)
+        return *self.feedback.accumulate_(state.memory, grad, world_size=n), None
 
-        Returns:
-            the accumulator (numel,); where its first sum is that is not finite; its sums, where the selector wants
-            them; the gradient, where a pass that encodes has still to add it.
-        """
-        if at_work.sends_all and not self.codec.lossless and grad.device.type == "cpu":
-            acc = self.feedback.without_grad_(state.memory)
-            if acc is not None:
-                return acc, None, None, grad
-        if Traits.WANTS_SUMS in at_work.selector.traits:
-            return *self.feedback.accumulate_and_sum_(state.memory, grad, world_size=n), None
-        return *self.feedback.accumulate_(state.memory, grad, world_size=n), None, None
-
-    def _send(
-        self,
-        at_work: "SparseReducer",
-        state: BucketState,
-        acc: Tensor,
-        grad: Tensor,
-        transport: Transport,
-        forgotten: Tensor | None,
-    ) -> Reduction[Sent]:
-        """Select and exchange with the parts of ``at_work``; make ``grad`` (numel,) the update."""
-        comm, is_usual = transport.comm, at_work is self
-        start = Start.of(comm, grad.device)
-        state.spare = state.wire = None
-        own = state.exchange if is_usual else at_work.exchange.start()
-        chosen = state.selector if is_usual else at_work.selector.start()
-        selection = yield from at_work.selector.select(chosen, acc, transport.step, comm)
-        select = start.spans(comm, grad.device).rest
-        exchanged = yield from at_work.exchange.exchange(own, acc, selection, transport)
-        exchanged, overflow, lost = yield from overflown(exchanged.update, selection.scale, exchanged, forgotten)
-        if overflow is not None:  # on all ranks alike: the update is the same bits everywhere
-            cut_(acc, overflow, comm.world_size)
-        on_deliver = yield from self._write_(state, grad, exchanged, selection.scale)
-        record = {"threshold": selection.threshold, "select": select, "forgotten": lost}
-        return Sent(
-            counts=exchanged.counts,
-            num_updated=int(exchanged.num_updated),
-            is_finite=bool(exchanged.is_finite),
-            in_update=None if overflow is None else int(overflow.min()),
-            on_deliver=on_deliver,
-            parts=exchanged.update,
-            record=record | {"overfull": exchanged.overfull},
-        )
-
-    @property
-    def wire(self) -> Wire:
-        """The forms of values and indices."""
-        return Wire(self.codec, self.indices)
-
-    @property
-    def sends_all(self) -> bool:
-        """Whether every value travels, and all of them together: no index is made."""
-        each_to_all = isinstance(self.exchange, Gather) and not self.codec.lossless
-        return isinstance(self.selector, Everything) and (each_to_all or isinstance(self.exchange, Union))
-
-    def at(self, density: float) -> "SparseReducer":
-        """Return the composition at work at this density: at 1 all values travel, encoded as ever, and no index.
-
-        Published behaviours, and selectors that follow no density, are at work as they are.
-        """
-        if density < 1.0:
-            return self
-        keeps = isinstance(self.selector, Everything) or Traits.OWN_DENSITY in self.selector.traits
-        if keeps or "published" in (self.rule_name or ""):
-            return self
-        return replace(self, selector=Everything(), density=1.0, exchange=Union())
-
-    def _write_(
-        self, state: BucketState, grad: Tensor, exchanged: Exchanged, scale: float
-    ) -> Reduction[Callable[[], None]]:
-        """Write the update into ``grad``, if it is finite; return what then keeps what was not sent."""
-        if not exchanged.is_finite:
-            return lambda: None
+    def _write_(self, grad: Tensor, update: Sequence[SparseValues], scale: float) -> Reduction[SparseValues | None]:
+        """Write the update into ``grad`` (numel,); return what rounding left out."""
         self.feedback.clear_(grad)
-        unsent = yield from write_sum_(exchanged.update, grad, scale=scale)
-
-        def on_deliver() -> None:
-            self.feedback.settle_(state.memory, exchanged.sent, exchanged.update, scale)
-            if unsent is not None:
-                self.feedback.keep_(state.memory, unsent)
-
-        return on_deliver
+        return (yield from write_sum_(update, grad, scale=scale))
 
     def volume(self, bucket: Bucket) -> Volume:
         """Return what selector and exchange send, at the density in the end; see Reducer."""
         layout = bucket.named
         settled = self.density_policy.settled(layout)
-        density, parts = settled.density, self.at(settled.density)
-        choosing = parts.selector.volume(layout, density, bucket.world_size)
-        if settled.layer_densities is not None and parts is self:  # not where all values travel
+        if settled.density == 1 and self.whole is not None:
+            return self.whole.volume(bucket)
+        choosing = self.selector.volume(layout, settled.density, bucket.world_size)
+        if settled.layer_densities is not None:
             choosing = replace(choosing, count=settled.count)
-        k = parts.selector.effective_target(settled, layout).count
-        choice = Choice.of(bucket, choosing, parts.selector.overlap, k, self.wire)
-        calls, num_updated = parts.exchange.volume(choice)
+        k = self.selector.effective_target(settled, layout).count
+        calls, num_updated = self.exchange.volume(Choice.of(bucket, choosing, self.selector.overlap, k, self.wire))
         return bucket.volume((*choosing.calls, *calls), num_updated)
 
     def keep_(self, state: BucketState, unsent: SparseValues) -> None:
         """Keep what an update lost that was rounded after it was reduced, as the feedback does; see Reducer."""
         self.feedback.keep_(state.memory, unsent)
-
-
-def _arrived(parts: Sequence[SparseValues] | None, grad: Tensor) -> Arrived | None:
-    """Return what says where an update holds one of ``parts``; None where it may be anywhere."""
-    if parts is None or any(isinstance(part, AllValues) for part in parts):
-        return None
-    return partial(arrived_at, [part.indices for part in parts], grad.numel(), grad.device)
 
 
 def check_together(parts: SparseReducer) -> None:
@@ -270,7 +228,7 @@ def check_together(parts: SparseReducer) -> None:
         why = _WHY_NOT[overlap].format(selector.full_name)
         raise ValueError(f"exchange {exchange.full_name} {why}: use exchange union")
     exchange.check_wire(parts.wire)
-    if isinstance(selector, Everything) and parts.density_policy != Constant(1.0):
+    if Traits.EVERY_INDEX in selector.traits and parts.density_policy != Constant(1.0):
         raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
     if Traits.UNBIASED in selector.traits and parts.feedback.name != "none":
         raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
@@ -281,10 +239,7 @@ def check_together(parts: SparseReducer) -> None:
             f"feedback momentum clears it where a rank sends something, and what exchange {exchange.label} sends has "
             "entries that the rank did not choose: use exchange union or gather"
         )
-    if parts.codec.diverges_with_feedback and parts.feedback.name != "none":
-        raise ValueError(
-            f"codec {parts.codec.name} as published makes residuals grow: set feedback=none or rule=repaired"
-        )
+    check_codec(parts.codec, parts.feedback)
     if parts.density_policy.by_layer and Traits.BY_PARAMETER not in selector.traits:
         raise ValueError(
             f"density {parts.density_policy.name} differs by layer, {selector.name} does not: use topk, scope=layer, "

@@ -12,9 +12,8 @@ from micro.comm.requests import Reduction, over
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState
 from micro.reducers.node_exchange import find, gather_update_, local_calls, node_mean, node_shards, share_header
-from micro.reducers.outcome import Outcome
+from micro.reducers.outcome import Outcome, rounded, rounding
 from micro.reducers.powersgd import PowerSGD
-from micro.reducers.rounding import rounded, rounding
 from micro.reducers.shares import Share, ShareReducer, ShareState
 from micro.reducers.stats import Start, stats_of
 from micro.reducers.wrapping import WrappingReducer, innermost
@@ -75,7 +74,7 @@ class TwoLevel(ShareReducer):
 
     def parts(self, layout: Layout, place: int | None) -> tuple[Share | None, Share | None]:
         """Return the shard of this place in a node, which is not known before the first step."""
-        return (None if place is None else node_shards(layout, self.ranks_per_node)[place]), None
+        return (None if place is None else layout.kept(node_shards, self.ranks_per_node)[place]), None
 
     def save(self, state: BucketState) -> dict[str, Any]:
         """Return the state as plain data and tensors: the reducer's of this rank's shard, and where it lies."""
@@ -92,7 +91,7 @@ class TwoLevel(ShareReducer):
         if state.place is None:
             self._give_(state, within.rank, self.reducer.start)
         assert state.place == within.rank, f"state of place {state.place} used at place {within.rank}"
-        shards, inner, outcome = node_shards(layout, self.ranks_per_node), state.inner, None
+        shards, inner, outcome = layout.kept(node_shards, self.ranks_per_node), state.inner, None
         update = yield from over(within, node_mean(grad, shards, within))
         if inner is not None:
             inner.step = state.step

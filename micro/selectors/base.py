@@ -30,6 +30,7 @@ class Traits(Flag):
     OWN_DENSITY = auto()  # a target density of 1 does not mean that every index is selected
     UNBIASED = auto()  # the update is scaled, so that its mean over draws is the dense mean
     WANTS_SUMS = auto()  # Step.sums are made while the gradient is added; not within `per_tensor`
+    EVERY_INDEX = auto()  # it selects all there are, at a density of 1: values travel without indices
     TAKES_SCALES = auto()  # it scales by Step.scales itself, what it searches alone
 
 

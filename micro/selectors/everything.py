@@ -23,7 +23,7 @@ class Everything(Selector[NoState]):
     name: ClassVar[str] = "everything"
     sends: ClassVar[Choosing] = Choosing(knows_counts=True)
     overlap: ClassVar[Overlap] = Overlap.SAME
-    traits: ClassVar[Traits] = Traits.ALL_PARAMETERS
+    traits: ClassVar[Traits] = Traits.ALL_PARAMETERS | Traits.EVERY_INDEX
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return all indices."""

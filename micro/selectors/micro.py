@@ -1,6 +1,6 @@
 """MiCRO: one threshold, and an exclusive slice of the vector for each rank."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
@@ -11,8 +11,7 @@ from micro.density.base import target_count
 from micro.parts import check_rule
 from micro.predicted_traffic import Choosing
 from micro.selectors.base import Selector, Traits
-from micro.selectors.micro_rules.agreed import Agreed
-from micro.selectors.micro_rules.base import Search, ThresholdRule
+from micro.selectors.micro_rules.agreed import Agreed, Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.values.flat import Layout
 from micro.values.partition import cyclic_slices
@@ -65,7 +64,7 @@ class Micro(Selector[Any]):
         start, stop = spans[comm.rank]
         mine = acc[start:stop] if step.scales is None else step.scales.part(start, stop).scaled(acc[start:stop])
         found = yield from self.threshold_rule.search(state, Search(mine, acc.numel(), spans, step, comm))
-        return replace(found, spans=spans)
+        return Selection(found.indices, found.counts, spans, found.threshold)
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return what the rule sends; see Selector."""

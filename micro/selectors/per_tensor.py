@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -96,7 +95,9 @@ class PerTensor(WrappingSelector[PerTensorState]):
         """Return what the selector chooses of each parameter, as one choice."""
         densities = step.layer_densities or (step.target_count / acc.numel(),) * len(step.layout.names)
         starts, found = list[int](), list[Selection]()
-        for density, (name, place), own in zip(densities, step.layout.slices(), _layouts(step.layout), strict=True):
+        for density, (name, place), own in zip(
+            densities, step.layout.slices(), step.layout.kept(_layouts), strict=True
+        ):
             if own is None:
                 continue
             if name not in state.by_name:
@@ -116,7 +117,6 @@ class PerTensor(WrappingSelector[PerTensorState]):
         return Choosing(knows_counts=self.selector.volume(layout, density, world_size).knows_counts)
 
 
-@lru_cache(maxsize=64)  # needed at every step
 def _layouts(layout: Layout) -> tuple[Layout | None, ...]:
     """Return each parameter's own layout; None for one without elements."""
     parameters = zip(layout.names, layout.shapes, layout.numels, strict=True)

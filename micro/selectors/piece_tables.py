@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,18 +27,16 @@ class Table:
     longest: int
 
 
-@lru_cache(maxsize=64)
-def tables_of(spans: tuple[tuple[int, int], ...], device: str) -> tuple[Table, ...]:
-    """Return tables with all pieces that are not empty, of at most MOST elements unless a piece alone is longer."""
-    edges = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
-    lengths = edges.diff(dim=1).view(-1)
+def tables_of(spans: Tensor, device: torch.device) -> tuple[Table, ...]:
+    """Return tables with all pieces (S, 2) that are not empty, of at most MOST elements unless one alone is longer."""
+    lengths = spans.diff(dim=1).view(-1)
     classes = lengths.double().log2().ceil()  # of 1, 2, 3 to 4, 5 to 8 elements and so on; of none: -inf
     tables = []
     for number in classes[lengths > 0].unique().tolist():
         alike = torch.nonzero(classes == number).view(-1)
         longest = int(lengths[alike].max())
         blocks = alike.split(max(MOST // longest, 1))
-        tables += [Table(rows, edges[rows].to(torch.int32).to(device), longest) for rows in blocks]
+        tables += [Table(rows, to_device(spans[rows].to(torch.int32), device), longest) for rows in blocks]
     return tuple(tables)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
@@ -13,48 +13,60 @@ from micro.kernels.reference import places_of
 from micro.selectors.piece_tables import Table, largest_in_tables, tables_of
 from micro.values.on_device import to_device
 
+CPU = torch.device("cpu")
 LONGEST_IN_TABLES = 1 << 15
 SAMPLE = 1 << 10  # elements of a piece from which its threshold is guessed; a wrong guess costs time, never exactness
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Pieces:
-    """Pieces of a vector.
+    """Pieces of a vector. What they cost to make is paid once where a bucket's layout keeps them, `Layout.kept`.
 
     Attributes:
-        edges: the start and the stop of each, ascending, not overlapping.
-        spans: (S, 2) int64 the same on the device.
-        longest: number of elements of the longest piece.
-        on_host: (S, 2) the spans on the CPU.
-        tables: of the pieces where they are short and on an accelerator; else none.
+        spans: (S, 2) int64 the start and the stop of each on the CPU, ascending, not overlapping.
+        device: of the vector.
     """
 
-    edges: tuple[tuple[int, int], ...]
     spans: Tensor
-    longest: int
-    on_host: Tensor
-    tables: tuple[Table, ...] = ()
+    device: torch.device
 
-    @property
+    @cached_property
     def lengths(self) -> Tensor:
-        """Number of elements of each piece (S,)."""
+        """Number of elements of each piece (S,) on the CPU."""
         return self.spans[:, 1] - self.spans[:, 0]
 
+    @cached_property
+    def on_device(self) -> Tensor:
+        """The spans (S, 2) on the device."""
+        return to_device(self.spans, self.device)
 
-@lru_cache(maxsize=64)
-def pieces_at(spans: tuple[tuple[int, int], ...], device: str = "cpu") -> Pieces:
+    @cached_property
+    def tables(self) -> tuple[Table, ...] | None:
+        """The pieces as rows of tables where they are short and on an accelerator, else None."""
+        is_long = self.device.type == "cpu" or bool((self.lengths > LONGEST_IN_TABLES).any())
+        return None if is_long else tables_of(self.spans, self.device)
+
+    @cached_property
+    def sample(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Places (M,) int64, ascending, at most SAMPLE of each piece, evenly spread; how many (S,); the lengths (S,).
+
+        All of them are on the device; the length of an empty piece is given as 1.
+        """
+        taken, longer = self.lengths.clamp(max=SAMPLE), self.lengths.clamp(min=1)
+        within = torch.arange(int(taken.sum())) - (taken.cumsum(0) - taken).repeat_interleave(taken)
+        stride = torch.div(self.lengths, taken.clamp(min=1), rounding_mode="floor")
+        places = self.spans[:, 0].repeat_interleave(taken) + within * stride.repeat_interleave(taken)
+        return to_device(places, self.device), to_device(taken, self.device), to_device(longer, self.device)
+
+
+def pieces_at(spans: Sequence[tuple[int, int]], device: torch.device = CPU) -> Pieces:
     """Return the pieces with these starts and stops."""
-    edges = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
-    longest = max((stop - start for start, stop in spans), default=0)
-    in_tables = torch.device(device).type != "cpu" and longest <= LONGEST_IN_TABLES
-    tables = tables_of(spans, device) if in_tables else ()
-    return Pieces(spans, edges.to(device), longest, edges, tables)
+    return Pieces(torch.tensor(spans, dtype=torch.int64).view(-1, 2), device)
 
 
-@lru_cache(maxsize=64)
-def pieces_of(numels: tuple[int, ...], device: str = "cpu") -> Pieces:
+def pieces_of(numels: Sequence[int], device: torch.device = CPU) -> Pieces:
     """Return the pieces of these lengths that follow each other from the start on."""
-    return pieces_at(tuple(pairwise(accumulate(numels, initial=0))), device)
+    return pieces_at(list(pairwise(accumulate(numels, initial=0))), device)
 
 
 def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -> Tensor:
@@ -68,40 +80,28 @@ def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -
         x: (numel,), on an accelerator without NaN.
         counts: (S,) whole numbers, on the CPU; more than a piece has means all of it.
     """
-    wanted = torch.as_tensor(counts, dtype=torch.int64).minimum(pieces.on_host[:, 1] - pieces.on_host[:, 0])
-    if x.device.type != "cpu" and pieces.longest <= LONGEST_IN_TABLES:
+    wanted = torch.as_tensor(counts, dtype=torch.int64).minimum(pieces.lengths)
+    if pieces.tables is not None:
         return largest_in_tables(x, pieces.tables, wanted)
     counts = to_device(wanted, x.device)
     thresholds = _guess(x, pieces, counts)
-    candidates, magnitudes = kernels.above_by_piece(x, pieces.spans, thresholds)
-    found = _counts(candidates, pieces.spans)
+    candidates, magnitudes = kernels.above_by_piece(x, pieces.on_device, thresholds)
+    found = _counts(candidates, pieces.on_device)
     missing = found < counts
     if missing.any():  # host sync: rarely more than once in many steps
         thresholds[missing] = 0.0
-        candidates, magnitudes = kernels.above_by_piece(x, pieces.spans, thresholds)
-        found = _counts(candidates, pieces.spans)
+        candidates, magnitudes = kernels.above_by_piece(x, pieces.on_device, thresholds)
+        found = _counts(candidates, pieces.on_device)
     return candidates.index_select(0, _best(magnitudes, found, counts, int(wanted.sum())))
 
 
 def _guess(x: Tensor, pieces: Pieces, counts: Tensor) -> Tensor:
     """Return thresholds (S,) that a few more than ``counts`` elements should reach; 0 where all might be needed."""
-    sample, taken = _sample(pieces.edges, str(x.device))
-    expected = taken * counts / pieces.lengths.clamp(min=1)
+    sample, taken, lengths = pieces.sample
+    expected = taken * counts / lengths
     ranks = (expected + 3 * expected.sqrt() + 1).ceil().to(torch.int64)
     ranks = torch.where(counts > 0, ranks, 0)
     return kernels.kth_by_run(x.index_select(0, sample).abs(), taken, ranks)
-
-
-@lru_cache(maxsize=64)
-def _sample(spans: tuple[tuple[int, int], ...], device: str) -> tuple[Tensor, Tensor]:
-    """Return places (M,) int64, ascending: at most SAMPLE of each piece, evenly spread; and how many of each (S,)."""
-    edges = torch.tensor(spans, dtype=torch.int64).view(-1, 2)
-    lengths = edges[:, 1] - edges[:, 0]
-    taken = lengths.clamp(max=SAMPLE)
-    within = torch.arange(int(taken.sum())) - (taken.cumsum(0) - taken).repeat_interleave(taken)
-    stride = torch.div(lengths, taken.clamp(min=1), rounding_mode="floor")
-    sample = edges[:, 0].repeat_interleave(taken) + within * stride.repeat_interleave(taken)
-    return sample.to(device), taken.to(device)
 
 
 def _counts(candidates: Tensor, spans: Tensor) -> Tensor:

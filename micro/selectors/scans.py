@@ -4,7 +4,7 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm.requests import Reduction, known
-from micro.kernels import cuts, reference
+from micro.kernels import reference
 from micro.kernels.table import forms
 
 
@@ -32,5 +32,5 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> Reduction[tuple[T
     """Return what `micro.kernels.collect` does."""
     if x.is_cpu:
         return kernels.collect(x, start, lowest, shift)
-    found = yield from above(x, cuts.reaching(lowest, x.dtype))
-    return cuts.collect(x, start, lowest, shift, found)
+    found = yield from above(x, reference.reaching(lowest, x.dtype))
+    return reference.collect(x, start, lowest, shift, found)

@@ -1,10 +1,10 @@
 """Top-k: every rank chooses its own k largest magnitudes, of the whole vector, of each layer, or of each chunk."""
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from itertools import pairwise
 from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from micro.comm.ranks import Comm
@@ -76,7 +76,7 @@ class TopK(Selector[NoState]):
             return (yield from scans.largest(acc, step.target_count))
         if self.scope == "layer":
             return _of_each_layer(acc, step)
-        chunks = _chunks(acc.numel(), self.size, str(acc.device))
+        chunks = step.layout.kept(_chunks, self.size, acc.device)
         return largest_of_each(acc, chunks, shares(chunks, step.target_count))
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
@@ -89,16 +89,19 @@ def _of_each_layer(acc: Tensor, step: Step) -> Tensor:
     numels = step.layout.numels
     densities = step.layer_densities or (step.target_count / acc.numel(),) * len(numels)
     counts = list(map(target_count, densities, numels))
-    return largest_of_each(acc, pieces_of(numels, str(acc.device)), counts)
+    return largest_of_each(acc, step.layout.kept(_layers, acc.device), counts)
 
 
-@lru_cache(maxsize=64)  # needed at every step
-def _chunks(numel: int, size: int, device: str) -> Pieces:
-    edges = [*range(0, numel, size), numel]
-    return pieces_at(tuple(pairwise(edges)), device)
+def _layers(layout: Layout, device: torch.device) -> Pieces:
+    return pieces_of(layout.numels, device)
+
+
+def _chunks(layout: Layout, size: int, device: torch.device) -> Pieces:
+    edges = [*range(0, layout.numel, size), layout.numel]
+    return pieces_at(list(pairwise(edges)), device)
 
 
 def shares(chunks: Pieces, count: int) -> Tensor:
     """Return how many each chunk gives (S,) int64 on the CPU, ``count`` in all."""
-    upto = chunks.on_host * count // chunks.on_host[-1, 1]  # below 2^62: both are below 2^31
+    upto = chunks.spans * count // chunks.spans[-1, 1]  # below 2^62: both are below 2^31
     return upto[:, 1] - upto[:, 0]

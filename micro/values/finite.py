@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from micro.values.on_device import on_device
-
 Finite = bool | Tensor  # a tensor is () bool, on the device
 FirstBad = (
     int | Tensor | None
@@ -35,22 +33,27 @@ def flag_of(is_finite: Finite, dtype: torch.dtype, device: torch.device) -> Tens
     """Return (1,): 1 where all is finite, else 0."""
     if isinstance(is_finite, Tensor):
         return is_finite.view(1).to(dtype)
-    return on_device([int(is_finite)], dtype, device)
+    return torch.full((1,), int(is_finite), dtype=dtype, device=device)
+
+
+def negated(flag: Finite) -> Finite:
+    """Return whether it is not so."""
+    return ~flag if isinstance(flag, Tensor) else not flag
 
 
 def soonest(is_finite: Tensor) -> Finite:
     """Return a flag () as the host has it without waiting."""
-    return bool(is_finite) if is_finite.device.type == "cpu" else is_finite
+    return bool(is_finite) if is_finite.is_cpu else is_finite
 
 
 def is_zero(count: Tensor) -> Finite:
     """Return whether a count () of bad gradients is 0, as the host has it without waiting."""
-    return not float(count) > 0 if count.device.type == "cpu" else ~(count > 0)
+    return not float(count) > 0 if count.is_cpu else ~(count > 0)
 
 
 def is_number(total: Tensor) -> Finite:
     """Return whether a sum () is finite, as the host has it without waiting."""
-    return math.isfinite(total) if total.device.type == "cpu" else torch.isfinite(total)
+    return math.isfinite(total) if total.is_cpu else torch.isfinite(total)
 
 
 def all_finite(flags: Sequence[Finite]) -> Finite:

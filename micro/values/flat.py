@@ -1,14 +1,17 @@
 """Named tensors seen as one flat vector, and the way back."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 MAX_NUMEL = 2**31 - 1  # indices travel as int32
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,21 @@ class Layout:
     def numel(self) -> int:
         """Length of the flat vector."""
         return sum(self.numels)
+
+    @cached_property
+    def _kept(self) -> dict[Any, Any]:
+        return {}
+
+    def kept(self, make: Callable[..., T], *given: Any) -> T:
+        """Return ``make(self, *given)``, made at the first call and kept as long as this object.
+
+        What is the same in every step of a bucket is kept so: the bucket's state holds its layout.
+        """
+        found = self._kept.get((make, given))
+        if found is None:
+            found = self._kept[make, given] = make(self, *given)
+        kept: T = found
+        return kept
 
     def slices(self) -> Iterator[tuple[str, slice]]:
         """Yield each name with its place in the flat vector."""

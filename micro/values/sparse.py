@@ -1,16 +1,15 @@
 """What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.comm.requests import Once, Reduction, known
 from micro.kernels.sums import Sums
-from micro.values.finite import Finite, is_number
+from micro.values.finite import Finite
 from micro.values.flat import Layout
 from micro.values.scales import ElementScales
 
@@ -180,36 +179,3 @@ def summed_lists(together: SparseValues, counts: list[int]) -> SparseValues:
     if len(counts) == 1:
         return together
     return SparseValues(*kernels.added(together.indices, together.values, counts))
-
-
-def overflown(
-    parts: Sequence[SparseValues], scale: float, exchanged: Exchanged, record: Tensor | None = None
-) -> Reduction[tuple[Exchanged, Tensor | None, float | None]]:
-    """Return what the host then knows of an exchange, and where ``scale`` times any of ``parts`` is not finite.
-
-    A sum is NaN or Inf when any term is. It can also overflow, so the elements decide in the end. An accelerator is
-    read once.
-
-    Args:
-        record: a number () for the record of the step, read along.
-    Returns:
-        the exchange with its flag and number read, False where the update overflowed; the indices (m,) int32, None
-        where all is finite; the number for the record.
-    """
-    scaled, total = yield Once(work=lambda: _scaled(parts, scale))
-    numbers = exchanged.is_finite, is_number(total), exchanged.num_updated, record
-    is_finite, is_sum_finite, num_updated, recorded = yield from known(*numbers, last=True)
-    if is_finite is not exchanged.is_finite or num_updated is not exchanged.num_updated:
-        exchanged = replace(exchanged, is_finite=bool(is_finite), num_updated=int(num_updated))
-    if not is_finite or is_sum_finite:
-        return exchanged, None, recorded
-    bad = [part.indices[~torch.isfinite(values)] for part, values in zip(parts, scaled, strict=True)]
-    indices = torch.cat(bad)
-    return (replace(exchanged, is_finite=False), indices, recorded) if indices.numel() else (exchanged, None, recorded)
-
-
-def _scaled(parts: Sequence[SparseValues], scale: float) -> tuple[list[Tensor], Tensor]:
-    """Return ``scale`` times the values of each part, and the sum () of all of them."""
-    scaled = [part.values if scale == 1 else part.values * scale for part in parts]
-    sums = [values.sum() for values in scaled]
-    return scaled, sums[0] if len(sums) == 1 else torch.stack(sums).sum()

@@ -18,12 +18,12 @@ from micro.exchanges.predicted_traffic import Choice
 from micro.feedback import ErrorFeedback, Feedback
 from micro.parts import as_part
 from micro.predicted_traffic import Bucket, Choosing, Volume
-from micro.reducers.rounding import write_
+from micro.reducers.outcome import write_
 from micro.selectors.pieces import largest_of_each
 from micro.selectors.topk import shares
 from micro.values.norms import norm
 from micro.values.sparse import Overlap, Selection, SparseValues, Step
-from micro.zoo.tiles import Tiling, tiling_of
+from micro.zoo.tiles import Tiling, tile_pieces, tiling_of
 from micro.zoo.transforming import Coefficients, Transforming
 
 Transform = Literal["dct", "none"]
@@ -96,8 +96,8 @@ class DCTReducer(Transforming):
     def send(self, acc: Tensor, grad: Tensor, target: Target, step: Step, comm: Comm) -> Reduction[Coefficients]:
         """Send the largest coefficients of each tile of ``acc`` and make ``grad`` the mean; see Transforming."""
         before = comm.now(grad.device)
-        tiling = tiling_of(step.layout, self.size, has_transform=self.transform == "dct")
-        tiled, pieces = tiling.forward(acc), tiling.pieces(acc.device)
+        tiling = step.layout.kept(tiling_of, self.size, self.transform == "dct")
+        tiled, pieces = tiling.forward(acc), step.layout.kept(tile_pieces, self.size, acc.device)
         chosen = largest_of_each(tiled, pieces, shares(pieces, target.count))
         select = comm.now(grad.device) - before
         transport = Transport(comm=comm, step=step, overlap=Overlap.ANY, wire=self.wire)

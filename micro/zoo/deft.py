@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from heapq import heapify, heapreplace
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
@@ -66,13 +65,13 @@ class Deft(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the largest of each piece in the bin that is this rank's in this step."""
         n = comm.world_size
-        pieces = layer_pieces(step.layout.numels, n)
+        pieces = step.layout.kept(_pieces, n)
         sizes = [stop - start for start, stop in pieces]
         planned = _plan if self.rule == "repaired" else _published_plan
         plan = yield from planned(norms_of(acc, sizes), sizes, step, comm)
         wanted = plan.wanted
         mine = sorted(piece for piece in plan.bins[(step.index + comm.rank) % n] if wanted[piece])
-        places = pieces_at(tuple(pieces[piece] for piece in mine), str(acc.device))
+        places = pieces_at([pieces[piece] for piece in mine], acc.device)
         indices = largest_of_each(acc, places, [wanted[piece] for piece in mine])
         return Selection(indices, counts=plan.counts(step.index) if self.rule == "repaired" else None)
 
@@ -133,7 +132,10 @@ def _published_plan(norms: Tensor, sizes: Sequence[int], step: Step, comm: Comm)
     return Plan(wanted, bins)
 
 
-@lru_cache(maxsize=64)  # called at every step
+def _pieces(layout: Layout, world_size: int) -> tuple[tuple[int, int], ...]:
+    return layer_pieces(layout.numels, world_size)
+
+
 def layer_pieces(numels: tuple[int, ...], world_size: int) -> tuple[tuple[int, int], ...]:
     """Return (start, stop) of every layer; one longer than its fair share is cut into ``world_size`` equal slices.
 

@@ -14,7 +14,7 @@ from micro.comm.ranks import Comm
 from micro.comm.requests import AllGatherLists, Once, Reduction
 from micro.density.base import Target, target_count
 from micro.predicted_traffic import Bucket, Volume
-from micro.reducers.rounding import write_
+from micro.reducers.outcome import write_
 from micro.values.finite import flag_of, soonest
 from micro.values.sparse import Step
 from micro.zoo.range_float import RangeFloat

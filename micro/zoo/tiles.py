@@ -96,13 +96,8 @@ class Tiling:
                 matrix.copy_(tiles)
         return vector
 
-    def pieces(self, device: torch.device) -> Pieces:
-        """Return where each tile lies in the tiled vector."""
-        return _pieces(self.regions, str(device))
 
-
-@lru_cache(maxsize=64)
-def tiling_of(layout: Layout, size: int, *, has_transform: bool) -> Tiling:
+def tiling_of(layout: Layout, size: int, has_transform: bool) -> Tiling:
     """Return tiles of ``size`` by ``size``, smaller at the edges; runs of ``size`` where a parameter is a vector."""
     regions: list[Region] = []
     place = 0
@@ -140,10 +135,10 @@ def _bands(length: int, size: int) -> list[tuple[tuple[int, int], int]]:
     return [(span, side) for span, side in parts if span[1] > span[0]]
 
 
-@lru_cache(maxsize=64)
-def _pieces(regions: tuple[Region, ...], device: str) -> Pieces:
-    spans = sorted((start, start + region.height * region.width) for region in regions for start in region.starts)
-    return pieces_at(tuple(spans), device)
+def tile_pieces(layout: Layout, size: int, device: torch.device) -> Pieces:
+    """Return where each tile lies in the tiled vector."""
+    regions = tiling_of(layout, size, has_transform=False).regions
+    return pieces_at(sorted((start, start + of.height * of.width) for of in regions for start in of.starts), device)
 
 
 def _multiply(left: Tensor, tiles: Tensor, right: Tensor, out: Tensor) -> None:

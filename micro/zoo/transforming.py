@@ -14,8 +14,8 @@ from micro.feedback import Feedback, NoFeedback
 from micro.parts import as_part
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, checked, cut_
+from micro.reducers.sparse import WithDensity
 from micro.reducers.stats import Start, stats_of
-from micro.reducers.with_density import WithDensity
 from micro.values.finite import Finite, is_finite_by
 from micro.values.nonfinite import Policy, check_policy
 from micro.values.sparse import Step

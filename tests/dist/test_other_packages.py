@@ -142,7 +142,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
 def test_importing_micro_loads_neither_numba_nor_the_planner_and_the_first_kernel_loads_numba() -> None:
     source = (
         "import torch, sys; before = set(sys.modules); from micro import kernels; new = set(sys.modules) - before; "
-        "print(new & {'numba', 'llvmlite', 'triton', 'statistics', 'micro.kernels.scanning', 'experiments.planning'}); "
+        "print(new & {'numba', 'llvmlite', 'triton', 'statistics', 'micro.kernels.cpu', 'experiments.planning'}); "
         "kernels.above(torch.ones(3), 0.5); print(kernels.compiled(torch.ones(3)) == ('numba' in sys.modules))"
     )
     assert python("-c", source).splitlines() == ["set()", "True"]

@@ -11,7 +11,7 @@ from micro.codecs.two_means import TwoMeans
 from micro.selectors.everything import Everything
 from micro.zoo.range_float import RangeFloat
 from micro.zoo.terngrad import TernGrad
-from tests.sparsifiers.base import ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Row, sparse, whole
+from tests.sparsifiers.base import ALONE, BUILD_UP, EXACT, GATHER, LOSSY, Row, row, sparse, whole
 
 SOME: dict[str, Any] = {"updated": "some"}
 CHUNKS = micro.TopK(scope="chunk", size=48)
@@ -28,6 +28,13 @@ def to_all(name: str, codec: micro.Codec, **given: Any) -> Row:
     return whole(f"{name}+gather", Everything(), codec=codec, exchange=GATHER, **SOME, **given)
 
 
+def quantized(name: str, codec: micro.Codec, *, to_all: bool = False, **promised: Any) -> Row:
+    """Return the row of the reducer of all values."""
+    return row(
+        name, lambda _, seed: micro.Quantized(codec, to_all, seed=seed), EXACT, follows_density=False, **promised
+    )
+
+
 RANDOM: dict[str, Any] = {"feedback": ALONE, "seeded": True, **LOSSY}
 
 ROWS: tuple[Row, ...] = (
@@ -39,6 +46,9 @@ ROWS: tuple[Row, ...] = (
     averaged("terngrad", TernGrad(), seeded=True),
     averaged("signsgd", Sign()),
     averaged("two_means", TwoMeans()),
+    quantized("quantized+raw", micro.build(micro.Codec, "raw")),
+    quantized("quantized+int8", Int8(), **SOME),
+    quantized("quantized+sign+to all", Sign(), to_all=True, **SOME),
     to_all("signsgd", Sign()),
     to_all("qsgd+published", QSGD(rule="published"), **RANDOM),
     to_all("terngrad+published", TernGrad(rule="published", clip=None), **RANDOM),

@@ -5,13 +5,14 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from micro.kernels import cuts, table
-from micro.kernels.bit_patterns import bits_of_magnitude
+from micro.kernels import reference, table
+from micro.kernels.reference import NUM_BINS, bits_of_magnitude
+from micro.selectors.micro_rules import agreed
 from tests import parts
 from tests.products import grid
 
 LOWEST, SHIFT, START = bits_of_magnitude(1.0), 20, 1000
-FORMS = [cuts, *([table.module("collecting")] if table.has_numba() else [])]
+FORMS = [reference, *([table.module("cpu")] if table.has_numba() else [])]
 
 
 def drawn(numel: int, seed: int = 0) -> Tensor:
@@ -20,7 +21,7 @@ def drawn(numel: int, seed: int = 0) -> Tensor:
 
 
 def bin_of(value: float) -> int:
-    return min((bits_of_magnitude(abs(value)) - LOWEST) >> SHIFT, cuts.NUM_BINS - 1)
+    return min((bits_of_magnitude(abs(value)) - LOWEST) >> SHIFT, NUM_BINS - 1)
 
 
 @grid(form=FORMS, numel=[0, 1, 17, 500])
@@ -31,14 +32,14 @@ def test_candidates_are_counted_by_magnitude(form: ModuleType, numel: int) -> No
     bins = [bin_of(x[i].item()) for i in passing]
     assert indices.tolist() == [START + i for i in passing]
     assert magnitudes.tolist() == [abs(x[i].item()) for i in passing]
-    assert counts.tolist() == [bins.count(place) for place in range(cuts.NUM_BINS)]
+    assert counts.tolist() == [bins.count(place) for place in range(NUM_BINS)]
     assert (indices.dtype, counts.dtype) == (torch.int32, torch.int32)
 
 
 @grid(world_size=[1, 2, 7], k=[1, 10, 60, 10_000])
 def test_ranks_share_the_bin_of_the_cut_in_proportion(world_size: int, k: int) -> None:
     counts = torch.randint(0, 9, (world_size, 32), generator=torch.Generator().manual_seed(k), dtype=torch.int32)
-    cut = cuts.cut(counts, k)
+    cut = agreed.cut(counts, k)
     inside, above = counts[:, cut.bin].tolist(), counts[:, cut.bin + 1 :].sum(1).tolist()
     missing = sum(cut.taken) - sum(above)
     assert sum(cut.taken) == min(k, int(counts.sum())) == min(k, cut.num_candidates)
@@ -53,7 +54,7 @@ def test_ranks_share_the_bin_of_the_cut_in_proportion(world_size: int, k: int) -
 
 @grid(form=FORMS, share=[0, 1, 2, 5])
 def test_the_largest_are_kept_and_of_equals_the_first(form: ModuleType, share: int) -> None:
-    indices, magnitudes, _ = cuts.collect(drawn(400, seed=3), START, LOWEST, SHIFT)
+    indices, magnitudes, _ = reference.collect(drawn(400, seed=3), START, LOWEST, SHIFT)
     bottom, top = LOWEST + (4 << SHIFT), LOWEST + (5 << SHIFT)
     found = list(zip(indices.tolist(), magnitudes.tolist(), strict=True))
     above = [i for i, value in found if bits_of_magnitude(value) >= top]

@@ -7,7 +7,7 @@ import torch
 
 import micro
 from micro.zoo.dct import DCTReducer
-from micro.zoo.tiles import dct, tiling_of
+from micro.zoo.tiles import dct, tile_pieces, tiling_of
 from tests.parts import normal, simulated
 
 LAYOUT = micro.Layout(("matrix", "bias", "conv", "none"), ((7, 10), (9,), (5, 2, 3, 3), (0,)))
@@ -33,7 +33,7 @@ def test_tiles_and_back_are_the_vector_whatever_the_sides(*, has_transform: bool
     tiled = tiling.forward(x)
     torch.testing.assert_close(tiling.inverse(tiled), x)
     torch.testing.assert_close(tiled.norm(), x.norm())
-    spans = tiling.pieces(x.device).spans.tolist()
+    spans = tile_pieces(LAYOUT, 4, x.device).spans.tolist()
     assert [start for start, _ in spans] == [0, *[stop for _, stop in spans[:-1]]]
     assert spans[-1][1] == LAYOUT.numel
     assert max(stop - start for start, stop in spans) == 16

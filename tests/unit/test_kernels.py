@@ -227,12 +227,12 @@ def test_without_a_writable_folder_loops_are_compiled_without_a_cache(
 ) -> None:
     """As in a read-only installation whose user has no home: numba raises then, and no ImportError."""
     numba = pytest.importorskip("numba")
-    source = shutil.copy(str(Path(reference.__file__).with_name("entries.py")), tmp_path)
+    source = shutil.copy(str(Path(reference.__file__).with_name("lists.py")), tmp_path)
     (tmp_path / "__pycache__").touch()  # no folder, so that nothing can be written into it, not even by root
     monkeypatch.setenv("HOME", os.devnull)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(numba.config, "CACHE_DIR", "")
-    spec = importlib.util.spec_from_file_location("entries_without_cache", source)
+    spec = importlib.util.spec_from_file_location("lists_without_cache", source)
     assert spec is not None
     assert spec.loader is not None
     loops = importlib.util.module_from_spec(spec)

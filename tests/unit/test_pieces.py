@@ -53,5 +53,5 @@ def test_pieces_at_the_end_of_the_longest_vector() -> None:
     """A longer piece beside the last one, whose places are counted on from there, goes beyond int32."""
     spans = ((0, 8), (MAX_NUMEL - 5, MAX_NUMEL))
     x, counts = torch.ones(1).expand(MAX_NUMEL), torch.tensor([2, 3])  # one number in memory
-    found = largest_in_tables(x, tables_of(spans, "cpu"), counts)
+    found = largest_in_tables(x, tables_of(torch.tensor(spans), torch.device("cpu")), counts)
     assert found.tolist() == [0, 1, *range(MAX_NUMEL - 5, MAX_NUMEL - 2)]

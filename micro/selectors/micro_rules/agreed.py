@@ -1,20 +1,21 @@
-"""Exactly k in every step: all ranks derive one threshold from the counts that they exchange anyway."""
+"""What a rule of MiCRO is, and the default: exactly k, by a cut that follows from counts that ranks exchange anyway."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from micro import kernels
+from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather, AllReduce, Once, Reduction, known
-from micro.kernels.bit_patterns import bits_of_magnitude, magnitude_of
-from micro.kernels.cuts import NUM_BINS, Cut, cut
+from micro.kernels.reference import NUM_BINS, bits_of_magnitude, magnitude_of
 from micro.predicted_traffic import COUNT_BYTES, Calls
 from micro.selectors import scans
-from micro.selectors.micro_rules.base import SHIFT, Search, ThresholdRule, magnitude_bins
-from micro.values.sparse import Selection
+from micro.values.sparse import Selection, Step
 
 SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
 MEMORY = 4  # turns of the slices after which a doubled surplus is halved again
@@ -22,6 +23,80 @@ MAX_SURPLUS = 32.0
 MAX_ROOM = math.log(16.0)  # a flat stretch of the tail says little about what lies below it
 SMALLEST_BITS = 1  # the smallest positive magnitude: a candidate is never zero
 BEYOND_BITS = 0x7F800001  # above those of all numbers
+
+
+S = TypeVar("S")
+
+SHIFT = 20  # a bin is a float32's exponent and its three highest mantissa bits: 6 to 12 % wide
+NUM_MAGNITUDE_BINS = 0x7F800000 >> SHIFT  # up to infinity, which is left out
+
+
+def magnitude_bins(x: Tensor) -> Tensor:
+    """Return (NUM_MAGNITUDE_BINS,) int32 counts of ``x`` (m,) by magnitude; zeros, NaN and infinity are not counted."""
+    return kernels.magnitude_counts(x, first_bit_pattern=0, shift=SHIFT, num_bins=NUM_MAGNITUDE_BINS)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One rank's search of one step.
+
+    Attributes:
+        slice: what this rank searches (m,), m may be 0: its part of the accumulator.
+        numel: the length of all slices together.
+        spans: the (start, stop) of all ranks' slices.
+        step: the same on all ranks.
+        comm: the ranks.
+    """
+
+    slice: Tensor
+    numel: int
+    spans: tuple[tuple[int, int], ...]
+    step: Step
+    comm: Comm
+
+    @property
+    def start(self) -> int:
+        """Where this rank's slice begins."""
+        return self.spans[self.comm.rank][0]
+
+    def everything(self) -> Selection | None:
+        """Return all indices of the slice at a density of 1, zeros too; else None. All ranks know the counts."""
+        if self.step.target_count < self.numel:
+            return None
+        indices = torch.arange(*self.spans[self.comm.rank], dtype=torch.int32, device=self.slice.device)
+        return Selection(indices, counts=tuple(stop - start for start, stop in self.spans), threshold=0.0)
+
+
+class ThresholdRule(ABC, Generic[S]):
+    """A way to set the threshold. The state is the same on all ranks, because it depends on what all ranks know."""
+
+    state: ClassVar[type[Any]]
+
+    @abstractmethod
+    def search(self, state: S, search: Search) -> Reduction[Selection]:
+        """Select from the slice, with indices in the vector of all slices, known counts and the threshold."""
+
+    @abstractmethod
+    def calls(self, count: int, numel: int) -> Calls:
+        """Return the collectives of a step in steady state that selects ``count`` of ``numel``."""
+
+
+class Cut(NamedTuple):
+    """The bin in which the k-th magnitude lies, and what is kept of it; equal on all ranks.
+
+    Attributes:
+        bin: its number; all above it is kept.
+        fraction: the part of it that is kept.
+        shares: how many of it each rank keeps.
+        taken: how many each rank keeps in all.
+        num_candidates: of all ranks.
+    """
+
+    bin: int
+    fraction: float
+    shares: tuple[int, ...]
+    taken: tuple[int, ...]
+    num_candidates: int
 
 
 @dataclass(slots=True)
@@ -148,3 +223,34 @@ def _bins_reached(totals: Tensor, wanted: Sequence[float]) -> list[int]:
     reached = totals.flip(0).cumsum(0).flip(0)  # elements in each bin and above
     there = max(int(reached[0]), 1)  # host sync: only when the cut was lost
     return [max(int((reached >= min(number, there)).sum()) - 1, 0) for number in wanted]
+
+
+def cut(counts: Tensor, k: int) -> Cut:
+    """Return where the k-th magnitude of all lies, and how much each rank keeps so that k are kept, or all there are.
+
+    Ranks keep of that bin in proportion to what they have in it, by largest remainder, low ranks first among equals.
+
+    Args:
+        counts: (world_size, NUM_BINS) int32, in the host's memory.
+    """
+    rows = counts.tolist()
+    totals = [sum(column) for column in zip(*rows, strict=True)]
+    above, last = 0, NUM_BINS - 1
+    while last > 0 and above + totals[last] < k:
+        above += totals[last]
+        last -= 1
+    inside = totals[last]
+    missing = min(k - above, inside)
+    shares = _apportion(missing, [row[last] for row in rows], inside)
+    taken = tuple(sum(row[last + 1 :]) + share for row, share in zip(rows, shares, strict=True))
+    return Cut(last, missing / inside if inside else 1.0, tuple(shares), taken, sum(totals))
+
+
+def _apportion(missing: int, counts: list[int], total: int) -> list[int]:
+    """Split ``missing`` over ranks in proportion to ``counts`` (world_size,), whose sum is ``total``."""
+    if missing == total:
+        return counts
+    shares, rests = zip(*(divmod(count * missing, total) for count in counts), strict=True)
+    order = sorted(range(len(counts)), key=lambda rank: -rests[rank])
+    rounded_up = set(order[: missing - sum(shares)])
+    return [share + (rank in rounded_up) for rank, share in enumerate(shares)]

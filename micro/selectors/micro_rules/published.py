@@ -8,7 +8,7 @@ import torch
 from micro.comm.requests import AllGather, Reduction, known
 from micro.predicted_traffic import COUNT_BYTES, Calls
 from micro.selectors import scans
-from micro.selectors.micro_rules.base import Search, ThresholdRule
+from micro.selectors.micro_rules.agreed import Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
 from micro.values.on_device import on_device
 from micro.values.sparse import Selection

@@ -1,4 +1,4 @@
-"""The loops compiled for CPUs with numba. The scan compares 64 magnitudes at a time and then visits what passes.
+"""Compiled passes over a vector on a CPU. The scan compares 64 magnitudes at a time and then visits what passes.
 
 The comparison is written as LLVM vectors, because a scalar loop that writes one index per element takes about eight
 times as long, and neither numba nor torch emits anything better by itself. Storing what passes with the processors'
@@ -14,15 +14,10 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.jit import (
-    INFINITY_BITS,
-    MAGNITUDE_BITS,
-    bits_of,
-    jitted,
-    lowest_bit,
-    num_bits,
-)
+from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, array_of, bits_of, jitted, lowest_bit, num_bits
+from micro.kernels.reference import NUM_BINS
 from micro.kernels.threads import are_few, in_parts
+from micro.kernels.tiles import TILE, absorb_and_clear
 
 LANES = 64
 AT_ONCE = 3  # hits written of each word, there or not: a branch that is guessed wrong costs more than these
@@ -177,3 +172,70 @@ def scan(bits: Any, pieces: Any, lowests: Any) -> tuple[Any, Any]:
     parts = in_parts(search, int(lengths.sum()), unit=LANES)
     indices, magnitudes = parts[0] if len(parts) == 1 else map(np.concatenate, zip(*parts, strict=True))
     return indices, magnitudes
+
+
+def absorb_(residual: Tensor, grad: Tensor) -> int | None:
+    """Add contiguous float32 ``grad`` (numel,) to ``residual`` and set it to zero; see micro.kernels."""
+    target, source = array_of(residual), array_of(grad)
+    vectors = target, target.view(np.int32), source, source.view(np.int32)
+
+    def absorb(a: int, b: int) -> tuple[int, int]:
+        return a + int(absorb_and_clear(*(vector[a:b] for vector in vectors))), a
+
+    found = in_parts(absorb, grad.numel(), unit=TILE, moved=16)
+    return next((place for place, start in found if place >= start), None)
+
+
+def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return indices, magnitudes and counts by bin of what reaches ``lowest``; see micro.kernels."""
+    places, bits = scan(bits_of(x), np.array([[0, x.numel()]]), np.array([lowest], np.int32))
+    counts = _binned(places, bits, np.int32(start), np.int32(lowest), np.int32(shift))
+    return torch.from_numpy(places), torch.from_numpy(bits.view(np.float32)), torch.from_numpy(counts)
+
+
+@jitted
+def _binned(places: Any, bits: Any, start: Any, lowest: Any, shift: Any) -> Any:
+    """Add ``start`` to the places, and return (NUM_BINS,) int32 how many candidates each bin has."""
+    counts = np.zeros(NUM_BINS, np.int32)
+    for i in range(bits.size):
+        places[i] += start
+        counts[min((bits[i] - lowest) >> shift, NUM_BINS - 1)] += 1
+    return counts
+
+
+def keep(indices: Tensor, magnitudes: Tensor, count: int, bottom: int, top: int, share: int) -> Tensor:
+    """Return the indices of what is kept; see micro.kernels."""
+    kept = np.empty(count + 1, np.int32)
+    _keep(kept, indices.numpy(), bits_of(magnitudes), np.int32(bottom), np.int32(top), np.int64(share))
+    return torch.from_numpy(kept[:count])  # an empty array of numpy's has a stride that torch refuses later
+
+
+@jitted
+def _keep(kept: Any, indices: Any, bits: Any, bottom: Any, top: Any, share: Any) -> None:
+    """Write what is kept, and behind it one that is not: without a branch, which would be guessed wrong half the time.
+
+    Of those that equal the smallest the first are kept.
+    """
+    smallest, ties = top - np.int32(1), 0
+    if share:
+        inside = _between(bits, bottom, top)
+        smallest = np.partition(inside, inside.size - share)[inside.size - share]
+        ties = share - (inside > smallest).sum()
+    count, first = 0, 0
+    while ties:
+        kept[count] = indices[first]
+        count += bits[first] >= smallest
+        ties -= bits[first] == smallest
+        first += 1
+    for i in range(first, bits.size):
+        kept[count] = indices[i]
+        count += bits[i] > smallest
+
+
+@jitted
+def _between(bits: Any, bottom: Any, top: Any) -> Any:
+    found, count = np.empty(bits.size + 1, np.int32), 0
+    for i in range(bits.size):
+        found[count] = bits[i]
+        count += (bits[i] >= bottom) & (bits[i] < top)
+    return found[:count]
