@@ -53,6 +53,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # what a part is not built without
     **{name: {"density": 0.1} for name in ("constant", "dct", "fft")},
     "warmup": {"density": 0.01, "start_density": 0.5, "steps": 5},
     "by_name": {"density": 0.1, "patterns": {"a": 0.2}},
+    "quantized": {"codec": "int8"},
 }
 KINDS: dict[str, type[Any]] = {
     "selector": micro.Selector,
