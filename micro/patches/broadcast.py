@@ -18,18 +18,13 @@ CALL = "micro.patches.broadcast_"
 def broadcast_(
     weights: Mapping[str, Tensor] | None, patch: Patch | None = None, *, group: Any = None, source: int = 0
 ) -> Patch:
-    """Send a patch from one rank to all of a group and apply it on all of them; where one refuses it, on none.
-
-    All ranks call this.
+    """Send a patch from one rank to all of a group, which all call this; apply it on all of them or on none.
 
     Args:
         weights: of this rank, the base of the patch; None on a rank that has none to bring up to date.
         patch: on rank ``source`` alone.
         group: the process group; None is the default one.
-        source: a rank of this group.
-
-    Returns:
-        the patch, on all ranks.
+        source: a rank of this group, whose patch all ranks return.
 
     Raises:
         ValueError: on all ranks: one of them gives arguments that do not fit, or weights that `apply_` refuses.

@@ -12,7 +12,7 @@ from micro.codecs.indices import Shortest
 from micro.comm.objects import as_tensor
 from micro.drivers.meeting import content_of
 from micro.patches.patch import Change, Patch, replace
-from micro.patches.weights import SPAN, Weights, bits, check_same, checked, digest_of, kind, kinds, safetensors, total
+from micro.patches.weights import SPAN, Weights, bits, check_same, checked, digest_of, kind, safetensors, total
 
 INDICES = Shortest()
 
@@ -29,7 +29,7 @@ def diff(old: Weights, new: Weights) -> Patch:
         ImportError: a file is given, and safetensors is not installed.
     """
     before, after = checked(old, "old"), checked(new, "new")
-    check_same(kinds(before), kinds(after), ("old", "new"))
+    check_same({name: kind(tensor) for name, tensor in before.items()}, after, ("old", "new"))
     base = {name: digest_of(name, tensor) for name, tensor in before.items()}
     result, changes, body = dict(base), list[Change](), list[bytes]()
     for name, tensor in before.items():
@@ -47,9 +47,6 @@ def apply_(weights: Weights, patch: Patch) -> None:
     """Make weights that are the patch's base its result, in place; or raise an error and change nothing.
 
     A file is written beside and then moved to its place. Tied tensors, which share memory, may have a name each.
-
-    Args:
-        weights: a state dict, whose tensors are written, or the path of a safetensors file.
 
     Raises:
         ValueError: a tensor is missing, not in the patch, or of another shape or dtype, and its name is given; or the
@@ -70,7 +67,7 @@ def apply_(weights: Weights, patch: Patch) -> None:
 @torch.no_grad()
 def applied(weights: Mapping[str, Tensor], patch: Patch) -> Callable[[], None]:
     """Apply a patch, or raise and change nothing; return what takes it back."""
-    check_same({name: (dtype, shape) for name, dtype, shape, _ in patch.tensors}, kinds(weights), ("patch", "weights"))
+    check_same({name: (dtype, shape) for name, dtype, shape, _ in patch.tensors}, weights, ("patch", "weights"))
     digests = {name: digest_of(name, tensor) for name, tensor in weights.items()}
     if (found := total(digests)) != patch.base:
         why = "the patch was applied before" if found == patch.result else "bring them to its base first"
@@ -87,10 +84,7 @@ def applied(weights: Mapping[str, Tensor], patch: Patch) -> Callable[[], None]:
         changed = (change.name for change in patch.tensors if change.pieces)
         digests |= {name: digest_of(name, weights[name]) for name in changed}
         if (found := total(digests)) != patch.result:
-            raise ValueError(
-                f"weights became {found[:12]} and not {patch.result[:12]}, and are as before: some of them share "
-                "memory, and did not where the patch was made"
-            )
+            raise ValueError("weights would not become the patch's result: some share memory that did not in its base")
     except BaseException:
         undo()
         raise

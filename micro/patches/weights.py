@@ -14,8 +14,7 @@ from micro.values.flat import real
 
 SPAN = 1 << 24  # elements that are compared, encoded and hashed at a time: bounds memory, and indices fit in int32
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
-Weights = Mapping[str, Tensor] | str | os.PathLike[str]
-"""A state dict, or the path of a safetensors file."""
+Weights = Mapping[str, Tensor] | str | os.PathLike[str]  # a state dict, or the path of a safetensors file
 Kind = tuple[str, tuple[int, ...]]  # dtype and shape
 
 
@@ -48,17 +47,8 @@ def kind(tensor: Tensor) -> Kind:
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
 
 
-def kinds(weights: Mapping[str, Tensor]) -> dict[str, Kind]:
-    """Return dtypes and shapes by name."""
-    return {name: kind(tensor) for name, tensor in weights.items()}
-
-
 def checked(weights: Weights, what: str) -> dict[str, Tensor]:
-    """Return the tensors by name, in the order of names.
-
-    Raises:
-        ValueError: they are none, or one of them has no memory of its own; its name is given.
-    """
+    """Return the tensors in the order of names. Raises ValueError naming one that has no dense memory of its own."""
     if isinstance(weights, str | os.PathLike):
         weights = safetensors().torch.load_file(os.fspath(weights))
     if not isinstance(weights, Mapping):
@@ -73,8 +63,9 @@ def checked(weights: Weights, what: str) -> dict[str, Tensor]:
     return {name: weights[name].detach() for name in sorted(weights)}
 
 
-def check_same(expected: Mapping[str, Kind], given: Mapping[str, Kind], what: tuple[str, str]) -> None:
+def check_same(expected: Mapping[str, Kind], weights: Mapping[str, Tensor], what: tuple[str, str]) -> None:
     """Raise ValueError naming the first tensor that is in one of both alone, or has another dtype or shape there."""
+    given = {name: kind(tensor) for name, tensor in weights.items()}
     for name in sorted(expected.keys() | given.keys()):
         one, other = ("{} {}".format(*each[name]) if name in each else "none" for each in (expected, given))
         if one != other:
