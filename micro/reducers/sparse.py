@@ -31,7 +31,7 @@ from micro.selectors.base import Selector, Traits
 from micro.values.finite import FirstBad, is_finite_by
 from micro.values.flat import Layout
 from micro.values.nonfinite import Policy, check_policy
-from micro.values.sparse import Overlap, SparseValues, Step
+from micro.values.sparse import Exchanged, Overlap, SparseValues, Step
 
 
 class WithDensity(Reducer):
@@ -160,35 +160,20 @@ class SparseReducer(WithDensity):
         findings = made.findings(layout, bad)
         unsent = None if findings else (yield from self._write_(grad, sent.update, selection.scale))
         state.step += 1
-        stats = stats_of(
-            start,
-            comm,
-            device,
-            step=step.index,
-            numel=grad.numel(),
-            rule=self.rule_name,
-            target_density=target.density,
-            target_count=target.count,
-            counts=sent.counts,
-            global_count=made.num_updated,
-            threshold=selection.threshold,
-            select=select,
-            forgotten=made.records[0],
-            overfull=sent.overfull,
-        )
-
-        def on_deliver() -> None:
-            self.feedback.settle_(state.memory, sent.sent, sent.update, selection.scale)
-            if unsent is not None:
-                self.feedback.keep_(state.memory, unsent)
-            self.selector.observe(state.selector, grad, step, sent.update)
-
+        aims: dict[str, Any] = {
+            "target_density": target.density,
+            "target_count": target.count,
+            "threshold": selection.threshold,
+        }
+        found: dict[str, Any] = {"counts": sent.counts, "global_count": made.num_updated, "overfull": sent.overfull}
+        about: dict[str, Any] = {"step": step.index, "numel": grad.numel(), "rule": self.rule_name, "select": select}
+        stats = stats_of(start, comm, device, forgotten=made.records[0], **about, **aims, **found)
         return Outcome(
             stats=stats,
             grad=grad,
             arrived=partial(arrived_at, [part.indices for part in sent.update], grad.numel(), device),
             findings=findings,
-            on_deliver=on_deliver,
+            on_deliver=partial(self._deliver, state, grad, step, selection.scale, sent, unsent),
             on_drop=partial(self.selector.observe, state.selector, grad, step, ()),
         )
 
@@ -202,6 +187,15 @@ class SparseReducer(WithDensity):
         """Write the update into ``grad`` (numel,); return what rounding left out."""
         self.feedback.clear_(grad)
         return (yield from write_sum_(update, grad, scale=scale))
+
+    def _deliver(
+        self, state: BucketState, grad: Tensor, step: Step, scale: float, sent: Exchanged, unsent: SparseValues | None
+    ) -> None:
+        """Keep what was not sent, and what rounding left out."""
+        self.feedback.settle_(state.memory, sent.sent, sent.update, scale)
+        if unsent is not None:
+            self.feedback.keep_(state.memory, unsent)
+        self.selector.observe(state.selector, grad, step, sent.update)
 
     def volume(self, bucket: Bucket) -> Volume:
         """Return what selector and exchange send, at the density in the end; see Reducer."""

@@ -35,6 +35,12 @@ CODECS: dict[str, Codec] = {
 }
 
 
+def test_the_processor_is_asked_once_what_it_can_do() -> None:
+    served = kernels.codes_for(Half().code, torch.ones(1))
+    with patch("llvmlite.binding.get_host_cpu_features", side_effect=AssertionError("takes 0.4 ms")):
+        assert kernels.codes_for(Half().code, torch.ones(1)) is served
+
+
 def normal(count: int, seed: int = 0) -> Tensor:
     return parts.normal(count, seed=seed, dtype=torch.float32)
 

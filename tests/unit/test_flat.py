@@ -28,6 +28,19 @@ def test_views_and_pieces_share_memory_and_flatten_undoes_them() -> None:
     assert vector[0] == 0.0
 
 
+def test_what_a_layout_keeps_is_made_once_however_many_buckets_there_are() -> None:
+    layouts, made = [Layout.flat(numel) for numel in range(1, 101)], list[tuple[int, int]]()
+
+    def make(layout: Layout, factor: int) -> int:
+        made.append((layout.numel, factor))
+        return factor * layout.numel
+
+    for _ in range(3):
+        assert [layout.kept(make, 2) for layout in layouts] == [2 * layout.numel for layout in layouts]
+    assert layouts[4].kept(make, 3) == 15
+    assert made == [*((layout.numel, 2) for layout in layouts), (5, 3)]
+
+
 @pytest.mark.parametrize(
     ("names", "shapes", "message"),
     [
