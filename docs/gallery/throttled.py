@@ -1,6 +1,6 @@
 """Train on digits for some seconds with plain DDP or a method of micro, and draw the accuracies over time.
 
-./two_hosts.sh 100mbit throttled.py ddp 60     # writes ddp.csv; also: fp16, powersgd, micro
+./two_hosts.sh 20mbit throttled.py ddp 90      # writes ddp.csv; also: fp16, powersgd, micro
 python throttled.py plot                       # draws throttled.png from all of them
 """
 

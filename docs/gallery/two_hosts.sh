@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Start a script on two hosts of this machine, which a link of a given rate joins:
 #
-#     ./two_hosts.sh 100mbit throttled.py micro 60
+#     ./two_hosts.sh 20mbit throttled.py micro 90
 #
 # The hosts are network namespaces. Root is not needed where users may make namespaces; needs util-linux and iproute2.
 set -euo pipefail
