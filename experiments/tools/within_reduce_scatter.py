@@ -1,0 +1,80 @@
+"""Codes in FSDP2's reduce-scatter beside its own: bytes of a rank, and where a small GPT ends.
+
+torchrun --nproc-per-node 2 -m experiments.tools.within_reduce_scatter FILE   # of ASCII text
+
+A GPT of 2 layers of 64, 200 steps of AdamW at a rate of 0.003, windows of 32 bytes, 16 a rank. Bits per byte are of the
+last tenth of the text, which is not trained on. *Sent*: kB of a rank in the reduce-scatter of a step, counted for
+codes, at best for FSDP's own.
+"""
+
+import math
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy
+
+from experiments.reports.markdown import table
+from micro.fsdp import attach_within
+from models.gpt import gpt
+
+LENGTH, BATCH, STEPS, RATE, SEEDS = 32, 16, 200, 3e-3, 3
+FORMS: dict[str, tuple[int, str]] = {  # bytes of a value in FSDP's reduce-scatter, and the codec in its place
+    "FSDP, float32": (4, ""),
+    "FSDP, bfloat16": (2, ""),
+    **{f"attach_within, {codec}": (4, codec) for codec in ("bfloat16", "int8", "fp8")},
+}
+
+
+def trained(text: Tensor, seed: int, width: int, codec: str) -> tuple[float, float]:
+    """Train once; return the bits per byte of held-out text, and the kB that a rank sends in a step."""
+    torch.manual_seed(seed)
+    rank, size, end = dist.get_rank(), dist.get_world_size(), len(text) * 9 // 10
+    model: Any = gpt(num_words=128, hidden=64, num_layers=2, num_heads=4, max_length=LENGTH, positions="rope")
+    sent = sum(parameter.numel() for parameter in model.parameters()) * width * (size - 1) / size
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.bfloat16) if width == 2 else MixedPrecisionPolicy()
+    fully_shard(model, mesh=init_device_mesh("cpu", (size,)), mp_policy=policy)
+    scatter = attach_within(model, codec) if codec else None
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95))
+    draw = torch.Generator().manual_seed(1000 * seed + rank)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, text, torch.randint(end - LENGTH, (BATCH,), generator=draw)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        bits = float(loss_of(model, text, torch.arange(end, len(text) - LENGTH, 4 * LENGTH))) / math.log(2)
+    return bits, (scatter.bytes_sent / STEPS if scatter else sent) / 1000
+
+
+def loss_of(model: Any, text: Tensor, starts: Tensor) -> Tensor:
+    """Return the mean loss of windows of the text that begin at ``starts`` (n,)."""
+    windows = text[starts[:, None] + torch.arange(LENGTH + 1)]
+    return cross_entropy(model(windows[:, :-1])[0].flatten(0, 1), windows[:, 1:].flatten())
+
+
+def main(path: str) -> None:
+    """Print a table on rank 0."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    text, found = torch.tensor(list(Path(path).read_bytes())), dict[str, list[tuple[float, float]]]()
+    for seed, name in product(range(SEEDS), FORMS):
+        found.setdefault(name, []).append(trained(text, seed, *FORMS[name]))
+        if dist.get_rank() == 0:
+            print(seed, name, *found[name][-1], file=sys.stderr, flush=True)
+    if dist.get_rank() == 0:
+        rows = []
+        for name, each in found.items():
+            ends, sent = zip(*each, strict=True)
+            rows.append([name, *(f"{end:.4f}" for end in (*ends, sum(ends) / SEEDS)), f"{sent[0]:.1f}"])
+        print(table(["reduce-scatter", *(f"seed {seed}" for seed in range(SEEDS)), "mean", "sent, kB"], rows))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
