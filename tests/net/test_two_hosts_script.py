@@ -16,8 +16,9 @@ pytestmark = pytest.mark.xdist_group("hosts")
 def namespaces_can_be_made() -> bool:
     if not all(map(shutil.which, ("unshare", "nsenter", "ip", "tc"))):
         return False
-    link = "ip link add a type veth peer name b && tc qdisc add dev a root tbf rate 1mbit burst 9kb latency 9ms"
-    trial = f"mount -t tmpfs tmpfs /run && {link}"
+    link = "ip link add link1 type veth peer name link2"
+    bucket = "tc qdisc add dev link1 root tbf rate 1mbit burst 9kb latency 9ms"
+    trial = f"mount -t tmpfs tmpfs /run && {link} && {bucket}"
     words = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", trial]
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
