@@ -22,7 +22,7 @@ from experiments.config.command_line import Parser, run_command
 from experiments.config.option_types import to_path, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.rank_environment import read_rank_environment
-from experiments.runs.files import check_file
+from experiments.runs.files import check_file, writing
 from experiments.tools.profile import backward, link, select
 from experiments.tools.profile.on_ranks import DEVICES, check_device, join
 from experiments.tools.ranks.group import measuring_ranks
@@ -47,7 +47,9 @@ def _run(options: argparse.Namespace) -> int:
             rows = started.call(command.work, settings)[0]
     if rows is None:
         return 0
-    for path in command.write(rows, options, console):
+    with writing(options.out):
+        written = command.write(rows, options, console)
+    for path in written:
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return 0
 

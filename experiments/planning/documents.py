@@ -22,7 +22,8 @@ class Document:
     format: ClassVar[str]
 
     def save(self, path: Path) -> None:
-        """Write the file; a reader, or an interruption, sees the old one or the whole new one."""
+        """Write the file, and its folder; a reader, or an interruption, sees the old one or the whole new one."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             draft.write_text(json.dumps({"format": self.format, **asdict(self)}, indent=1) + "\n")  # type: ignore[call-overload]
