@@ -75,5 +75,5 @@ def test_a_wheel_holds_the_library_and_no_command(repository: Path, tmp_path: Pa
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"micro", "micro_sparse"}
-    assert "micro/kernels/scanning.py" in names
+    assert "micro/kernels/cpu.py" in names
     assert not any(name.endswith("entry_points.txt") for name in names)

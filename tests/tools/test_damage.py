@@ -191,7 +191,7 @@ def test_a_sweep_reports_a_damaged_run_as_failed_and_takes_the_choice(finished: 
     folder.steps_path.unlink()
     failed = study(tmp_path / "runs", "STUDY", "--jobs", "1")
     assert failed.code == 1
-    assert f"failed: {folder.path.name}: the run was finished, and is damaged: " in failed.err
+    assert f"failed: {folder.path.name}: the run was finished, and is damaged: " in failed.out
     assert study(tmp_path / "runs", "STUDY", "--jobs", "1", "resume=scratch").code == 0
     assert len(read_records(folder.steps_path)) == NUM_STEPS
 
