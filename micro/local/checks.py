@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
 
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from micro.comm.group import GroupComm
 from micro.comm.ranks import Comm
+from micro.drivers.meeting import Entry, meeting
 from micro.drivers.wrappers import plain_parameters
 from micro.local.buffers import BufferPolicy
 from micro.reducers.base import Reducer, check_reducer
@@ -54,6 +56,14 @@ def check_apart(model: object, ranks: Comm | dist.ProcessGroup | None) -> None:
                     f"model averages gradients with rank {min(others)} in each step, by DistributedDataParallel: give "
                     "it without, or with process_group= the ranks of a replica and replicas= this rank's peers"
                 )
+
+
+def ranks_of_replica(model: object, comm: Comm | None) -> AbstractContextManager[Entry]:
+    """Return a meeting of the ranks between which DDP averages each step: their rounds must end in the same step."""
+    modules = model.modules() if isinstance(model, nn.Module) and comm is None else ()
+    groups = [each.process_group for each in modules if isinstance(each, DistributedDataParallel)]
+    shared = [group for group in groups if dist.get_world_size(group) > 1]
+    return meeting("micro.LocalSteps", lambda: shared[0]) if shared else nullcontext(Entry())
 
 
 def pace(every: int | Sequence[int], ranks: Comm | dist.ProcessGroup | None) -> tuple[int, float]:

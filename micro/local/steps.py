@@ -43,18 +43,18 @@ class LocalSteps(Driver):
         local = micro.LocalSteps(model, optimizer, reducer, every=30)
 
     The loop stays as it is: the exchange hangs on ``optimizer.step()``. At the start of a round the weights are equal
-    on all ranks, bit for bit. After ``every`` steps each rank has moved by delta = start - now, in units of weights,
-    with the learning rate in it; the reducer makes the mean of all deltas, or a sparse approximation of it; the outer
-    optimizer takes that for the gradient of the start; and all ranks begin the next round from there. Residuals are in
-    units of weights. Inner optimizers keep their states, each rank its own.
+    on all ranks, bit for bit. After ``every`` steps each rank has moved by delta = start - now, learning rate included.
+    The reducer makes the mean of all deltas, or a sparse approximation of it; the outer optimizer takes that for the
+    gradient of the start, and all ranks go on from there. Deltas and residuals are in units of weights. Inner
+    optimizers keep their states, each rank its own.
 
     With the dense reducer and `Outer()` this is LocalSGD; with ``Outer(lr=0.7, momentum=0.9, nesterov=True)`` and AdamW
     inside DiLoCo; with chunks, two bits and a residual that decays SparseLoCo. Any reducer goes.
 
     Args:
         model: with the same weights on all ranks. Not wrapped in DDP, unless that averages within a smaller group.
-        optimizer: the inner one, of all trained parameters of the model, or several in the order in which they step;
-            also in the wrapper of Accelerate or Fabric. A step is one of the last; none may exchange anything itself.
+        optimizer: the inner one, of all trained parameters, or several in the order in which they step; also in the
+            wrapper of Accelerate or Fabric. A step is one of the last. None may exchange anything itself.
         reducer: of the differences of weights.
         every: H, inner steps of a round; or a list with each rank's own, in proportion to which its difference counts.
         outer: makes the outer optimizer: `Outer`, or for instance ``functools.partial(torch.optim.Adam, lr=1e-3)``.
@@ -77,8 +77,7 @@ class LocalSteps(Driver):
         on_round: called with the statistics at the end of each exchange.
 
     Attributes:
-        stats: those of the last exchange.
-        steps_in_round: inner steps since the start of the round.
+        stats, steps_in_round: of the last exchange; inner steps since the start of the round.
 
     A step that a GradScaler leaves out is no step: the rank comes to the exchange one batch later, and the others wait.
     So ranks may end with different numbers of steps, as with uneven data: see ``finish``, which all call.
@@ -119,11 +118,12 @@ class LocalSteps(Driver):
         momentum_with_feedback: bool = False,
         on_round: Callable[[RoundStats], object] | None = None,
     ) -> None:
-        with meeting("micro.LocalSteps", lambda: checks.ranks_of(replicas, comm)) as entry:
+        ranks = partial(checks.ranks_of, replicas, comm)
+        with checks.ranks_of_replica(model, comm) as within, meeting("micro.LocalSteps", ranks) as entry:
             checks.check_settings(buffers, on_round)
-            steps, weight = checks.pace(every, checks.ranks_of(replicas, comm))
+            steps, weight = checks.pace(every, ranks())
             check_streaming(fragments, delay, mix, steps)
-            checks.check_apart(model, checks.ranks_of(replicas, comm))
+            checks.check_apart(model, ranks())
             self.reducer = checks.check_method(reducer)
             self.optimizers = checks.as_optimizers(optimizer)
             kept = checks.as_own(own)
@@ -141,7 +141,8 @@ class LocalSteps(Driver):
             entry.parameters = self._parameters
             entry.settings |= {"every": every, "delay": delay, "mix": mix, "buffers": str(buffers)}
             entry.settings |= compared_with(self.reducer) | {"outer": [each.outer_settings() for each in self._vectors]}
-            entry.settings["fragments"] = [list(vector.layout.names) for vector in self._vectors]
+            entry.settings["fragments"] = [list(each.layout.names) for each in self._vectors]
+            within.settings = entry.settings | {"every": steps}
         note_whole(self._parameters)  # each worker's own gradients
         self.device = next(iter(self._parameters.values())).device
         self._scope, self._owns_comm = "local", comm is None

@@ -157,6 +157,8 @@ def test_ddp_may_go_on_within_a_replica_and_nowhere_else() -> None:
     optimizer = SGD(model.parameters())
     local = partial(micro.LocalSteps, model, optimizer, micro.DenseReducer(), every=2)
     refused(local, "averages gradients with rank", "by DistributedDataParallel")
+    refused(lambda: local(replicas=peers[rank % 2], every=2 + rank % 2), "every")  # apart within a replica
+    refused(lambda: local(replicas=peers[rank % 2], every=2 if rank else 0), "every")  # one rank's mistake
     with local(replicas=peers[rank % 2]):
         backward(model, 0, rank)
         optimizer.step()
