@@ -4,6 +4,7 @@
 #     ./two_hosts.sh 20mbit throttled.py micro 90
 #
 # The hosts are network namespaces. Root is not needed where users may make namespaces; needs util-linux and iproute2.
+# RANKS=2 in the environment starts two ranks on each.
 set -euo pipefail
 if [ -z "${IN_NAMESPACES:-}" ]; then
   IN_NAMESPACES=1 exec unshare --user --map-root-user --net --mount "$0" "$@"
@@ -23,7 +24,7 @@ done
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 for host in 1 2; do
   GLOO_SOCKET_IFNAME=link$host OMP_NUM_THREADS=1 nsenter --net="/run/netns/host$host" \
-    python -m torch.distributed.run --nnodes 2 --node-rank $((host - 1)) --nproc-per-node 1 \
+    python -m torch.distributed.run --nnodes 2 --node-rank $((host - 1)) --nproc-per-node "${RANKS:-1}" \
     --master-addr 10.9.0.1 --master-port 29500 "$@" &
 done
 wait -n && wait -n

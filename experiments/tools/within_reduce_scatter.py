@@ -1,16 +1,19 @@
-"""Codes in FSDP2's reduce-scatter beside its own: bytes of a rank, and where a small GPT ends.
+"""Codes in FSDP2's reduce-scatter beside its own: bytes of a rank, time of a step, and where a small GPT ends.
 
 torchrun --nproc-per-node 2 -m experiments.tools.within_reduce_scatter FILE   # of ASCII text
+RANKS=2 docs/gallery/two_hosts.sh 100mbit -m experiments.tools.within_reduce_scatter FILE   # 4 ranks, a slow link
 
 A GPT of 2 layers of 64, 200 steps of AdamW at a rate of 0.003, windows of 32 bytes, 16 a rank. Bits per byte are of the
 last tenth of the text, which is not trained on. *Sent*: kB of a rank in the reduce-scatter of a step, counted for
-codes, at best for FSDP's own.
+codes, at best for FSDP's own. *Step*: the median time of a step; FSDP gathers the weights in float32 in all forms.
 """
 
 import math
 import sys
-from itertools import product
+import time
+from itertools import pairwise, product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -32,8 +35,8 @@ FORMS: dict[str, tuple[int, str]] = {  # bytes of a value in FSDP's reduce-scatt
 }
 
 
-def trained(text: Tensor, seed: int, width: int, codec: str) -> tuple[float, float]:
-    """Train once; return the bits per byte of held-out text, and the kB that a rank sends in a step."""
+def trained(text: Tensor, seed: int, width: int, codec: str) -> tuple[float, float, float]:
+    """Train once; return the bits per byte of held-out text, and the kB that a rank sends and the ms of a step."""
     torch.manual_seed(seed)
     rank, size, end = dist.get_rank(), dist.get_world_size(), len(text) * 9 // 10
     model: Any = gpt(num_words=128, hidden=64, num_layers=2, num_heads=4, max_length=LENGTH, positions="rope")
@@ -43,13 +46,16 @@ def trained(text: Tensor, seed: int, width: int, codec: str) -> tuple[float, flo
     scatter = attach_within(model, codec) if codec else None
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95))
     draw = torch.Generator().manual_seed(1000 * seed + rank)
+    ends = [time.perf_counter()]
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss_of(model, text, torch.randint(end - LENGTH, (BATCH,), generator=draw)).backward()
         optimizer.step()
+        ends.append(time.perf_counter())
     with torch.no_grad():
         bits = float(loss_of(model, text, torch.arange(end, len(text) - LENGTH, 4 * LENGTH))) / math.log(2)
-    return bits, (scatter.bytes_sent / STEPS if scatter else sent) / 1000
+    step_s = median(after - before for before, after in pairwise(ends))
+    return bits, (scatter.bytes_sent / STEPS if scatter else sent) / 1000, 1000 * step_s
 
 
 def loss_of(model: Any, text: Tensor, starts: Tensor) -> Tensor:
@@ -62,7 +68,7 @@ def main(path: str) -> None:
     """Print a table on rank 0."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    text, found = torch.tensor(list(Path(path).read_bytes())), dict[str, list[tuple[float, float]]]()
+    text, found = torch.tensor(list(Path(path).read_bytes())), dict[str, list[tuple[float, float, float]]]()
     for seed, name in product(range(SEEDS), FORMS):
         found.setdefault(name, []).append(trained(text, seed, *FORMS[name]))
         if dist.get_rank() == 0:
@@ -70,9 +76,11 @@ def main(path: str) -> None:
     if dist.get_rank() == 0:
         rows = []
         for name, each in found.items():
-            ends, sent = zip(*each, strict=True)
-            rows.append([name, *(f"{end:.4f}" for end in (*ends, sum(ends) / SEEDS)), f"{sent[0]:.1f}"])
-        print(table(["reduce-scatter", *(f"seed {seed}" for seed in range(SEEDS)), "mean", "sent, kB"], rows))
+            ends, sent, step_ms = zip(*each, strict=True)
+            last = f"{sent[0]:.1f}", f"{median(step_ms):.1f}"
+            rows.append([name, *(f"{end:.4f}" for end in (*ends, sum(ends) / SEEDS)), *last])
+        seeds = (f"seed {seed}" for seed in range(SEEDS))
+        print(table(["reduce-scatter", *seeds, "mean", "sent, kB", "step, ms"], rows))
     dist.destroy_process_group()
 
 

@@ -61,6 +61,29 @@ def test_replicas_keep_the_same_weights_and_counts_and_resume_with_the_same_bits
     assert all(map(torch.equal, model.parameters(), again[0].parameters()))
 
 
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@on_ranks(2)
+def test_counts_go_on_with_another_number_of_ranks(optimizer: str) -> None:
+    """Two ranks stop; each goes on alone: what arrives then begins to wait again, the rest has waited a step more."""
+    model, attachment = wrap(build(Net), MICRO, bucket_cap_mb=TINY_MB, find_unused_parameters=True)
+    optim = OPTIMIZERS[optimizer](model.parameters(), lr=0.01, max_steps=20)
+    train(model, optim, range(3))
+    states = micro.average(of_all(attachment.state_dict()), 1)
+    before = copy.deepcopy(optim.state_dict())
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    model, attachment = wrap(build(Net), MICRO, process_group=alone, find_unused_parameters=True)
+    attachment.load_state_dict(states[0])
+    optim = OPTIMIZERS[optimizer](model.parameters(), lr=0.01, max_steps=20)
+    optim.load_state_dict(copy.deepcopy(before))
+    train(model, optim, range(5, 6))
+    ends = optim.state_dict()["state"]
+    waits = [(state["waited"], ends[key]["waited"]) for key, state in before["state"].items() if "waited" in state]
+    assert any((after == 0).any() and (after > 1).any() for _, after in waits)
+    for old, new in waits:
+        assert ((new == 0) | (new == old + 1)).all()
+
+
 @pytest.mark.xdist_group("four ranks")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @on_ranks(4)

@@ -54,6 +54,7 @@ def plan() -> Iterator[Run]:
     ):
         yield Run(form=form, lr=lr, density=density)
     yield Run(form="adamw", lr=6e-3, method="dense", density=1.0)
+    yield Run(form="sign", lr=1e-3, method="micro, signs")
     for form, lr in (
         ("adamw, beta2 by density", 1e-3),
         ("sum, no first moment", 3e-3),
@@ -141,6 +142,9 @@ def train(run: Run, root: Path) -> dict[str, Any]:
     reducers = {
         "dense": lambda: micro.DenseReducer(),
         "micro": lambda: micro.SparseReducer(micro.Micro(), density=run.density),
+        "micro, signs": lambda: micro.SparseReducer(
+            micro.Micro(), density=run.density, codec=micro.build(micro.Codec, "sign"), indices=micro.Packed()
+        ),
         "topk": lambda: micro.SparseReducer(micro.TopK(), density=run.density),
     }
     simulation = micro.Simulation(reducers[run.method](), training.layout, NUM_WORKERS)
