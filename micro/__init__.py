@@ -3,34 +3,34 @@
     reducer = micro.SparseReducer(micro.Micro(), density=0.01)
     micro.attach(ddp_model, reducer)
 
-A method is a composition: density x selector x exchange x feedback x codec. Every part is also known by the word that a
-yaml uses for it: ``micro.build(micro.Selector, "topk")``, ``micro.known(micro.Exchange)``.
+A method combines a density, a selector, an exchange, a feedback and a codec. Each part also has a name for yaml files:
+``micro.build(micro.Selector, "topk")``; ``micro.known(micro.Exchange)`` lists them.
 
 Reading order:
 
     values/            flat, sparse: Layout, named parameters as one vector; Step, Selection, Exchanged, which parts
-                       pass to each other; partition: which slice a rank searches; norms, clipping, what is finite
-    comm/              ranks: whom a reduction asks, bytes and times; requests: what it asks, by ``yield``; loop:
-                       carries reductions out, several of which share rounds of messages; group: the only file that
+                       pass to each other; partition: a rank's slice; norms, clipping, checks for NaN and Inf
+    comm/              ranks: the ranks of a reduction, its bytes and times; requests: what a reduction yields;
+                       loop: runs reductions and merges their messages into rounds; group: the only file that
                        starts the collectives of steps; peers: which rank failed; lockstep: n ranks in one process
-    simulate           reductions of n ranks in one process
-    parts              Part, build, known: parts by name, those of other packages too
-    retired            what micro no longer has, and what to use instead
+    simulate           a reducer on n ranks in one process
+    parts              Part, build, known: parts by name, including those of other packages
+    retired            removed names, and what replaces them
     selectors/         which indices a rank sends
-    exchanges/         how the ranks' indices and values meet
-    codecs/            the bytes of values and of indices
-    feedback, density/ what becomes of what was not sent; how much to send at each step
-    reducers/          sparse: the pipeline that runs these parts; quantized: all values with a codec; methods that do
-                       without; outcome: how a reduction ends; stats: what it reports; scope: a bucket, each parameter
-                       or the whole model
+    exchanges/         how the ranks' indices and values become one update
+    codecs/            how values and indices are encoded as bytes
+    feedback, density/ error feedback (the residual); how much to send at each step
+    reducers/          sparse: the pipeline that runs these parts; quantized: all values with a codec; PowerSGD, dense
+                       and others; outcome: how a reduction ends; stats: what it reports; scope: one bucket, each
+                       parameter or the whole model
     predicted_traffic  what a method is expected to send
-    drivers/           what drivers share: states of buckets, the lane that reduces, the scale of the loss, summaries
-    ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and H steps of each worker alone
-    optim/             optimizers for sparse updates: they know of drivers/arrivals what came for each element
-    checkpoints/       an attachment's state as saved: its form, one state for every rank, another number of ranks
-    patches/           what changed between two versions of weights: files and broadcasts to copies that are served
+    drivers/           shared by all drivers: states of buckets, the reducing thread (lane), loss scaling, summaries
+    ddp/, fsdp/, local/         for DistributedDataParallel, FSDP2, and local steps between averages
+    optim/             optimizers for sparse updates; drivers/arrivals tells them which elements arrived
+    checkpoints/       saved states of attachments: their format, one per rank, resuming with more or fewer ranks
+    patches/           differences between two versions of weights, as files and broadcasts to serving copies
     kernels/           the hot loops: compiled where numba is installed, in plain torch elsewhere
-    zoo/               rules and baselines of papers, imported when they are named
+    zoo/               rules and baselines of papers, imported on first use
 """
 
 from typing import Any

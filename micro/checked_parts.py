@@ -1,4 +1,4 @@
-"""Parts that check at every step what they return: for `micro.testing`, not for training."""
+"""Wrap selectors and exchanges so that every result is checked; for `micro.testing`, not for training."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -19,17 +19,17 @@ P = TypeVar("P", bound=Part)
 
 
 def checked(reducer: Reducer) -> Reducer:
-    """Return the reducer with a selector and an exchange that raise AssertionError where they return what is wrong."""
+    """Return the reducer with a selector and an exchange that raise AssertionError for an invalid result."""
     if isinstance(reducer, WrappingReducer):
         return replace(reducer, reducer=checked(reducer.reducer))
     if not isinstance(reducer, SparseReducer):
         return reducer
-    selector = _checking(reducer.selector, "select", _check_selection)
-    return replace(reducer, selector=selector, exchange=_checking(reducer.exchange, "exchange", _check_exchanged))
+    selector = _with_check(reducer.selector, "select", _check_selection)
+    return replace(reducer, selector=selector, exchange=_with_check(reducer.exchange, "exchange", _check_exchanged))
 
 
-def _checking(part: P, method: str, check: Callable[..., None]) -> P:
-    """Return the part with a method whose result is checked, and which leaves the accumulator as it was."""
+def _with_check(part: P, method: str, check: Callable[..., None]) -> P:
+    """Return the part with ``method`` checked: a valid result, and an accumulator that it did not modify."""
     own = type(part)
 
     def checking(self: P, state: Any, acc: Tensor, *given: Any) -> Reduction[Any]:

@@ -1,10 +1,10 @@
-"""The names that the author of a part needs: `docs/extending.md` shows how. A user of micro needs none of these.
+"""The names for writing your own parts, see `docs/extending.md`. Users of existing methods need none of them.
 
-kinds        Selector, Fit, Exchange, Codec, IndexCodec, Feedback, Density, Reducer: what a part derives from
-values       Layout, Step, Selection, SparseValues, Exchanged, Target: what parts pass to each other
-requests     AllGather, AllGatherLists, AllToAll, AllReduce, Broadcast, Once: what a part yields, and is answered
-traffic      Choosing, Calls: what a part says that it sends
-helpers      target_count, generator, slices, build: what most parts use
+kinds        Selector, Fit, Exchange, Codec, IndexCodec, Feedback, Density, Reducer: base classes of parts
+values       Layout, Step, Selection, SparseValues, Exchanged, Target: data passed between parts
+requests     AllGather, AllGatherLists, AllToAll, AllReduce, Broadcast, Once: what a part yields to communicate
+traffic      Choosing, Calls: what a part declares that it sends
+helpers      target_count, generator, slices, build: used by most parts
 """
 
 from micro.codecs.base import Codec, Key

@@ -1,4 +1,4 @@
-"""What happens to the part of a gradient that was not sent."""
+"""Error feedback: what happens to the part of a gradient that was not sent."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ Memory = dict[str, Tensor]  # vectors (numel,) by name, or empty; "residual" is 
 
 
 class Feedback(Part, ABC):
-    """A rule for what was not sent. What it keeps is owned by the reducer's state and changed in place."""
+    """A rule for what was not sent. Its memory is owned by the reducer's state and changed in place."""
 
     kind: ClassVar[str] = "feedback"
     home: ClassVar[str] = "micro.feedback"
@@ -29,57 +29,57 @@ class Feedback(Part, ABC):
 
     @abstractmethod
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
-        """Return what is kept before the first step: vectors with one entry per parameter, the residual among them."""
+        """Return the memory before the first step: vectors (numel,) by name, including "residual"."""
 
     def forgotten(self, memory: Memory) -> Tensor | None:
-        """Return the L2 norm of what the next accumulate_ takes off what was kept, or None where nothing ever is."""
+        """Return the L2 norm of what the next accumulate_ removes by decay; None without a decay."""
         return None
 
     @abstractmethod
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
-        """Return the accumulator of a step: the gradient plus what was kept.
+        """Return the accumulator of a step: the gradient plus the residual.
 
         Args:
-            memory: what was kept; its residual may become the accumulator.
+            memory: its residual may become the accumulator.
             grad: (numel,) may become the accumulator, or zero.
         Returns:
-            acc (numel,), finite also where ranks are added up; the index of the first NaN, Inf or number so large that
-            sums would overflow, which was left out; or None. On an accelerator the index is there, not on the host.
+            acc (numel,), finite, also when summed over ranks. Then the index of the first element that was left out
+            because it is NaN, Inf or large enough to overflow a sum, or None; on an accelerator the index is a tensor.
         """
 
     def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
-        """Return what `accumulate_` does, and the sums of the accumulator, in the same pass where that can be."""
+        """Return what `accumulate_` returns, and the accumulator's sums, in one pass if possible."""
         acc, first_bad = self.accumulate_(memory, grad, world_size=world_size)
         return acc, first_bad, kernels.sums_of(acc)
 
     def without_grad_(self, memory: Memory) -> Tensor | None:
-        """Return the accumulator (numel,) of a step but for the gradient, which the caller adds as `absorb_` does.
+        """Return the accumulator (numel,) before the gradient is added, or None if accumulate_ does more than add.
 
-        In place of accumulate_, for a pass over the accumulator that can add on its way; None where accumulate_ does
-        more than add.
+        A caller that passes over the accumulator anyway uses it in place of accumulate_, and adds the gradient in that
+        pass, as `absorb_` does.
         """
         return None
 
     def clear_(self, grad: Tensor) -> None:
-        """Make ``grad`` (numel,) zero, once the accumulator, which may be its memory, is not needed any more."""
+        """Set ``grad`` (numel,) to zero. The accumulator may share its memory and must no longer be needed."""
 
     @abstractmethod
     def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
-        """Keep what was not sent: the accumulator less ``sent``.
+        """Keep what was not sent: the accumulator minus ``sent``.
 
-        Called where the step counts; else the accumulator is kept as it is.
+        Called if the step counts; otherwise the whole accumulator is kept.
 
         Args:
-            memory: since accumulate_ it has the accumulator.
+            memory: holds the accumulator since accumulate_.
             sent: by this rank.
             update: by all ranks; ``scale`` times the sum of these parts is the mean.
         """
 
     def keep_(self, memory: Memory, unsent: SparseValues) -> None:
-        """Keep ``unsent`` too, after settle_: what the mean update lost when it was rounded to the gradient's dtype.
+        """Add ``unsent`` to the residual, after settle_: what the mean lost when rounded to the gradient's dtype.
 
-        Every rank keeps the same, so that the sum over ranks is world_size times what the update lacks. Where nothing
-        is kept of an element, it is lost.
+        Every rank adds the same, so the sum over ranks is world_size times what the update lacks. A feedback without a
+        residual loses it.
         """
         if memory["residual"].numel():
             unsent.add_to_(memory["residual"])
@@ -89,15 +89,15 @@ class Feedback(Part, ABC):
 class ErrorFeedback(Feedback):
     """Keep what was not sent and add it to the next gradient: ``residual = acc - sent``, ``acc = residual + grad``.
 
-    The residual is of single precision at least. Of half-precision gradients it also keeps what the mean loses on being
-    rounded to their dtype.
+    The residual has at least single precision. For half-precision gradients it also keeps the rounding error of the
+    mean.
 
-    The learning rate stays outside: residuals are in units of gradients, and what was kept before a change of the
-    learning rate is applied at the new one.
+    Residuals are in units of gradients, without the learning rate: after a change of the learning rate, old residuals
+    are applied at the new one.
 
     Args:
-        decay: factor on the residual at each step, in (0, 1]. Below 1 what waits for long is forgotten; statistics say
-            how much at each step (``forgotten``), for which the residual is read once more.
+        decay: factor on the residual at each step, in (0, 1]. Below 1, old residuals fade; the statistic ``forgotten``
+            is the norm removed at each step and costs one more read of the residual.
 
     Source: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, arXiv 1901.09847. With a decay of 0.95:
     Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706; of 0.999: Peng et al., DeMo, 2024, arXiv 2411.19870.
@@ -114,7 +114,7 @@ class ErrorFeedback(Feedback):
             raise ValueError(f"decay of the feedback must be in (0, 1], got {self.decay}")
 
     def forgotten(self, memory: Memory) -> Tensor | None:
-        """Return the norm () of the share of the residual that the decay takes."""
+        """Return the norm () of the part of the residual that the decay removes."""
         return None if self.decay == 1 else (1 - self.decay) * norm(memory["residual"], dtype=torch.float64)
 
     def start(self, numel: int, dtype: torch.dtype, device: torch.device) -> Memory:
@@ -133,18 +133,18 @@ class ErrorFeedback(Feedback):
         return memory["residual"]
 
     def accumulate_and_sum_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad, Sums]:
-        """Add the gradient to the residual in place, and the sums up in the same pass."""
+        """Add the gradient to the residual in place, and compute the sums in the same pass."""
         acc = self.without_grad_(memory)
         return acc, *kernels.absorb_and_sum_(acc, grad)
 
     def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
-        """Take what was sent out of the accumulator, which is the residual."""
+        """Subtract what was sent from the accumulator, which becomes the residual."""
         sent.take_from_(memory["residual"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoFeedback(Feedback):
-    """Drop what was not sent. Unbiased estimators want this; any other method loses mass with it."""
+    """Drop what was not sent. Use it with unbiased estimators; biased methods lose gradient with it."""
 
     name: ClassVar[str] = "none"
 
@@ -158,7 +158,7 @@ class NoFeedback(Feedback):
         return acc, _drop_too_large_(acc)
 
     def clear_(self, grad: Tensor) -> None:
-        """Forget the accumulator, which may be the gradient."""
+        """Set the gradient to zero; it may be the accumulator."""
         grad.zero_()
 
     def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
@@ -169,20 +169,19 @@ class NoFeedback(Feedback):
 class MomentumCorrection(Feedback):
     """Accumulate momentum instead of gradients: ``u = momentum * u + g``, ``acc = v + u``, ``v = acc - sent``.
 
-    What is sent is then a sum of momentum steps, as it would have been without delay, and the optimizer must have no
-    momentum of its own. Where something was sent, u is set to zero (factor masking), so that momentum does not go
-    on in an old direction.
+    The ranks then send sums of momentum steps, so use an optimizer without momentum. Where something was sent, u is set
+    to zero (factor masking): otherwise momentum would continue in an old direction.
 
     Args:
         momentum: in [0, 1).
         nesterov: ``u = momentum * (u + g)``, ``acc = v + u + g``, as the public code has it.
-        clip: scale each rank's gradient down to a norm of ``clip / sqrt(world_size)`` before it is accumulated; None
-            leaves it. Independent gradients of that norm add up to one of norm ``clip``.
+        clip: scale each rank's gradient down to a norm of ``clip / sqrt(world_size)`` before it is accumulated: the sum
+            of independent gradients of that norm has norm ``clip``. None: no clipping.
 
     Source: Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887, section 3, and its public code.
-    Differences: the norm is a bucket's, neither the whole gradient's nor, as in the code, a tensor's; every
-    parameter is sparsified (the code reduces those of one dimension dense, and gives them momentum after it); weight
-    decay belongs to the optimizer, which adds it after the exchange (the code does the same, with a separate momentum).
+    Differences: the norm is taken per bucket (paper: the whole gradient; code: each tensor); every parameter is
+    sparsified (the code reduces one-dimensional ones densely, then applies momentum); weight decay is the optimizer's,
+    added after the exchange (the code too, with a separate momentum).
 
     Raises:
         ValueError: momentum outside of [0, 1), or clip not positive.
@@ -204,9 +203,9 @@ class MomentumCorrection(Feedback):
         return _zeros({"residual": numel, "momentum": numel}, dtype, device)
 
     def accumulate_(self, memory: Memory, grad: Tensor, *, world_size: int) -> tuple[Tensor, FirstBad]:
-        """Add the gradient to the momentum, and that to the residual, in place; return the residual."""
+        """Add the gradient to the momentum and the momentum to the residual, in place; return the residual."""
         residual, momentum = memory["residual"], memory["momentum"]
-        wide = grad.to(residual.dtype)  # what is too large is so for the residual: float16 ends before that
+        wide = grad.to(residual.dtype)  # "too large" is judged in the residual's dtype: float16 overflows earlier
         ordinary = _is_ordinary(wide)
         first_bad = None if ordinary else _drop_too_large_(wide)
         if self.clip is not None:
@@ -226,7 +225,7 @@ class MomentumCorrection(Feedback):
         return residual, first_bad
 
     def settle_(self, memory: Memory, sent: SparseValues, update: Sequence[SparseValues], scale: float) -> None:
-        """Take what was sent out of the accumulator, and the momentum out of those places altogether."""
+        """Subtract what was sent from the accumulator, and set the momentum to zero there."""
         sent.take_from_(memory["residual"])
         sent.clear_in_(memory["momentum"])
 
@@ -237,12 +236,12 @@ def _zeros(sizes: dict[str, int], dtype: torch.dtype, device: torch.device) -> M
 
 
 def _is_ordinary(vector: Tensor) -> bool:
-    """Tell whether nothing in ``vector`` is too large; on an accelerator the host does not wait to know."""
+    """Return whether nothing in ``vector`` is too large; on an accelerator without waiting for the device."""
     return vector.device.type == "cpu" and is_ordinary(vector, vector.dtype)
 
 
 def _drop_too_large_(vector: Tensor) -> FirstBad:
-    """Set what is not finite, or counts as infinite, to zero; return the index of the first."""
+    """Set elements that are not finite or too large to zero; return the index of the first."""
     if _is_ordinary(vector):
         return None
     is_bad = too_large(vector)

@@ -1,12 +1,12 @@
-"""Parts by name: each choice is a class in a file of its own, found by the word that a yaml uses for it.
+"""Find and build parts (selectors, exchanges, codecs ...) by their names in yaml files.
 
-Another package adds parts by entry points. Its pyproject.toml has, for a selector:
+Another package adds parts through entry points. For a selector, its pyproject.toml has:
 
     [project.entry-points."micro.selectors"]
     smallest = "its_module:Smallest"
 
-where ``Smallest`` is a frozen dataclass derived from ``micro.Selector`` with ``name = "smallest"``. The groups, and
-what their parts derive from:
+where ``Smallest`` is a frozen dataclass derived from ``micro.Selector`` with ``name = "smallest"``. The groups, and the
+base classes of their parts:
 
     micro.selectors      micro.Selector         micro.feedback     micro.Feedback
     micro.exchanges      micro.Exchange         micro.densities    micro.Density
@@ -29,15 +29,15 @@ from micro.values.flat import Layout
 from micro.values.scalars import check_scalar
 
 Rule = Literal["repaired", "published"]
-"""Where the public code of a paper has a defect that changes results: repaired, or as it was published."""
+"""For methods whose public code has a defect that changes results: 'repaired', or 'published' as it is."""
 
 
 class Part:
     """One choice of one kind: a frozen dataclass of its settings.
 
-    A subclass sets ``name``, its word in yaml. It is found where its file lies in ``home``, the module or the package
-    of its kind, where `micro.zoo` lists it, or where an installed package has an entry point for it in ``group``. A
-    part with several published behaviours has a setting ``rule``.
+    A subclass sets ``name``, its name in yaml. micro looks for it in ``home`` (the module or package of its kind), in
+    the list of `micro.zoo`, and in the entry points ``group`` of installed packages. A part with several published
+    behaviours has a setting ``rule``.
     """
 
     kind: ClassVar[str]
@@ -47,12 +47,12 @@ class Part:
 
     @property
     def rule_name(self) -> str | None:
-        """Which of several published behaviours this is, or None where there is only one."""
+        """The value of ``rule``, or None if the part has no such setting."""
         return getattr(self, "rule", None)
 
     @property
     def full_name(self) -> str:
-        """The name, and that of the part inside where there is one."""
+        """The name, followed by that of the wrapped part if there is one."""
         return self.name
 
 
@@ -66,7 +66,7 @@ P = TypeVar("P", bound=Part)
 
 
 class StatefulPart(Part, Generic[S]):
-    """A part that may remember something from step to step: an object of ``state``, of plain values, per bucket."""
+    """A part that may keep a state per bucket from step to step: an object of class ``state``, with plain values."""
 
     state: ClassVar[type[Any]] = NoState
 
@@ -80,38 +80,38 @@ class StatefulPart(Part, Generic[S]):
         return dict(dataclasses.asdict(state))  # type: ignore[call-overload]
 
     def load(self, saved: dict[str, Any]) -> S:
-        """Return the state that ``save`` described. What an older version kept and this one does not is left out."""
+        """Return the state from what ``save`` returned. Fields that only older versions had are ignored."""
         return state_of(type(self.start()), saved)
 
     def regroup(self, state: S, old: Sequence[tuple[Layout, S]], layout: Layout) -> S:
-        """Return the state of a new bucket whose parameters lay in the buckets ``old`` before.
+        """Return the state of a new bucket whose parameters came from the buckets ``old``.
 
         Args:
-            state: what the bucket has so far: the state of the one old bucket with the same parameters, in whatever
-                order; else a new one. It serves a part that keeps nothing by parameter.
-            old: layouts and states of those buckets; states are used up.
+            state: if one old bucket has the same parameters, in any order, its state; otherwise a new one. Enough for a
+                part that keeps nothing by parameter.
+            old: layouts and states of those buckets; the states may be modified.
             layout: of the new bucket.
         """
         return state
 
     def rescale_(self, state: S, factor: float) -> None:
-        """Multiply what the state holds in units of gradients by ``factor``, because gradients are from now on.
+        """Multiply what the state holds in units of gradients by ``factor``, after the loss scale changed by it.
 
-        Thresholds are not changed: methods find them again.
+        Thresholds stay: methods adjust them anyway.
         """
 
 
 def state_of(kind: type[S], saved: Mapping[str, Any]) -> S:
-    """Return a state, a dataclass, from what was saved of it, without what it does not have."""
+    """Return the dataclass ``kind`` from its saved fields, ignoring unknown ones."""
     names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     return kind(**{key: value for key, value in saved.items() if key in names})
 
 
 def known(base: type[P]) -> dict[str, type[P]]:
-    """Return every class of a kind by name, for instance ``known(Selector)``: micro's own and those of other packages.
+    """Return every class of a kind by name, from micro and from other packages: ``known(Selector)``.
 
     Raises:
-        ValueError: a package's part does not load, is not of this kind, or has the name of another part.
+        ValueError: a package's part does not load, is not of this kind, or repeats the name of another part.
     """
     return {name: _load(base, name) for name in sorted({*_built_in(base), *_installed(base.group)})}
 
@@ -120,10 +120,10 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
     """Return the part that ``spec`` describes: a name, or a mapping of ``name`` and settings.
 
     Args:
-        common: settings given to whichever part has them.
+        common: settings that are passed if the part has them.
 
     Raises:
-        ValueError: no such part, or a setting that it does not have, or a value out of range; see also `known`.
+        ValueError: no such part or setting, or a value out of range; see also `known`.
     """
     if not isinstance(spec, str | Mapping):
         raise ValueError(f"{base.kind} must be a name or a mapping of name and settings, got {spec!r}")
@@ -151,7 +151,7 @@ def build(base: type[P], spec: str | Mapping[str, Any], **common: Any) -> P:
 
 
 def as_part(base: type[P], given: P | str | Mapping[str, Any]) -> P:
-    """Return ``given`` where it is a part already, or else the part that it describes; see build."""
+    """Return ``given`` if it is a part, otherwise the part that it describes; see build."""
     return given if isinstance(given, base) else build(base, given)  # type: ignore[arg-type]
 
 
@@ -163,7 +163,7 @@ def check_rule(part: Part, rules: Sequence[str] = get_args(Rule)) -> None:
 
 
 def _load(base: type[P], name: Any) -> type[P]:
-    """Return the class of this name; of the zoo's and of other packages' parts none but this one is loaded."""
+    """Return the class of this name, without importing other parts of the zoo or of other packages."""
     own, installed = _built_in(base), _installed(base.group)
     if name in own and name not in installed:
         return own[name]
@@ -188,7 +188,7 @@ def _load(base: type[P], name: Any) -> type[P]:
 
 
 def _built_in(base: type[P]) -> dict[str, type[P]]:
-    """Return the classes of a kind that lie in its home, by name."""
+    """Return the classes of a kind in its home, by name."""
     package = importlib.import_module(base.home)
     files = pkgutil.iter_modules(getattr(package, "__path__", []))
     modules = [package, *(importlib.import_module(f"{base.home}.{file.name}") for file in files)]
@@ -198,7 +198,7 @@ def _built_in(base: type[P]) -> dict[str, type[P]]:
 
 @cache
 def _installed(group: str) -> Mapping[str, EntryPoint]:
-    """Return the entry points of a group, such as ``micro.selectors``, by name, the zoo's too; nothing is loaded."""
+    """Return the entry points of a group such as ``micro.selectors``, and the zoo's, by name; nothing is imported."""
     places = zoo.PARTS.get(group, {})
     found = {name: EntryPoint(name, f"{zoo.__name__}.{place}", group) for name, place in places.items()}
     for entry in entry_points(group=group):
@@ -217,7 +217,7 @@ def _package(entry: EntryPoint) -> str:
 def _types(cls: type[Part]) -> dict[str, Any]:
     try:
         return get_type_hints(cls)
-    except NameError:  # annotations of another package that are there for type checkers alone
+    except NameError:  # annotations of another package that only type checkers can resolve
         return {}
 
 

@@ -1,8 +1,8 @@
-"""What a method is expected to send in a step in steady state: each part says it beside the code that sends.
+"""Predict what a method sends in a step in steady state; each part declares its messages next to the code that sends.
 
-A reducer is given a `Bucket` and returns a `Volume`. In a sparse method the selector says what choosing takes
-(`Choosing`), and the exchange what follows from the choice (micro.exchanges.predicted_traffic). Periodic work is not
-counted: controllers have settled, MiCRO does not search for a lost threshold, Ok-Topk does not move its regions.
+A reducer maps a `Bucket` to a `Volume`. In a sparse method the selector declares the messages of selection
+(`Choosing`), and the exchange those that follow from it (micro.exchanges.predicted_traffic). Periodic work is not
+counted: thresholds have settled, and Ok-Topk does not move its regions.
 """
 
 from collections.abc import Sequence
@@ -25,21 +25,21 @@ _DTYPES = {2: torch.float32, 4: torch.float32, 8: torch.float64}  # of the accum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A vector that ``world_size`` ranks reduce together, and what is known of a step of it.
+    """A vector that ``world_size`` ranks reduce together, with optional measurements of a step.
 
     Attributes:
-        build_up: distinct indices in the update over the target count, both of what is not reduced densely. None: where
-            ranks choose by themselves, as if they chose at random, numel (1 - (1 - local_count / numel)^n); 1
-            otherwise, and where an exchange keeps k.
-        local_count: elements that one rank chooses. None: k, or its share of build_up * k where ranks divide the
-            vector among them. With two levels, of its shard, as a mean over the shards.
-        longest_count: elements that the rank chooses which chooses most, of one level: to it lists may be padded. None:
-            as many as one rank, and where ranks divide the vector what chance adds.
-        layout: names and shapes of the parameters, where the method looks at them; one vector by default.
-        element_bytes: of one number of the gradient. What travels is accumulated in four bytes at least.
+        build_up: distinct indices in the update divided by the target count, without densely reduced parameters. None:
+            if ranks choose independently, that of random choices, numel (1 - (1 - local_count / numel)^n) / k; 1
+            otherwise, and for exchanges that keep k.
+        local_count: elements that one rank chooses. None: k, or its share of build_up * k if ranks divide the vector.
+            With two levels, the mean over shards.
+        longest_count: the most elements that any rank chooses, on one level; lists may be padded to it. None:
+            local_count, plus a random deviation if ranks divide the vector.
+        layout: names and shapes of the parameters, for methods that use them; one vector by default.
+        element_bytes: size of one number of the gradient; it is accumulated in four bytes at least.
 
     Raises:
-        ValueError: no elements or ranks, a layout of another length, or a width that no gradient has.
+        ValueError: no elements or ranks, a layout of another length, or an unsupported element size.
     """
 
     numel: int
@@ -60,28 +60,28 @@ class Bucket:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the accumulator."""
+        """The accumulator's dtype."""
         return _DTYPES[self.element_bytes]
 
     @property
     def named(self) -> Layout:
-        """The layout, or that of one vector."""
+        """The layout; by default one vector."""
         return self.layout or Layout.flat(self.numel)
 
     def volume(self, calls: Calls, num_updated: float) -> "Volume":
-        """Return the volume of these collectives of all ranks; one rank calls none."""
+        """Return the volume of these collectives among all ranks; a single rank calls none."""
         return Volume(world_size=self.world_size, calls=calls if self.world_size > 1 else (), num_updated=num_updated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choosing:
-    """What a selector says of a step.
+    """What a selector is expected to send and choose in a step.
 
     Attributes:
-        calls: the collectives that choosing takes.
-        count: elements that one rank chooses where ranks choose by themselves; None: k.
-        knows_counts: whether all ranks know then how many each has chosen.
-        searches: the part of the vector that a rank searches: all of it, or a slice of its own, which is one range.
+        calls: the collectives of selection.
+        count: elements that one rank chooses, if ranks choose independently; None: k.
+        knows_counts: whether selection tells all ranks how many elements each chose.
+        searches: what a rank searches: 'all' of the vector, or one 'range' of it, its slice.
     """
 
     calls: Calls = ()
@@ -92,15 +92,15 @@ class Choosing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """The collectives of one bucket, in turn.
+    """The collectives of one bucket, in order.
 
     Attributes:
         world_size: number of all ranks.
-        ranks_per_node: of two levels; 1 where ranks are of one level.
-        calls: of all ranks together.
-        local_calls: of the ranks of a node.
-        place_calls: for each place in a node, those of the ranks of this place in all nodes; the places call them side
-            by side, and one whose shard is empty calls none. () where ranks are of one level.
+        ranks_per_node: with two levels; 1 with one level.
+        calls: among all ranks.
+        local_calls: among the ranks of a node.
+        place_calls: for each local rank, those among its counterparts on all nodes, which run concurrently; none for an
+            empty shard. () with one level.
         num_updated: elements of the update that are not zero.
     """
 
@@ -113,7 +113,7 @@ class Volume:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes; of ranks, where these are of one level."""
+        """Number of nodes; with one level, of ranks."""
         return self.world_size // self.ranks_per_node
 
     @property
@@ -123,7 +123,7 @@ class Volume:
 
     @property
     def between_bytes(self) -> float:
-        """Bytes that a rank sends otherwise, as a mean over the ranks: to other nodes, where there are two levels."""
+        """Bytes that a rank sends to other nodes (with one level, to all ranks), as a mean over the ranks."""
         places = sum(_sent_by_rank(calls, self.num_nodes) for calls in self.place_calls) / self.ranks_per_node
         return _sent_by_rank(self.calls, self.world_size) + places
 
@@ -134,7 +134,7 @@ class Volume:
 
     @property
     def num_calls(self) -> float:
-        """Collectives that a rank calls otherwise, as a mean over the ranks."""
+        """Collectives that a rank calls between nodes (with one level, all), as a mean over the ranks."""
         return len(self.calls) + sum(map(len, self.place_calls)) / self.ranks_per_node
 
 
@@ -144,35 +144,35 @@ def _sent_by_rank(calls: Sequence[Call], world_size: int) -> float:
 
 
 class Predicted(Protocol):
-    """A reducer: it says what it sends for a bucket."""
+    """A reducer that predicts what it sends for a bucket."""
 
     @property
     def full_name(self) -> str:
-        """Its name, and that of the part inside."""
+        """Its name, followed by that of the wrapped part."""
 
     def volume(self, bucket: Bucket) -> Volume:
         """Return the collectives that it calls."""
 
 
 def volume_of(reducer: Predicted, numel: int, world_size: int, **facts: Any) -> Volume:
-    """Return the collectives that ``reducer`` calls for a bucket of ``numel`` elements, each with its size, in turn.
+    """Return the collectives, with sizes and in order, that ``reducer`` calls for a bucket of ``numel`` elements.
 
-    The step is one in steady state. Sizes are means over ranks; in the rounds of gTop-k's tree, where most ranks send
-    nothing, they are of a rank that sends. Of a density that changes with time the final one counts, the lower one
-    where it alternates.
+    They are those of a step in steady state. Sizes are means over ranks; in the rounds of gTop-k's tree, where most
+    ranks send nothing, over the ranks that send. A density that changes over time counts with its final value; one that
+    alternates, with the lower one.
 
     Args:
-        facts: what else is known of the bucket, by the names of `Bucket`.
+        facts: further fields of `Bucket`.
 
     Raises:
-        ValueError: no elements or ranks, a layout of another length or none where shapes decide, ranks that do not fill
-            nodes, or a part that does not say what it sends.
+        ValueError: no elements or ranks; a layout of another length, or none if the method needs shapes; ranks that do
+            not fill nodes; a part without a prediction.
     """
     return reducer.volume(Bucket(numel=numel, world_size=world_size, **facts))
 
 
 def calls_of(reducer: Predicted, numel: int, world_size: int, **facts: Any) -> Calls:
-    """Return the collectives of ``volume_of`` for a reducer of one level. Raises: ValueError: it has two."""
+    """Return the collectives of ``volume_of`` for a reducer of one level. Raises ValueError for two levels."""
     volume = volume_of(reducer, numel, world_size, **facts)
     if volume.place_calls:
         raise ValueError(f"{reducer.full_name} calls collectives of two levels: ask for its volume_of")

@@ -1,4 +1,4 @@
-"""What micro no longer has: public names, parts and settings, each with what to use instead. One line refuses each."""
+"""Error messages for removed public names, parts and settings: each names the replacement."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ NAMES: dict[str, str] = {
     "micro.zoo.accordion": "use micro.ByName, which sets the density by the names of parameters",
     "micro.zoo.natural": "use micro.Int8",
     "micro.zoo.onebit": "use micro.Sign",
-    "micro.suggest": "read docs/choosing.md; python -m experiments.doctor predicts steps",
+    "micro.suggest": "read docs/choosing.md, or run python -m experiments.doctor, which predicts steps",
     "micro.planning": "use experiments.planning; volume_of and calls_of are in micro.predicted_traffic",
     "micro.integrations.wandb": "call run.log(step.numbers()) in on_step, see docs/watching.md",
     "micro.integrations.tensorboard": "call writer.add_scalar in on_step, see docs/watching.md",
@@ -40,54 +40,54 @@ PARTS: dict[str, tuple[str, str]] = {
     "ef21": ("feedback", "use residual"),
     "in_pieces": ("exchange", "use its inner exchange, union or gather"),
 }
-"""Names of parts: of which kind, and the successor."""
+"""Removed parts by name: their kind and the replacement."""
 
 SETTINGS: dict[tuple[str, str], str] = {
     ("micro", "slack"): "leave it out, indices travel by themselves",
     ("micro", "block"): "leave it out, or use scaled_elements",
     ("micro", "rule=repaired"): "use rule agreed",
 }
-"""Settings of parts that are still there, and values of ``rule`` as ``rule=NAME``."""
+"""Removed settings of existing parts, and removed values of ``rule`` as ``rule=NAME``."""
 
 
 def refusal_of_name(name: str) -> str | None:
-    """Return the line that refuses a dotted name, None where it is not one that went."""
+    """Return the error message for a removed dotted name, None for any other name."""
     return f"{name} is no longer in micro: {NAMES[name]}" if name in NAMES else None
 
 
 def refusal_of_part(kind: str, name: str) -> str | None:
-    """Return the line that refuses a part of a kind, None where it is not one that went."""
+    """Return the error message for a removed part of a kind, None for any other part."""
     gone, successor = PARTS.get(name, ("", ""))
     return f"{kind} '{name}' is no longer in micro: {successor}" if gone == kind else None
 
 
 def refusal_of_setting(part: str, setting: str) -> str | None:
-    """Return the line that refuses a setting of a part, None where it is not one that went."""
+    """Return the error message for a removed setting of a part, None for any other setting."""
     successor = SETTINGS.get((part, setting))
     return f"{setting} of {part} is no longer in micro: {successor}" if successor else None
 
 
 def refusal_of_state(description: Any) -> str | None:
-    """Return the line that refuses a state by its method (see micro.checkpoints.description), None where all is here.
+    """Return the error message for a saved state whose method has a removed part or setting, None for any other.
 
-    A state of a method that was saved without such a description has its name alone, a text.
+    ``description`` is of micro.checkpoints.description; in older states it is only the method's name.
     """
-    lines = _in_text(description) if isinstance(description, str) else _in_description(description)
+    lines = _refusals_in_text(description) if isinstance(description, str) else _refusals_in_description(description)
     line = next(lines, None)
-    return f"state was saved with what went: {line}" if line else None
+    return f"state was saved with a removed part or setting: {line}" if line else None
 
 
-def _in_text(method: str) -> Iterator[str]:
+def _refusals_in_text(method: str) -> Iterator[str]:
     name, _, rule = method.partition(" (")
     lines = [refusal_of_part(PARTS[word][0], word) for word in name.split() if word in PARTS]
     lines.append(refusal_of_setting(name, f"rule={rule.removesuffix(')')}"))
     yield from filter(None, lines)
 
 
-def _in_description(description: Any) -> Iterator[str]:
+def _refusals_in_description(description: Any) -> Iterator[str]:
     if isinstance(description, list):
         for each in description:
-            yield from _in_description(each)
+            yield from _refusals_in_description(each)
     if not isinstance(description, Mapping):
         return
     name, settings = str(description.get("name")), description.get("settings")
@@ -98,15 +98,15 @@ def _in_description(description: Any) -> Iterator[str]:
         words = () if value is None else (key, f"{key}={value}")
         yield from filter(None, (refusal_of_setting(name, word) for word in words))
     for each in description.values():
-        yield from _in_description(each)
+        yield from _refusals_in_description(each)
 
 
 class Finder:
-    """Refuses imports of modules and names that went; it comes last, so that nothing else passes through it."""
+    """An import finder that refuses removed modules. It is last in the list, so other imports never reach it."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Raise ImportError for a name that went."""
+        """Raise ImportError for a removed name."""
         line = refusal_of_name(name)
         if line:
             raise ImportError(line, name=name)
@@ -114,6 +114,6 @@ class Finder:
 
 
 def refuse_imports() -> None:
-    """Have the import system ask Finder about what it does not find."""
+    """Install Finder, which the import system asks about modules that no other finder knows."""
     if Finder not in sys.meta_path:
         sys.meta_path.append(Finder)

@@ -1,4 +1,4 @@
-"""n ranks in one process, and the same code as on n processes."""
+"""Simulate a reducer on n ranks in one process, with the code that real processes run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from micro.reducers.outcome import Arrived
 from micro.reducers.stats import StepStats
 from micro.values.flat import Layout
 
-LONG = 2**16  # elements of a gradient for which several ranks compute at a time: to hand one over costs some 20 us
+LONG = 2**16  # elements from which ranks compute in parallel threads: a switch of threads costs some 20 us
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStep:
-    """What one simulated step gave.
+    """The result of one simulated step.
 
     Attributes:
         update: (numel,) mean update, the same on all ranks.
         stats: one per rank, in rank order.
-        residuals: (world_size, numel) copies, where requested.
+        residuals: (world_size, numel) copies, if requested.
     """
 
     update: Tensor
@@ -41,10 +41,10 @@ class Simulation:
 
     Args:
         reducer: what to study.
-        layout: names and shapes of the gradient; Layout.flat(numel) where there are none.
+        layout: names and shapes of the parameters; Layout.flat(numel) for a plain vector.
         world_size: number of ranks, at least 1.
         dtype, device: of the gradients.
-        shares: whether one rank computes for all what is alike on all of them; see SimulatedRanks.
+        shares: whether a result that is equal on all ranks is computed only once; see SimulatedRanks.
     """
 
     def __init__(
@@ -65,12 +65,13 @@ class Simulation:
         self._states = [reducer.start(layout, dtype, self.device) for _ in range(world_size)]
 
     def step(self, gradients: Tensor, *, residuals: bool = False) -> SimulatedStep:
-        """Reduce one step's ``gradients`` (world_size, numel), which are left as they are.
+        """Reduce one step's ``gradients`` (world_size, numel), without modifying them.
 
         Raises:
             ValueError: the shape or the dtype is not the simulation's.
             NonFiniteGradient: see Reducer.reduce_.
-            RuntimeError: an error broke off an earlier step. After any error but these, load a saved state to go on.
+            RuntimeError: an error interrupted an earlier step. After any error but these, load a saved state to
+                continue.
         """
         rows = gradients.detach().clone()
         stats = self.step_(rows)
@@ -81,7 +82,7 @@ class Simulation:
         """Reduce one step in place: every row of ``gradients`` (world_size, numel) becomes the mean update.
 
         Args:
-            ahead: what each rank does before its gradient is reduced; what it sends counts as of the step.
+            ahead: a reduction that each rank runs first; its messages count as part of the step.
         """
         expected = (self.world_size, self.layout.numel)
         if tuple(gradients.shape) != expected or gradients.dtype != self.dtype:
@@ -99,47 +100,47 @@ class Simulation:
         on_cores = self.device.type == "cpu" and self.layout.numel >= LONG
         try:
             return self._ranks.carry_out([reduction(comm) for comm in self._ranks.comms], on_cores=on_cores)
-        except BaseException as error:  # none of the states can go on
+        except BaseException as error:  # no state is usable any more
             for state in self._states:
                 state.break_off(error)
             raise
 
     @property
     def arrived(self) -> Arrived | None:
-        """What returns where the last step sent something, (numel,) bool; None where it did so everywhere."""
+        """A function that returns which elements the last step sent, (numel,) bool; None if it sent all."""
         return self._states[0].arrived
 
     def residuals(self) -> list[Tensor]:
-        """Return each rank's residual (numel,), not copied; empty where the reducer keeps none."""
+        """Return each rank's residual (numel,), not copied; empty if the reducer keeps none."""
         return self.memory("residual")
 
     def memory(self, name: str) -> list[Tensor]:
-        """Return what each rank's feedback keeps under ``name`` (numel,), not copied; see micro.feedback."""
+        """Return the vector ``name`` (numel,) of each rank's feedback memory, not copied; see micro.feedback."""
         return [state.vector(name) for state in self._states]
 
     def rebuild(self, layout: Layout) -> None:
-        """Go on with the same parameters in another order, as DDP does after its first step."""
+        """Reorder the parameters, as DDP does after its first step."""
         self.layout = layout
         self._states = [self.reducer.rebuild(layout, [state], self.dtype, self.device) for state in self._states]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on."""
+        """Return the complete state: everything that the next step depends on."""
         return {"ranks": [self.reducer.save(state) for state in self._states]}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned.
+        """Load what ``state_dict`` returned.
 
         Raises:
-            ValueError: it is of another world size.
+            ValueError: it has another world size.
         """
         self._states = [state for (state,) in self._loaded([[bucket] for bucket in saved["ranks"]])]
         self.layout = self._states[0].layout
 
     def load_buckets(self, ranks: Sequence[Sequence[dict[str, Any]]]) -> None:
-        """Go on from each rank's saved buckets, however many they were; the layout stays this simulation's.
+        """Load each rank's saved buckets, any number of them; the layout stays this simulation's.
 
         Raises:
-            ValueError: they are of another world size or method.
+            ValueError: they have another world size or method.
         """
         self._states = [
             buckets[0]

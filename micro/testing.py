@@ -1,9 +1,9 @@
-"""The laws of the project's own methods, for anyone's: ``check_laws`` proves a reducer and its parts in a simulation.
+"""Test your own reducer or part: ``check_laws`` checks the laws of micro's methods in a simulation.
 
     reducer = micro.SparseReducer(MySelector(), density=0.05)
     check_laws(reducer, Promises(band=EXACT))
 
-It needs no pytest: a law that does not hold raises AssertionError, which names the law, the ranks and the step.
+It needs no pytest. A broken law raises AssertionError with the law, the number of ranks and the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +26,16 @@ from micro.values.nonfinite import NonFiniteGradient
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (8,), (11, 11)))
 SCALES = {"a.weight": 1.0, "a.bias": 5.0, "b.weight": 0.2}  # layers differ in scale
 PLACES = dict(LAYOUT.slices())
-LONG, SETTLED = Layout.flat(4000), 6  # a vector long enough for densities, and the steps after which methods settle
+LONG, SETTLED = Layout.flat(4000), 6  # long enough to measure a density; number of steps until methods settle
 BAD_RANK, BAD_INDEX, BAD_NAME = 1, 130, "a.bias"
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Where the number of updated elements lies, given k: at least ``lowest * k``, at most ``highest(world_size) * k``.
+    """Bounds on the number of updated elements, given k: ``lowest * k`` to ``highest(world_size) * k``.
 
-    The lower end holds where k elements are not zero. ``at_once`` says that it holds in every step, after jumps of
-    scale and with ties too.
+    The lower bound holds if at least k elements are not zero. ``at_once``: the band holds in every step, even after
+    jumps of scale and with ties.
     """
 
     lowest: float
@@ -49,18 +49,18 @@ BUILD_UP = Band(1.0, lambda world_size: world_size)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """What a method promises beyond what holds for all.
+    """Properties of a method beyond the laws of all methods.
 
     Attributes:
-        band: where the density ends up; None where it is not controlled.
-        conserves_mass: what is not sent is kept, whatever the gradients: not so for means over senders, and for
-            public code that loses some.
-        traffic_within: a settled step's requests have the bytes that the parts state (``volume``), give or take this
-            share and 4 bytes; None where parts do not state any.
+        band: bounds of the density; None if it is not controlled.
+        conserves_mass: everything that is not sent is kept. False for means over senders, and for public code that
+            loses some.
+        traffic_within: relative tolerance, plus 4 bytes, between the bytes of a settled step and the prediction
+            (``volume``); None if the parts predict nothing.
         names_rank: an error about NaN names the rank.
-        mixes: an element of the update is made of many, so that rounding is relative to the norm of the vector.
-        dense: parameters of which nothing is kept, because they are reduced densely.
-        ranks_per_node: gradients are averaged over so many ranks first, so that mass is conserved over nodes.
+        mixes: an element of the update depends on many others, so rounding is relative to the norm of the vector.
+        dense: parameters without a residual, because they are reduced densely.
+        ranks_per_node: gradients are first averaged over so many ranks; mass is conserved over nodes.
     """
 
     band: Band | None = None
@@ -74,7 +74,7 @@ class Promises:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A method on so many ranks."""
+    """A method on a number of ranks."""
 
     reducer: Reducer
     promises: Promises
@@ -82,12 +82,12 @@ class Case:
     dtype: torch.dtype = torch.float64
 
     def simulation(self, layout: Layout = LAYOUT, *, shares: bool = False, nonfinite: str = "stop") -> Simulation:
-        """Return a simulation whose parts are checked in what they return."""
+        """Return a simulation that checks what the parts return."""
         reducer = replace(checked(self.reducer), nonfinite=nonfinite)  # type: ignore[type-var]
         return Simulation(reducer, layout, self.world_size, dtype=self.dtype, shares=shares)
 
     def gradients(self, step: int, layout: Layout = LAYOUT) -> Tensor:
-        """Return (world_size, numel) normal gradients: a part that all ranks share, and noise of their own."""
+        """Return (world_size, numel) normal gradients: a shared part, plus noise of each rank."""
         randomness = torch.Generator().manual_seed(1000 * step + self.world_size)
         shared = torch.randn(1, layout.numel, generator=randomness, dtype=torch.float64)
         own = torch.randn(self.world_size, layout.numel, generator=randomness, dtype=torch.float64)
@@ -96,19 +96,19 @@ class Case:
             drawn[:, place] *= SCALES.get(name, 1.0)
         return drawn.to(self.dtype)
 
-    def run(self, num_steps: int = 5, layout: Layout = LAYOUT, *, shares: bool = False) -> "list[Taken]":
+    def run(self, num_steps: int = 5, layout: Layout = LAYOUT, *, shares: bool = False) -> "list[StepRecord]":
         """Return the steps of an ordinary run."""
         simulation = self.simulation(layout, shares=shares)
         return [take(simulation, self.gradients(step, layout)) for step in range(num_steps)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
-    """One step: what went in, what came out, and the residuals around it; rows are ranks.
+class StepRecord:
+    """One step: gradients, update, and the residuals before and after; rows are ranks.
 
     Attributes:
-        waiting: what is left of the residual, and what the feedback's momentum adds to it.
-        momentum: the part of ``waiting`` that is not the residual, where there is one.
+        waiting: the residual after decay, plus what the feedback's momentum adds to it.
+        momentum: the part of ``waiting`` that the momentum adds, if there is one.
     """
 
     grads: Tensor
@@ -119,7 +119,7 @@ class Taken:
     momentum: Tensor | None = None
 
 
-def take(simulation: Simulation, grads: Tensor) -> Taken:
+def take(simulation: Simulation, grads: Tensor) -> StepRecord:
     """Return one step of ``grads`` (world_size, numel)."""
     feedback, momentum = getattr(innermost(simulation.reducer), "feedback", None), None
     waiting = getattr(feedback, "decay", 1.0) * torch.stack(simulation.residuals())
@@ -129,23 +129,23 @@ def take(simulation: Simulation, grads: Tensor) -> Taken:
     updates = grads.clone()
     stats = simulation.step_(updates)
     after = torch.stack(simulation.residuals())
-    return Taken(grads=grads, waiting=waiting, updates=updates, after=after, stats=stats, momentum=momentum)
+    return StepRecord(grads=grads, waiting=waiting, updates=updates, after=after, stats=stats, momentum=momentum)
 
 
-def assert_step(promises: Promises, step: Taken) -> None:
-    """All ranks hold the same bits, which are finite, and mass is conserved where that is promised."""
+def assert_step(promises: Promises, step: StepRecord) -> None:
+    """Check that the update is finite and bitwise equal on all ranks, and that mass is conserved if promised."""
     for rank, update in enumerate(step.updates):
-        assert torch.equal(step.updates[0], update), f"rank {rank} holds another update than rank 0"
+        assert torch.equal(step.updates[0], update), f"rank {rank} has another update than rank 0"
     assert torch.isfinite(step.updates).all(), "the update is not finite"
     if promises.conserves_mass:
         _assert_conserved(promises, step)
 
 
-def _assert_conserved(promises: Promises, step: Taken) -> None:
-    """sum(acc over ranks) == sum(residual) + world_size * update, at every element, but for the rounding of sums.
+def _assert_conserved(promises: Promises, step: StepRecord) -> None:
+    """Check sum(acc over ranks) == sum(residual) + world_size * update at every element, up to rounding.
 
-    Where gradients are averaged within nodes first, nodes stand for ranks. Rounding is that of the residual, which
-    keeps what a half-precision mean rounds off too, and of the gradient where nothing is kept.
+    If gradients are first averaged within nodes, nodes take the place of ranks. The tolerance is that of the residual's
+    dtype; without a residual, of the gradient's.
     """
     per_node = promises.ranks_per_node
     grads, update = _over_nodes(step.grads.double(), per_node) / per_node, step.updates[0].double()
@@ -177,44 +177,44 @@ def _over_nodes(rows: Tensor, per_node: int) -> Tensor:
 
 
 def assert_in_band(band: Band, stats: StepStats, world_size: int) -> None:
-    """Between the lowest and the highest number of elements are updated."""
+    """Check that the number of updated elements is in the band."""
     k, count = stats.target_count, stats.global_count
     lowest, highest = band.lowest * k, band.highest(world_size) * k
-    assert lowest <= count <= highest, f"{count} elements are updated, not {lowest:.6g} to {highest:.6g}"
+    assert lowest <= count <= highest, f"{count} elements are updated, expected {lowest:.6g} to {highest:.6g}"
 
 
 # --- the laws ---------------------------------------------------------------------------------------------------------
 
 
 def ordinary_steps(case: Case) -> None:
-    """Replicas are bitwise equal, mass is conserved element by element, and ranks may share what is alike."""
+    """Replicas are bitwise equal, mass is conserved at each element, and sharing memory changes nothing."""
     for step, shared in zip(case.run(), case.run(shares=True), strict=True):
         assert_step(case.promises, step)
         assert len({(s.counts, s.global_count, s.target_count) for s in step.stats}) == 1, "ranks count differently"
-        assert torch.equal(step.updates, shared.updates), "simulated ranks that share memory update otherwise"
-        assert torch.equal(step.after, shared.after), "simulated ranks that share memory keep something else"
+        assert torch.equal(step.updates, shared.updates), "the update differs if simulated ranks share memory"
+        assert torch.equal(step.after, shared.after), "the residual differs if simulated ranks share memory"
 
 
 def traffic(case: Case) -> None:
-    """As many elements are updated as promised, by the requests that the parts state, of the bytes that they state."""
+    """The number of updated elements is in the band; requests and their bytes match the parts' predictions."""
     case = replace(case, dtype=torch.float32)
     band, within, n = case.promises.band, case.promises.traffic_within, case.world_size
     steps = case.run(2 * SETTLED, LONG)
     for step in steps:
         if band is not None:
             assert_in_band(band, step.stats[0], n)
-        assert n > 1 or not step.stats[0].num_collectives, "one rank alone sends something"
+        assert n > 1 or not step.stats[0].num_collectives, "a single rank sends something"
     if n == 1 or within is None:
         return
     stats = min((step.stats for step in steps[SETTLED:]), key=lambda ranks: ranks[0].num_collectives)
     counts = {"local_count": fmean(stats[0].counts), "longest_count": max(stats[0].counts)}
     said = calls_of(case.reducer, LONG.numel, n, build_up=stats[0].build_up, layout=LONG, **counts)
     made = [(calls[0][0], [size for _, size in calls]) for calls in zip(*(s.calls for s in stats), strict=True)]
-    assert [op for op, _ in made] == [op for op, _ in said], f"requests are {made}, stated are {said}"
+    assert [op for op, _ in made] == [op for op, _ in said], f"requests are {made}, predicted are {said}"
     for (op, sizes), (_, expected) in zip(made, said, strict=True):
-        # in a tree some ranks send nothing: the size is that of one that does
+        # in a tree some ranks send nothing: the size counts for those that send
         away = min(abs(size - expected) for size in (fmean(sizes), max(sizes)))
-        assert away <= within * expected + 4, f"{op} has {fmean(sizes):.6g} bytes, stated are {expected:.6g}"
+        assert away <= within * expected + 4, f"{op} has {fmean(sizes):.6g} bytes, predicted are {expected:.6g}"
 
 
 UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
@@ -229,7 +229,7 @@ UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def unusual_gradients(case: Case) -> None:
-    """Zeros, ties, tiny and large gradients have a defined outcome, and ordinary ones after them too."""
+    """The laws hold with zeros, ties, tiny and large gradients, and in the steps after them."""
     band = case.promises.band
     for kind, change in UNUSUAL.items():
         simulation = case.simulation()
@@ -247,12 +247,12 @@ def unusual_gradients(case: Case) -> None:
 def fewer_elements_than_ranks(case: Case) -> None:
     """Vectors shorter than the number of ranks are reduced."""
     for numel in (1, 2):
-        for step in case.run(case.world_size + 2, Layout.flat(numel)):  # every rank has every slice once, some twice
+        for step in case.run(case.world_size + 2, Layout.flat(numel)):  # every rank gets every slice once, some twice
             assert_step(case.promises, step)
 
 
 def nonfinite_gradients(case: Case) -> None:
-    """NaN and Inf stop the step on all ranks or are left out, and what is finite waits, bit for bit."""
+    """NaN and Inf stop or skip the step on all ranks, and all finite elements stay in the residual, bit for bit."""
     first, usual, last = map(case.gradients, range(3))
     bad_rank = BAD_RANK % case.world_size
     for value in (float("nan"), float("-inf")):
@@ -267,8 +267,10 @@ def nonfinite_gradients(case: Case) -> None:
         simulation = case.simulation(nonfinite="skip")
         take(simulation, first)
         step = take(simulation, bad)
-        assert not step.updates.any(), "a step that is left out has an update"
-        assert all(stats.skipped and not stats.global_count for stats in step.stats), "it is not counted as skipped"
+        assert not step.updates.any(), "a skipped step has an update"
+        assert all(stats.skipped and not stats.global_count for stats in step.stats), (
+            "the skipped step is not counted as skipped"
+        )
         if step.after.numel():
             _assert_waits(case.promises, step)
         step = take(simulation, last)
@@ -281,11 +283,11 @@ def _refused(simulation: Simulation, grads: Tensor) -> str:
         simulation.step(grads)
     except NonFiniteGradient as error:
         return str(error)
-    raise AssertionError("a gradient that is not finite is no error")
+    raise AssertionError("a gradient that is not finite raises no error")
 
 
-def _assert_waits(promises: Promises, step: Taken) -> None:
-    """Nothing was sent: all that is finite is kept, bit for bit unless a momentum was added in another order."""
+def _assert_waits(promises: Promises, step: StepRecord) -> None:
+    """Check that nothing was sent and all finite elements are kept, bit for bit unless a momentum was added."""
     per_node = promises.ranks_per_node
     means = _over_nodes(step.grads, per_node) / per_node
     kept = torch.where(torch.isfinite(means), means, 0)
@@ -297,7 +299,7 @@ def _assert_waits(promises: Promises, step: Taken) -> None:
 
 
 def save_and_restore(case: Case) -> None:
-    """A run that is saved and restored in its middle is the uninterrupted one, bit for bit, in its statistics too."""
+    """A run that is saved and restored equals the uninterrupted one bit for bit, including its statistics."""
     simulation, resumed = case.simulation(), case.simulation()
     for step in range(3):
         take(simulation, case.gradients(step))
@@ -311,7 +313,7 @@ def save_and_restore(case: Case) -> None:
 
 
 def buckets_change(case: Case) -> None:
-    """Residuals follow their parameters into a bucket of another order."""
+    """Residuals follow their parameters when the bucket's order changes."""
     turned, simulation = Layout(LAYOUT.names[::-1], LAYOUT.shapes[::-1]), case.simulation()
     for number in range(2):
         before = take(simulation, case.gradients(number)).after
@@ -325,7 +327,7 @@ def buckets_change(case: Case) -> None:
 
 
 def half_precision(case: Case) -> None:
-    """Half-precision gradients lose nothing that single precision holds."""
+    """Half-precision gradients are accumulated in single precision, without loss."""
     for step in replace(case, dtype=torch.bfloat16).run(3):
         assert not step.after.numel() or step.after.dtype == torch.float32, "the residual is not of single precision"
         assert_step(case.promises, step)
@@ -344,15 +346,15 @@ LAWS: tuple[Callable[[Case], None], ...] = (
 
 
 def check_laws(reducer: Reducer, promises: Promises | None = None, *, world_sizes: Sequence[int] = (1, 3, 4)) -> None:
-    """Raise AssertionError unless a reducer obeys all laws on so many simulated ranks, and so do its parts.
+    """Raise AssertionError unless a reducer and its parts obey all laws on simulated ranks.
 
-    What selectors and exchanges return is checked at every step: int32 indices, ascending or at least unique, in
-    range, counts that are true, and an accumulator that is left as it was.
+    At every step the results of selectors and exchanges are checked: int32 indices in range, unique, ascending from a
+    selector; correct counts; an unmodified accumulator.
 
     Args:
-        reducer: any, for instance `SparseReducer` with a part of your own.
-        promises: what it promises beyond what holds for all; by default that mass is conserved, and traffic stated.
-        world_sizes: numbers of ranks. One, and one that is no power of two, should be among them.
+        reducer: any, for instance `SparseReducer` with your own part.
+        promises: further properties; by default conserved mass and predicted traffic.
+        world_sizes: numbers of ranks. Include 1 and one that is not a power of two.
     """
     for law in LAWS:
         for world_size in world_sizes:

@@ -1,4 +1,4 @@
-"""Warnings that point to the user's own line, not into the library."""
+"""Issue warnings that point to the user's line, not into the library."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ _INSIDE = (*(os.path.join(os.path.dirname(file), "") for file in (__file__, torc
 
 
 def warn(message: str) -> None:
-    """Issue a UserWarning at the innermost line of the stack that is neither micro's nor torch's.
+    """Issue a UserWarning at the innermost stack frame outside micro and torch.
 
-    In a thread of autograd's or of the library there is no such line: it points to where the thread began.
+    A thread of autograd or micro has no such frame; the warning then points to the start of the thread.
     """
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith(_INSIDE) and frame.f_back is not None:

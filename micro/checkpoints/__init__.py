@@ -1,4 +1,4 @@
-"""An attachment's state in a checkpoint: its form, one state for every rank, another number of ranks.
+"""Save and load the states of attachments, one per rank, also with another number of ranks.
 
-Imports reducers and what lies below them, never a driver. Begin with saved_state: the form of a checkpoint.
+Imports reducers and the layers below them, never a driver. Begin with saved_state, the format of a state.
 """

@@ -1,4 +1,4 @@
-"""A reducer in words: its parts with all their settings, as plain data that a checkpoint can hold and compare."""
+"""Describe a reducer, with all parts and settings, as plain data that a checkpoint can store and compare."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,14 +7,14 @@ from typing import Any
 from micro.parts import NoState, Part, StatefulPart
 
 MAY_CHANGE = frozenset({"density", "nonfinite", "seed", "only", "dense", "min_dims", "start_step"})
-"""Settings that no state depends on, or that are checked by the parameters that the state holds (Split's).
+"""Settings that may differ from the saved ones: no state depends on them, or (Split) parameter names show it.
 
-A density with a state of its own must stay of its kind.
+A density that has a state must stay of the same kind.
 """
 
 
 def describe(value: Any) -> Any:
-    """Return a part, or any setting of one, as dictionaries, lists, texts and numbers."""
+    """Return a part, or a setting, as dictionaries, lists, strings and numbers."""
     if isinstance(value, Part):
         return _identity(value) | {"settings": _settings(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -29,16 +29,13 @@ def describe(value: Any) -> Any:
 
 
 def difference(first: Any, second: Any) -> tuple[str, str] | None:
-    """Return in words where two descriptions differ first, the words of each; None where they are the same."""
+    """Return the first difference of two descriptions, as a text for each; None if they are equal."""
     return _difference("", first, second)
 
 
 def misfit(saved: Any, own: Any) -> tuple[str, str] | None:
-    """Return the difference because of which a state that was saved does not fit; None where it fits.
-
-    What may change between runs, MAY_CHANGE, is left out of the comparison.
-    """
-    return difference(_fixed(saved), _fixed(own))
+    """Return the difference that makes a saved state unusable, or None; the settings MAY_CHANGE may differ."""
+    return difference(_without_changeable(saved), _without_changeable(own))
 
 
 def _identity(part: Part) -> dict[str, Any]:
@@ -51,40 +48,40 @@ def _settings(value: Any) -> dict[str, Any]:
     return {field.name: describe(getattr(value, field.name)) for field in fields}
 
 
-def _fixed(description: Any) -> Any:
+def _without_changeable(description: Any) -> Any:
     """Return a description without the settings that may change."""
     if isinstance(description, list):
-        return [_fixed(each) for each in description]
+        return [_without_changeable(each) for each in description]
     if not isinstance(description, dict):
         return description
-    kept = {key: _fixed(value) for key, value in description.items() if key not in MAY_CHANGE}
+    kept = {key: _without_changeable(value) for key, value in description.items() if key not in MAY_CHANGE}
     if "density" in description:
         policy = description["density"]
-        kept["density"] = _word(policy) if isinstance(policy, dict) and policy.get("has_state") else "schedule"
+        kept["density"] = _label(policy) if isinstance(policy, dict) and policy.get("has_state") else "schedule"
     return kept
 
 
 def _difference(place: str, saved: Any, own: Any) -> tuple[str, str] | None:
     if saved == own:
         return None
-    if _is_part(saved) and _is_part(own) and _word(saved) == _word(own):
-        inner = f"{place} {_word(own)}" if place else ""  # of the reducer itself, which both have, nothing is said
+    if _is_part(saved) and _is_part(own) and _label(saved) == _label(own):
+        inner = f"{place} {_label(own)}" if place else ""  # the reducer itself, which both have, is not named
         return _difference(inner, saved["settings"], own["settings"])
     if isinstance(saved, dict) and isinstance(own, dict) and not (_is_part(saved) or _is_part(own)):
         for key in dict.fromkeys([*own, *saved]):
             found = _difference(f"{place} {key}".strip(), saved.get(key), own.get(key))
             if found is not None:
                 return found
-        return None  # a setting that is None, and one that is not there
+        return None  # None is equal to a missing setting
     joint = " " if (_is_part(saved) and _is_part(own)) or not place else "="
-    return f"{place}{joint}{_word(saved)}".strip(), f"{place}{joint}{_word(own)}".strip()
+    return f"{place}{joint}{_label(saved)}".strip(), f"{place}{joint}{_label(own)}".strip()
 
 
 def _is_part(description: Any) -> bool:
     return isinstance(description, dict) and "settings" in description
 
 
-def _word(description: Any) -> str:
+def _label(description: Any) -> str:
     if not _is_part(description):
         return str(description)
     rule = description.get("rule")

@@ -1,4 +1,4 @@
-"""Every rank's state in one checkpoint: of torch.distributed.checkpoint, or of one that rank 0 writes for all."""
+"""Put every rank's state into one checkpoint, with torch.distributed.checkpoint or in a file that rank 0 writes."""
 
 import io
 from contextlib import AbstractContextManager
@@ -9,54 +9,53 @@ import torch
 from micro.checkpoints.resizing import average
 from micro.comm.objects import gather_objects, gather_objects_at_first
 
-NUM_KEYS = 64  # of a checkpoint, at least: as many ranks may load what fewer have saved
-_SAVED = "call it on all ranks, and put no more than the writing of the file under `if rank == 0:`"
+NUM_KEYS = 64  # least keys in a checkpoint: up to so many ranks can load what fewer saved
+_SAVED = "call it on all ranks, and only write the file under `if rank == 0:`"
 _LOADED = "load on all ranks"
 
 
 class HasRankState(Protocol):
-    """What has a state on each rank: an attachment."""
+    """An attachment, which has a state on each rank."""
 
     @property
     def rank(self) -> int:
-        """Whose state it is."""
+        """The rank of this state."""
 
     @property
     def world_size(self) -> int:
-        """How many ranks have one."""
+        """Number of ranks with a state."""
 
     @property
     def group(self) -> Any:
         """The process group of these ranks; None is the default one."""
 
     def meet(self, call: str, *, remedy: str) -> AbstractContextManager[Any]:
-        """Return a context of all ranks, see micro.drivers.meeting."""
+        """Return a context that all ranks enter together, see micro.drivers.meeting."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state."""
 
     def check_state(self, saved: Any) -> None:
-        """Raise ValueError where a state does not fit."""
+        """Raise ValueError if a state does not fit."""
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned."""
+        """Load what ``state_dict`` returned."""
 
 
 class RankStates:
-    """An attachment as torch.distributed.checkpoint takes it: one key per rank, so that every rank's state is kept.
+    """Wrap an attachment for torch.distributed.checkpoint: one key per rank, so that every rank's state is saved.
 
         dcp.save({"model": ..., "micro": micro.RankStates(attachment)}, checkpoint_id=folder)
         dcp.load({"model": ..., "micro": micro.RankStates(attachment)}, checkpoint_id=folder)
 
-    An attachment by itself has the same keys on all ranks, and of such keys that module keeps one rank's.
+    An attachment alone has the same keys on all ranks, and torch.distributed.checkpoint saves equal keys only once.
 
-    torch.distributed.checkpoint asks for the keys before it knows how many ranks have saved, and fails where one is
-    missing. So there are keys for NUM_KEYS ranks; that of a rank which was not there holds the number of those that
-    were.
+    On loading, it requests the keys before it knows how many ranks saved, and fails if one is missing. So there are at
+    least NUM_KEYS keys; the key of a rank that did not exist holds the number of ranks.
 
     Args:
-        resize: states of another number of ranks are averaged (micro.average) and not refused. Every rank then holds
-            the states of all ranks in memory while it loads them.
+        resize: average the states of another number of ranks (micro.average) instead of refusing them. Each rank then
+            holds the states of all ranks in memory while loading.
     """
 
     def __init__(self, attachment: HasRankState, *, resize: bool = False) -> None:
@@ -65,7 +64,7 @@ class RankStates:
         self._key = f"rank{attachment.rank}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state as bytes, under a key of its own: residuals may lie in other buckets when loaded."""
+        """Return this rank's state as bytes under its own key, since buckets may differ on loading."""
         stored = io.BytesIO()
         torch.save(self._attachment.state_dict(), stored)
         rank, world_size = self._attachment.rank, self._attachment.world_size
@@ -73,11 +72,10 @@ class RankStates:
         return {self._key: stored.getvalue(), **absent}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned, on the same rank; called on all ranks, which load or refuse it.
+        """Load what ``state_dict`` returned on the same rank. Call it on all ranks: all load it, or all refuse it.
 
         Raises:
-            ValueError: on all ranks: it has no state of this rank, or one that does not fit; see
-                Attachment.load_state_dict.
+            ValueError: on all ranks: a rank's state is missing or does not fit; see Attachment.load_state_dict.
         """
         with self._attachment.meet("micro.RankStates.load_state_dict", remedy=_LOADED) as entry:
             if self._key not in saved:
@@ -87,12 +85,12 @@ class RankStates:
             resizes = self._resize and number != self._attachment.world_size
             if resizes:
                 entry.settings["resize from"] = number
-            elif isinstance(own, dict):  # a rank that was not there has none, and hears of the others' refusal
+            elif isinstance(own, dict):  # a rank that did not exist has none; the others' refusal reaches it
                 self._attachment.check_state(own)
         self._attachment.load_state_dict(self._averaged(saved) if resizes else own)
 
     def _averaged(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Return this rank's state, from those of another number of ranks: each has read some of them."""
+        """Return this rank's averaged state; each rank has read some states of another number of ranks."""
         read = [each for each in map(_decoded, saved.values()) if isinstance(each, dict)]
         found: Any = gather_objects(read, self._attachment.group)
         states = [state for of_rank in found for state in of_rank]
@@ -100,17 +98,18 @@ class RankStates:
 
 
 class AllRanks:
-    """An attachment for checkpoints that rank 0 writes alone: its state is that of all ranks.
+    """Wrap an attachment for checkpoints that only rank 0 writes: the state holds those of all ranks.
 
         accelerator.register_for_checkpointing(micro.AllRanks(attachment))  # Accelerate
         fabric.save(path, {"model": model, "micro": micro.AllRanks(attachment)})  # Fabric
 
-    ``state_dict`` is called on all ranks, as these frameworks do. Rank 0 then holds world_size times what a rank keeps
-    in memory, and every rank reads that file; for large models, prefer a file per rank or RankStates.
+    Call ``state_dict`` on all ranks, as these frameworks do. Rank 0 then holds the states of all ranks in memory, and
+    every rank reads that file; for large models, prefer one file per rank, or RankStates.
 
     Args:
-        everywhere: every rank gets the states of all ranks, not rank 0 alone: where each node writes a file.
-        resize: states of another number of ranks are averaged (micro.average) and not refused.
+        everywhere: every rank, not only rank 0, gets the states of all ranks; for frameworks that write a file per
+            node.
+        resize: average the states of another number of ranks (micro.average) instead of refusing them.
     """
 
     def __init__(self, attachment: HasRankState, *, everywhere: bool = False, resize: bool = False) -> None:
@@ -119,12 +118,12 @@ class AllRanks:
         self._resize = resize
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks, or an empty dictionary where another rank has them; called on all ranks.
+        """Return the states of all ranks, or {} on a rank that gets none; call it on all ranks.
 
-        A rank may come late: after some seconds a warning names it.
+        If a rank is late, a warning names it after some seconds.
 
         Raises:
-            PeerError: on all ranks: one did not come until the time-out of the group, or began a step instead.
+            PeerError: on all ranks: a rank did not call it before the group's timeout, or began a step instead.
         """
         with self._attachment.meet("micro.AllRanks.state_dict", remedy=_SAVED):
             own = self._attachment.state_dict()
@@ -133,11 +132,10 @@ class AllRanks:
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from this rank's share of what ``state_dict`` returned.
+        """Load this rank's state from what ``state_dict`` returned.
 
         Raises:
-            ValueError: it does not hold the states of all ranks, or one that does not fit; see
-                Attachment.load_state_dict.
+            ValueError: a rank's state is missing or does not fit; see Attachment.load_state_dict.
         """
         if "ranks" not in saved:
             given = f"the keys {', '.join(map(str, saved))}" if saved else "nothing"
@@ -156,11 +154,11 @@ class AllRanks:
 
 
 def _decoded(stored: Any) -> Any:
-    """Return a rank's state; or, of a rank that was not there, how many there were."""
+    """Return a rank's state; for a rank that did not exist, the number of ranks."""
     return state_of(stored) if isinstance(stored, bytes) else stored
 
 
 def state_of(stored: bytes) -> dict[str, Any]:
-    """Return the state that RankStates stored under the key of a rank, for instance to give it to micro.average."""
+    """Return the state that RankStates stored under a rank's key, for instance for micro.average."""
     state: dict[str, Any] = torch.load(io.BytesIO(stored), map_location="cpu", weights_only=True)
     return state

@@ -1,4 +1,4 @@
-"""Resume with another number of workers: from the saved states of n ranks to those of m."""
+"""Resume with another number of ranks: turn the saved states of n ranks into those of m."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,27 +8,26 @@ from torch import Tensor
 
 from micro.checkpoints.saved_state import SHARDS
 
-PARTS = frozenset({"selector", "exchange", "density", "factors"})  # whose states belong to the old group
+PARTS = frozenset({"selector", "exchange", "density", "factors"})  # their states depend on the number of ranks
 
 
 def average(states: Sequence[dict[str, Any]], world_size: int) -> list[dict[str, Any]]:
-    """Return the states with which the ranks of a new group start, one per rank, from those that all old ranks saved.
+    """Return the states of ``world_size`` new ranks, from the saved states of all old ranks.
 
-    What is kept for each parameter, the residual above all, becomes its mean over the old ranks. The model moves by the
-    mean over the workers of what they send, so with n old and m new ranks what is still to be sent stays the same:
-    ``sum(old) / n == sum(new) / m``. Thresholds and boundaries belong to the old group: selector, exchange, density
-    and factors start from their initial state.
+    Each new residual is the mean of the old ones. The model moves by the mean over ranks of what they send, so what
+    remains to be sent stays the same with n old and m new ranks: ``sum(old) / n == sum(new) / m``. Thresholds and
+    boundaries depend on the old group: selector, exchange, density and factors start from their initial state.
 
         states = [torch.load(f"rank{rank}.pt") for rank in range(4)]
         attachment.load_state_dict(micro.average(states, 2)[rank])
 
     Args:
-        states: what ``Attachment.state_dict`` returned on each rank, all of them, in any order.
+        states: what ``Attachment.state_dict`` returned on every old rank, in any order.
         world_size: of the new group.
 
     Raises:
-        ValueError: states of a rank are missing or given twice, were saved at different steps, or are of TwoLevel or of
-            a sharded model.
+        ValueError: a rank's state is missing or given twice, states are of different steps, or of TwoLevel or a sharded
+            model.
     """
     if world_size < 1:
         raise ValueError(f"world_size must be at least 1, got {world_size}")
@@ -53,7 +52,7 @@ def _check(states: Sequence[dict[str, Any]]) -> None:
             "states were saved in the middle of a round, where each rank has its own weights: save them after finish()"
         )
     if any("version" not in state for state in states):
-        return  # of buckets alone, as simulated ranks keep them
+        return  # buckets only, as simulated ranks save them
     ranks = sorted(state["rank"] for state in states)
     expected = states[0]["world_size"]
     if ranks != list(range(expected)):
@@ -68,7 +67,7 @@ def _is_of_shards(state: dict[str, Any]) -> bool:
 
 
 def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return one bucket from those of all ranks."""
+    """Return the mean of one bucket over the ranks."""
     memories = [bucket["memory"] for bucket in saved]
     memory = {
         key: {name: _mean_of([memory[key][name] for memory in memories]) for name in pieces}
@@ -78,7 +77,7 @@ def _mean(saved: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without_parts(bucket: dict[str, Any]) -> dict[str, Any]:
-    """Return a bucket, or the share of one, without the states of its parts, which then start from nothing."""
+    """Return a bucket, or a share of one, without its parts' states, which then start anew."""
     inner = {"share": without_parts(bucket["share"])} if "share" in bucket else {}
     return {key: value for key, value in bucket.items() if key not in PARTS} | inner
 

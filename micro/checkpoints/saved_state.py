@@ -1,4 +1,4 @@
-"""The form of an attachment's checkpoint: who saved it, with which method, and the states of its buckets."""
+"""The format of an attachment's saved state: a header with rank, step and method, and the states of its buckets."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,15 +8,15 @@ from micro.checkpoints.description import misfit
 
 FORMAT = "micro.attachment"
 VERSION = 1
-SHARDS = ("shard", "model shard")  # scopes of a state that holds a shard of a node, which has no mean over ranks
+SHARDS = ("shard", "model shard")  # scopes of states that hold a node's shard: these cannot be averaged over ranks
 
 
 def header(*, rank: int, world_size: int, step: int, scope: str, method: dict[str, Any]) -> dict[str, Any]:
-    """Return what a state says of itself.
+    """Return the header of a saved state.
 
     Args:
-        step: steps done.
-        scope: 'model' where the whole model is one vector, else 'bucket'; where it is sharded, one of SHARDS.
+        step: number of finished steps.
+        scope: 'model' if the whole model is one vector, otherwise 'bucket'; one of SHARDS if it is sharded.
         method: the reducer with all parts and settings, see micro.checkpoints.description.
     """
     return {
@@ -31,7 +31,7 @@ def header(*, rank: int, world_size: int, step: int, scope: str, method: dict[st
 
 
 def check_header(saved: Any, *, rank: int, world_size: int, scope: str, method: dict[str, Any]) -> None:
-    """Raise ValueError unless this rank can go on from ``saved``."""
+    """Raise ValueError unless this rank can load ``saved``."""
     if not isinstance(saved, Mapping) or "buckets" not in saved or saved.get("format") != FORMAT:
         given = f"keys {', '.join(map(str, saved))}" if isinstance(saved, Mapping) else type(saved).__name__
         raise ValueError(f"state must be what Attachment.state_dict() returned, got {given or 'no keys'}")

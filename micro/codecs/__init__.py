@@ -1,1 +1,1 @@
-"""What values look like on the wire: one file per form."""
+"""Codecs: how values and indices are encoded as bytes, one file per codec."""

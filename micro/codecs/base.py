@@ -1,4 +1,4 @@
-"""What a codec is: the bytes in which values travel."""
+"""The base class of codecs, which encode values as bytes."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -9,15 +9,15 @@ from torch import Tensor
 from micro.kernels.code import Code
 from micro.parts import Part
 
-Key = tuple[int, ...]  # what the randomness of an encoding depends on: (seed, step, rank, place in the message)
+Key = tuple[int, ...]  # seeds random rounding: (seed, step, rank, number of the part)
 
 
 class Codec(Part, ABC):
-    """A form of values on the wire. ``decode(encode(x))`` is what the receivers get; the rest stays in the residual.
+    """An encoding of values. Receivers get ``decode(encode(x))``; the rounding error stays in the residual.
 
-    What is sent has as many bytes as its number of values says, so receivers need no further message. A codec is three
-    methods in torch, for every device and dtype, of one value or more: no values take no bytes. Where it has a compiled
-    form too, `micro.codecs.coding` uses that: it gives the same bits.
+    The length of a message depends only on the number of values, so receivers know it. A codec has three methods in
+    torch, for every device and dtype and at least one value; no values need no bytes. If it also has compiled loops,
+    `micro.codecs.coding` uses them; they return the same bits.
     """
 
     kind: ClassVar[str] = "codec"
@@ -27,29 +27,29 @@ class Codec(Part, ABC):
 
     @property
     def code(self) -> Code | None:
-        """The compiled form of it; None where there is none."""
+        """The code for the compiled loops; None if there are none."""
         return None
 
     @property
     def diverges_with_feedback(self) -> bool:
-        """Whether its errors exceed what it is given, so that a residual would grow."""
+        """Whether its error can exceed its input, so that a residual would grow."""
         return False
 
     @abstractmethod
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """Return the bytes that ``count`` values take, which are accumulated as ``dtype``."""
+        """Return the bytes of ``count`` encoded values; ``dtype`` is that of the accumulator."""
 
     @abstractmethod
     def encode(self, values: Tensor, key: Key) -> Tensor:
-        """Return finite ``values`` (count,) as they travel: (num_bytes,) uint8.
+        """Return finite ``values`` (count,) as a message (num_bytes,) uint8.
 
         Args:
-            key: seeds what is random about it: the same key gives the same bytes.
+            key: seeds random rounding: the same key gives the same bytes.
         """
 
     @abstractmethod
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        """Return what ``encode`` made of ``count`` values as finite numbers (count,) of ``dtype``."""
+        """Return the ``count`` values of a message of ``encode``, finite, (count,) of ``dtype``."""
 
 
 def to_bytes(x: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ def to_bytes(x: Tensor) -> Tensor:
 
 
 def from_bytes(wire: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return uint8 ``wire`` read as ``dtype``; copied only where it lies at an odd place of a larger message."""
+    """Return uint8 ``wire`` viewed as ``dtype``; copied only if it is not aligned in a larger message."""
     if wire.storage_offset() % dtype.itemsize:
         wire = wire.clone()
     return wire.view(dtype)

@@ -1,6 +1,6 @@
-"""Packing of small whole numbers: m codes of b bits take ceil(m b / 8) bytes, the lowest bits first.
+"""Pack small integers into bytes: m codes of b bits take ceil(m b / 8) bytes, lowest bits first.
 
-`micro.kernels.packing` does it on a CPU with numba; what is written here in torch is what it means.
+On a CPU with numba `micro.kernels.packing` does it; the torch code here is its reference.
 """
 
 import torch
@@ -14,12 +14,12 @@ BITS_OF_INT = 32  # of an int32, sign included
 
 
 def num_packed_bytes(count: int, width: int) -> int:
-    """Return the bytes that ``count`` codes of ``width`` bits take."""
+    """Return the number of bytes of ``count`` codes of ``width`` bits."""
     return -(-count * width // 8)
 
 
 def pack(codes: Tensor, width: int) -> Tensor:
-    """Return ``codes`` (m,), whole numbers in [0, 2**width), side by side: (ceil(m * width / 8),) uint8.
+    """Return ``codes`` (m,), integers in [0, 2**width), packed: (ceil(m * width / 8),) uint8.
 
     Raises:
         ValueError: width outside 1 to 32.
@@ -54,7 +54,7 @@ def unpack_bits(packed: Tensor, count: int) -> Tensor:
 
 
 def put_places(places: Tensor, low: int, gap: int, length: int) -> Tensor:
-    """Return the ``low`` low bits of ascending ``places`` (m,), then ``length`` bits: set at every high + gap * i."""
+    """Pack ascending ``places`` (m,): their ``low`` low bits, then a bitmap (length,) with bits at high + gap * i."""
     count, loops = places.numel(), kernels.packing_on(places.device)
     if loops is not None:
         sizes = [num_packed_bytes(count, low), num_packed_bytes(length, 1)]
@@ -68,7 +68,7 @@ def put_places(places: Tensor, low: int, gap: int, length: int) -> Tensor:
 
 
 def get_places(packed: Tensor, count: int, low: int, gap: int, length: int) -> Tensor:
-    """Return the ascending places (count,) int32 that ``put_places`` put down."""
+    """Return the ascending places (count,) int32 that ``put_places`` packed."""
     lows, highs = packed.split([num_packed_bytes(count, low), num_packed_bytes(length, 1)])
     loops = kernels.packing_on(packed.device)
     if loops is not None:

@@ -1,4 +1,4 @@
-"""Blocks: runs of neighbouring values that share a scale, which travels ahead of their codes."""
+"""Helpers for codecs that scale blocks: neighbouring values share a scale, sent before their codes."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from micro.codecs.base import from_bytes, to_bytes
 
-LARGEST = 2.0**127  # scales are cut here, so that rounding on top of them stays finite in single precision
+LARGEST = 2.0**127  # scales are clamped to it, so that rounding up stays finite in single precision
 SCALE_BYTES = 4
 
 
@@ -18,12 +18,12 @@ def check_block(name: str, block: int) -> None:
 
 
 def num_blocks(count: int, block: int) -> int:
-    """Return how many blocks ``count`` values make, the last of which may be short."""
+    """Return the number of blocks of ``count`` values; the last may be short."""
     return -(-count // block)
 
 
 def single(values: Tensor) -> Tensor:
-    """Return finite ``values`` in single precision, cut at its largest number; themselves where they are it already."""
+    """Return finite ``values`` clamped to single precision; not copied if they have it already."""
     if values.dtype is torch.float32:
         return values.contiguous()
     largest = torch.finfo(torch.float32).max
@@ -31,7 +31,7 @@ def single(values: Tensor) -> Tensor:
 
 
 def rows(vector: Tensor, block: int) -> list[Tensor]:
-    """Return 1-D ``vector`` as views (num_blocks, block): all whole blocks, then the short one, where there are any."""
+    """Return views of 1-D ``vector``: the whole blocks (num_blocks, block), then the short one, each if it exists."""
     count, rest = divmod(vector.numel(), block)
     whole, short = vector[: count * block].view(count, block), vector[count * block :].view(1, -1)
     return [view for view, is_there in ((whole, count or not rest), (short, rest)) if is_there]
@@ -48,10 +48,9 @@ def largest_magnitudes(values: Tensor, block: int) -> Tensor:
 
 
 def sums(terms: Tensor) -> Tensor:
-    """Return the sum of every row (b,) of ``terms`` (b, size), which are used up.
+    """Return the sum of every row (b,) of ``terms`` (b, size), which is overwritten.
 
-    The upper half is added to the lower until one is left, so that the compiled loops and every device get the same
-    bits.
+    The upper half is repeatedly added to the lower, so that compiled loops and all devices return the same bits.
     """
     count = terms.shape[1]
     while count > 1:
@@ -62,36 +61,35 @@ def sums(terms: Tensor) -> Tensor:
 
 
 def over(x: Tensor, number: float) -> Tensor:
-    """Return ``x / number``, correctly rounded: a GPU multiplies by the inverse of a number of the host."""
+    """Return ``x / number``, correctly rounded; with a host number a GPU would multiply by its inverse."""
     return x / torch.full((), number, dtype=x.dtype, device=x.device)
 
 
 def roots(squares: Tensor) -> Tensor:
-    """Return the square roots of float32 ``squares``, correctly rounded, which torch's own are not on every device."""
+    """Return the correctly rounded square roots of float32 ``squares``; torch.sqrt is not exact on every device."""
     return squares.double().sqrt_().float()
 
 
 def multiply_(vector: Tensor, factors: Tensor, block: int) -> Tensor:
     """Multiply every block of ``vector`` by its factor, in place."""
-    for view, factor in _with(vector, factors, block):
+    for view, factor in _pair_with_factors(vector, factors, block):
         view.mul_(factor)
     return vector
 
 
 def divided(vector: Tensor, divisors: Tensor, block: int) -> Tensor:
-    """Return ``vector`` with every block divided by its divisor; a divisor of zero leaves zeros."""
+    """Return ``vector`` with every block divided by its divisor; a zero divisor gives zeros."""
     result = torch.empty_like(vector)
     divisors = torch.where(divisors > 0, divisors, torch.inf)
-    for source, (view, divisor) in zip(rows(vector, block), _with(result, divisors, block), strict=True):
+    for source, (view, divisor) in zip(rows(vector, block), _pair_with_factors(result, divisors, block), strict=True):
         torch.div(source, divisor, out=view)
     return result
 
 
 def least_squares(values: Tensor, levels: Tensor, block: int) -> Tensor:
-    """Return the factor of every block's ``levels`` that comes nearest to its ``values``: <x, c> / <c, c>, or 0.
+    """Return the least-squares factor of each block from ``levels`` c to ``values`` x: <x, c> / <c, c>, or 0.
 
-    What is left of a block is then never larger than the block, whatever the levels are: with the residual kept, such
-    a code is sound.
+    The error of a block is then never larger than the block, whatever the levels are, so error feedback converges.
     """
     inner = of_blocks(lambda x, c: sums(x * c), block, values, levels)
     squares = of_blocks(lambda c: sums(c * c), block, levels)
@@ -99,16 +97,16 @@ def least_squares(values: Tensor, levels: Tensor, block: int) -> Tensor:
 
 
 def join(scales: Tensor, codes: Tensor, *, highest: int = 1) -> Tensor:
-    """Return the bytes of float32 ``scales``, cut so that ``highest`` times any of them is finite, then the codes."""
+    """Return the bytes of float32 ``scales``, clamped so that ``highest`` times each is finite, then the codes."""
     return torch.cat([to_bytes(scales.clamp(-LARGEST / highest, LARGEST / highest)), codes])
 
 
 def parted(wire: Tensor, num_scales: int) -> tuple[Tensor, Tensor]:
-    """Return the scales (num_scales,) float32 and the bytes of the codes of what ``join`` made."""
+    """Split a message of ``join`` into the scales (num_scales,) float32 and the bytes of the codes."""
     length = SCALE_BYTES * num_scales
     return from_bytes(wire[:length], torch.float32), wire[length:]
 
 
-def _with(vector: Tensor, factors: Tensor, block: int) -> list[tuple[Tensor, Tensor]]:
+def _pair_with_factors(vector: Tensor, factors: Tensor, block: int) -> list[tuple[Tensor, Tensor]]:
     views = rows(vector, block)
     return list(zip(views, factors[:, None].split([view.shape[0] for view in views]), strict=True))

@@ -1,7 +1,6 @@
-"""Values encoded and decoded as exchanges need it: in one pass by compiled loops where they serve, else in torch.
+"""Encode and decode values for exchanges, in one pass of compiled loops if possible, otherwise in torch.
 
-The bits are the same, but for means of a number of messages that is no power of two, which a GPU divides in another
-way.
+Both return the same bits, except for means over a number of messages that is not a power of two, on a GPU.
 """
 
 from types import ModuleType
@@ -17,7 +16,7 @@ from micro.values.finite import Finite, all_finite, index_of
 
 
 def encode(codec: Codec, values: Tensor, key: Key) -> Tensor:
-    """Return ``values`` (count,) as they travel, which may be none; see Codec."""
+    """Return the message of ``values`` (count,), which may be empty; see Codec."""
     if not values.numel():
         return values.new_empty(0, dtype=torch.uint8)
     loops = _loops(codec, values)
@@ -29,7 +28,7 @@ def encode(codec: Codec, values: Tensor, key: Key) -> Tensor:
 
 
 def decode(codec: Codec, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Return the ``count`` values of a message, which may be none; see Codec."""
+    """Return the ``count`` values of a message, which may be empty; see Codec."""
     if not count:
         return wire.new_empty(0, dtype=dtype)
     values = None if codec.code is None else torch.empty(count, dtype=dtype, device=wire.device)
@@ -43,17 +42,17 @@ def decode(codec: Codec, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor
 def encode_(
     codec: Codec, values: Tensor, key: Key, wire: Tensor, rest: Tensor | None = None, *, grad: Tensor | None = None
 ) -> int | None:
-    """Fill ``wire`` (num_bytes,) with the message of ``values``, and ``rest`` with what that leaves of them.
+    """Fill ``wire`` (num_bytes,) with the message of ``values``, and ``rest`` with the rounding error.
 
     Args:
-        rest: (count,) becomes ``values - decoded``; it may be the values' own memory.
-        grad: (count,) is added to the values first, as `micro.kernels.absorb_` does; it is used up.
+        rest: (count,) becomes ``values - decoded``; it may share memory with ``values``.
+        grad: (count,) is first added to the values, as by `micro.kernels.absorb_`; it is overwritten.
 
     Returns:
-        the index of the first sum with the gradient that is not finite or too large, None where there is none.
+        the index of the first sum with the gradient that is not finite or too large, or None.
     """
     loops = _loops(codec, values, rest)
-    first_bad, grad = _to_add(codec if loops else None, values, grad)
+    first_bad, grad = _add_unless_fused(codec if loops else None, values, grad)
     if loops is not None:
         found: int | None = loops.encode(codec.code, values, wire, key, rest, grad)
         return first_bad if grad is None else found
@@ -64,13 +63,13 @@ def encode_(
 
 
 def decode_mean_(codec: Codec, wires: Tensor, values: Tensor, divisor: float = 1.0) -> Finite:
-    """Fill ``values`` (count,) with the sum of what R messages hold, in their order, divided by ``divisor``.
+    """Fill ``values`` (count,) with the sum of R decoded messages, in order, divided by ``divisor``.
 
     Args:
         wires: (R, num_bytes or more) uint8.
 
     Returns:
-        whether all of them are finite; on an accelerator the flag is there.
+        whether all of them are finite; on an accelerator, a tensor.
     """
     loops, count = _loops(codec, values), values.numel()
     if loops is not None:
@@ -95,19 +94,19 @@ def encode_mean_(
     *,
     grad: Tensor | None = None,
 ) -> tuple[Finite, int | None]:
-    """Fill ``wire`` (num_bytes,) with the mean of the values and of what R messages hold.
+    """Fill ``wire`` (num_bytes,) with the encoded mean of the values and of R messages.
 
     Args:
-        values: (count,) have ``grad`` added, as in `encode_`.
+        values: (count,); ``grad`` is added to them, as in `encode_`.
         wires: (R, num_bytes) uint8; R may be 0.
-        mean: (count,) becomes that mean as ``wire`` says it; it may be the gradient's memory, not the values'.
-        rest: (count,) becomes R + 1 times what the mean lost by that.
+        mean: (count,) becomes the decoded mean; it may share memory with ``grad``, not with ``values``.
+        rest: (count,) becomes R + 1 times the rounding error of the mean.
 
     Returns:
         whether ``mean`` is finite, and what `encode_` returns.
     """
     loops, n = _loops(codec, values, mean, rest), wires.shape[0] + 1
-    first_bad, grad = _to_add(codec if loops else None, values, grad)
+    first_bad, grad = _add_unless_fused(codec if loops else None, values, grad)
     if loops is not None:
         is_finite, found = loops.encode_mean(codec.code, values, wires, wire, key, mean, rest, grad)
         return is_finite, first_bad if grad is None else found
@@ -133,11 +132,11 @@ def encode_others_(
     *,
     grad: Tensor | None = None,
 ) -> int | None:
-    """Encode all parts of the values but ``own``, each by itself; see `encode_`.
+    """Encode each part of the values except ``own`` separately; see `encode_`.
 
     Args:
-        key: that of a part has the part's number at its end.
-        wire: becomes their messages, one after the other, without one of ``own``.
+        key: the number of each part is appended to it.
+        wire: becomes their messages, one after the other, without that of ``own``.
     """
     bads = []
     for place, part, message in messages.others(own, has_own=False):
@@ -148,23 +147,23 @@ def encode_others_(
 
 
 def decode_others_(codec: Codec, wires: Tensor, messages: Messages, own: int, values: Tensor) -> Finite:
-    """Fill all parts of ``values`` but ``own`` with what ``wires``, the messages of all parts, hold.
+    """Decode the messages ``wires`` of all parts into ``values``, except for the part ``own``.
 
     Returns:
-        whether all that was filled is finite; on an accelerator the flag is there.
+        whether all decoded values are finite; on an accelerator, a tensor.
     """
     parts = messages.others(own, has_own=True)
     return all_finite([decode_mean_(codec, wires[None, wire], values[part]) for _, part, wire in parts])
 
 
 def _loops(codec: Codec, *vectors: Tensor | None) -> ModuleType | None:
-    """Return `micro.kernels.codes` where it codes these vectors, else None."""
+    """Return `micro.kernels.codes` if it supports the codec and these vectors, otherwise None."""
     given = [vector for vector in vectors if vector is not None]
     return kernels.codes_for(codec.code, *given) if given and given[0].numel() else None
 
 
-def _to_add(codec: Codec | None, values: Tensor, grad: Tensor | None) -> tuple[int | None, Tensor | None]:
-    """Return the gradient if loops add it on their way; else add it, and return the index of its first bad sum."""
+def _add_unless_fused(codec: Codec | None, values: Tensor, grad: Tensor | None) -> tuple[int | None, Tensor | None]:
+    """Return the gradient if the loops add it; otherwise add it and return the index of the first bad sum."""
     if grad is None or (codec is not None and _loops(codec, grad) is not None):
         return None, grad
     return index_of(kernels.absorb_(values, grad), values.numel()), None

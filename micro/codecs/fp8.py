@@ -1,4 +1,4 @@
-"""Eight bits a value: floating point with three bits of significand, scaled to the largest of neighbouring values."""
+"""The FP8 codec: e4m3 floats with one scale per block."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,10 +14,10 @@ LARGEST = 448  # of e4m3, which has no Inf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FP8(Codec):
-    """Values travel as e4m3 floats times a scale that makes the largest magnitude of their block 448.
+    """Send values as e4m3 floats, scaled so that the largest magnitude of each block is 448.
 
-    Beside `Int8`, values far below the largest of their block keep their sign and a relative error of 1/16, down to
-    1/28,672 of it; the largest are coarser. Bytes: one for each value, four for each block's scale.
+    Compared with `Int8`, small values keep their sign and a relative error of at most 1/16, down to 1/28,672 of their
+    block's largest; the largest values are coarser. Bytes: one for each value, four for each block's scale.
 
     Args:
         block: values that share a scale.
@@ -25,8 +25,8 @@ class FP8(Codec):
     Raises:
         ValueError: block is less than 1.
 
-    Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv 2209.05433, format E4M3. Differences: the
-    scale belongs to a block, not to a whole tensor, and is that of the values themselves, not of earlier steps.
+    Source: Micikevicius et al., FP8 Formats for Deep Learning, 2022, arXiv 2209.05433, format E4M3. Differences: one
+    scale per block, not per tensor, computed from the values themselves, not from earlier steps.
     """
 
     block: int = 256

@@ -1,4 +1,4 @@
-"""Sixteen bits a value: IEEE half precision, and bfloat16."""
+"""The 16-bit codecs: IEEE half precision and bfloat16."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,7 +30,7 @@ class _Cast(Codec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half(_Cast):
-    """Values travel as IEEE half precision, two bytes each, cut at +-65,504; the rounding stays in the residual."""
+    """Send values as IEEE half precision, two bytes each, clamped to +-65,504; rounding errors stay in the residual."""
 
     name: ClassVar[str] = "half"
     wire_dtype: ClassVar[torch.dtype] = torch.float16
@@ -38,7 +38,7 @@ class Half(_Cast):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BFloat16(_Cast):
-    """Values travel as bfloat16: two bytes, the range of single precision, eight bits of significand."""
+    """Send values as bfloat16: two bytes, the range of single precision, eight bits of significand."""
 
     name: ClassVar[str] = "bfloat16"
     wire_dtype: ClassVar[torch.dtype] = torch.bfloat16

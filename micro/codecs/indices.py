@@ -1,4 +1,4 @@
-"""The forms in which indices travel."""
+"""Codecs for indices: int32, bitmap, packed (Elias-Fano), or the shortest of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ Spans = Sequence[tuple[int, int]]  # (start, stop) of a range of the vector for 
 
 
 class IndexCodec(Part, ABC):
-    """A lossless form of ascending, unique indices on the wire.
+    """A lossless encoding of ascending, unique indices.
 
-    What is sent has as many bytes as the number of indices and the length of their range say, so receivers need no
-    further message. No indices take no bytes.
+    The length of a message depends only on the number of indices and the length of their range, so receivers know it.
+    No indices need no bytes.
     """
 
     kind: ClassVar[str] = "indices"
@@ -27,28 +27,28 @@ class IndexCodec(Part, ABC):
     group: ClassVar[str] = "micro.index_codecs"
 
     def check_density(self, density: float) -> None:
-        """Raise ValueError where another form is shorter at this density whatever the indices are."""
+        """Raise ValueError if another encoding is always shorter at this density."""
 
     @abstractmethod
     def num_bytes(self, count: int, span: int) -> int:
-        """Return the bytes that ``count`` indices in [0, span) take."""
+        """Return the bytes of ``count`` indices in [0, span)."""
 
     def most_bytes(self, count: int, span: int) -> int:
-        """Return the bytes that no list of ``count`` indices or fewer exceeds."""
+        """Return the most bytes that a list of up to ``count`` indices takes."""
         return self.num_bytes(count, span)
 
     @abstractmethod
     def encode(self, indices: Tensor, span: int) -> Tensor:
-        """Return ascending, unique ``indices`` (count,) int32 in [0, span) as they travel: (num_bytes,) uint8."""
+        """Return ascending, unique ``indices`` (count,) int32 in [0, span) as a message (num_bytes,) uint8."""
 
     @abstractmethod
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
-        """Return the (count,) int32 indices that ``encode`` was given."""
+        """Return the (count,) int32 indices of a message of ``encode``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int32(IndexCodec):
-    """Indices travel as int32: four bytes each, however short their range is."""
+    """Send indices as int32: four bytes each, whatever their range."""
 
     name: ClassVar[str] = "int32"
 
@@ -57,7 +57,7 @@ class Int32(IndexCodec):
         return 4 * count
 
     def encode(self, indices: Tensor, span: int) -> Tensor:
-        """Return the indices' own memory."""
+        """Return the indices, viewed as bytes."""
         return to_bytes(indices)
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
@@ -67,36 +67,35 @@ class Int32(IndexCodec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bitmap(IndexCodec):
-    """One bit for every place of the range: shorter than int32 where more than one in 32 is chosen."""
+    """One bit for every element of the range: shorter than int32 if more than one in 32 is chosen."""
 
     name: ClassVar[str] = "bitmap"
 
     def check_density(self, density: float) -> None:
-        """Raise ValueError where int32 indices are shorter, or where sending everything is."""
+        """Raise ValueError if int32 indices, or sending all values, are shorter."""
         if density < 1 / 32:
             raise ValueError(f"indices bitmap pays from density 1/32 on, got {density:g}: use indices shortest")
         if density > 31 / 32:
             raise ValueError(f"indices bitmap pays up to density 31/32, got {density:g}: dense sends less")
 
     def num_bytes(self, count: int, span: int) -> int:
-        """Return a bit for each of ``span`` places."""
+        """Return the bytes of one bit for each of ``span`` elements."""
         return num_packed_bytes(span, 1) if count else 0
 
     def encode(self, indices: Tensor, span: int) -> Tensor:
-        """Return the bits, set where an index is."""
+        """Return the bitmap of the indices."""
         return put_places(indices, 0, 0, span if indices.numel() else 0)
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
-        """Return where the bits are set."""
+        """Return the positions of the set bits."""
         return get_places(wire, count, 0, 0, span if count else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed(IndexCodec):
-    """Elias and Fano's code: low bits side by side, then high parts as gaps in a bitmap: the i-th sets bit high + i.
+    """Elias-Fano code: packed low bits, then the high parts in a bitmap, where the i-th index sets bit high + i.
 
-    With density p in the range an index takes about log2(1 / p) + 2 bits, within half a bit of what any code needs for
-    indices at random, and the length depends only on the count.
+    At density p an index takes about log2(1 / p) + 2 bits, at most half a bit more than the optimum for random indices.
 
     Source: Elias, Journal of the ACM 1974; Fano, MIT Memorandum 61, 1971.
     """
@@ -105,26 +104,26 @@ class Packed(IndexCodec):
 
     def num_bytes(self, count: int, span: int) -> int:
         """Return the bytes of low parts and high parts."""
-        low, length = _split(count, span)
+        low, length = _low_bits_and_bitmap(count, span)
         return num_packed_bytes(count, low) + num_packed_bytes(length, 1)
 
     def most_bytes(self, count: int, span: int) -> int:
-        """Return one byte more: fewer indices have longer low parts, of which the last byte may be half empty."""
+        """Return one byte more: fewer indices have longer low parts, whose last byte may be partly empty."""
         return self.num_bytes(count, span) + 1
 
     def encode(self, indices: Tensor, span: int) -> Tensor:
         """Return low parts, then high parts."""
-        low, length = _split(indices.numel(), span)
+        low, length = _low_bits_and_bitmap(indices.numel(), span)
         return put_places(indices, low, 1, length)
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
         """Return the indices put together again."""
-        low, length = _split(count, span)
+        low, length = _low_bits_and_bitmap(count, span)
         return get_places(wire, count, low, 1, length)
 
 
-def _split(count: int, span: int) -> tuple[int, int]:
-    """Return the low bits, floor(log2(span / count)), which make the code shortest, and the length of the bitmap."""
+def _low_bits_and_bitmap(count: int, span: int) -> tuple[int, int]:
+    """Return the number of low bits of the shortest code, floor(log2(span / count)), and the bitmap's length."""
     if not count:
         return 0, 0
     low = max((span // count).bit_length() - 1, 0)
@@ -133,24 +132,24 @@ def _split(count: int, span: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortest(IndexCodec):
-    """Whichever form is shortest for this number of indices in this range, which all ranks know: it is not sent."""
+    """The shortest encoding for this number of indices and range; all ranks know both, so the choice is not sent."""
 
     name: ClassVar[str] = "shortest"
 
     def num_bytes(self, count: int, span: int) -> int:
-        """Return the bytes of the shortest form."""
+        """Return the bytes of the shortest encoding."""
         return _shortest(count, span).num_bytes(count, span)
 
     def most_bytes(self, count: int, span: int) -> int:
-        """Return the bytes of the form whose longest list is the shortest."""
+        """Return the smallest ``most_bytes`` of all encodings."""
         return min(form.most_bytes(count, span) for form in _FORMS)
 
     def encode(self, indices: Tensor, span: int) -> Tensor:
-        """Return the indices in the shortest form."""
+        """Return the indices in the shortest encoding."""
         return _shortest(indices.numel(), span).encode(indices, span)
 
     def decode(self, wire: Tensor, count: int, span: int) -> Tensor:
-        """Return the indices from the shortest form."""
+        """Return the indices from the shortest encoding."""
         return _shortest(count, span).decode(wire, count, span)
 
 

@@ -1,4 +1,4 @@
-"""Eight bits a value: whole multiples of a step that neighbouring values share."""
+"""The int8 codec: integers from -127 to 127 with one scale per block."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,15 +16,15 @@ LEVELS = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8(Codec):
-    """Values travel as whole multiples, -127 to 127, of 1/127 of the largest magnitude of their block.
+    """Send values as integers, -127 to 127, in units of 1/127 of the largest magnitude of their block.
 
     Bytes: one for each value, four for each block's step.
 
     Args:
-        block: values that share a step. 256 adds 1/64 to the message, and is short enough that one large value, or a
-            neighbouring layer of another scale, coarsens few others.
-        stochastic: round at random so that the mean over draws is the value, instead of to the nearest. The nearest
-            is the better choice with a residual: its error is a quarter of a random one's, squared and at worst.
+        block: values that share a step. 256 adds 1/64 to the message; one large value, or a neighbouring layer of
+            another scale, coarsens few others.
+        stochastic: round at random, so that the expected value is exact, instead of to the nearest. With a residual,
+            rounding to the nearest is better: its worst squared error is a quarter.
 
     Raises:
         ValueError: block is less than 1.
@@ -42,7 +42,7 @@ class Int8(Codec):
 
     @property
     def code(self) -> Code | None:
-        """The compiled form, of what is rounded to the nearest."""
+        """The code for the compiled loops, which round to the nearest."""
         return None if self.stochastic else Code(Kind.INT8, self.block)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:

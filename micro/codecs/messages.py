@@ -1,4 +1,4 @@
-"""Where the messages of a vector's parts lie: a message for each of n equal parts, one after the other."""
+"""Offsets of messages in a buffer: one message for each of n equal parts of a vector, one after the other."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from micro.values.partition import equal_slices
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """The messages of a vector's n neighbouring parts, each with as many bytes behind it as ``gap`` says.
+    """The messages of a vector's n parts, each followed by ``gap`` extra bytes.
 
     Attributes:
-        sizes: bytes from the begin of each message to that of the next.
-        gap: bytes behind each message that are not its own.
-        rows: for each part, where it begins and ends, then where its message does.
+        sizes: bytes of each message including its gap.
+        gap: extra bytes after each message.
+        rows: for each part its start and stop, then start and stop of its message.
     """
 
     sizes: tuple[int, ...]
@@ -28,14 +28,14 @@ class Messages:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all messages, with what lies behind them."""
+        """Bytes of all messages, including gaps."""
         return self.rows[-1][3] + self.gap
 
     def others(self, own: int, *, has_own: bool) -> Iterator[tuple[int, slice, slice]]:
-        """Yield each part but ``own``: its number, where its values lie, and where its message does.
+        """Yield each part except ``own``: its number, the slice of its values, and that of its message.
 
         Args:
-            has_own: whether that part's message is there too; else those behind it begin earlier.
+            has_own: whether the buffer contains the message of ``own``; otherwise later messages begin earlier.
         """
         for place, (start, stop, begin, end) in enumerate(self.rows):
             if place != own:
@@ -43,7 +43,7 @@ class Messages:
                 yield place, slice(start, stop), slice(begin - shift, end - shift)
 
     def last_bytes(self, wires: Tensor) -> Tensor:
-        """Return the byte (n,) before the begin of each next message, of ``wires`` that hold all of them."""
+        """Return the last byte (n,) of each message's gap; ``wires`` holds all messages."""
         size = self.sizes[0]
         num_longer = self.sizes.count(size)
         longer, shorter = wires[: num_longer * size], wires[num_longer * size :]
@@ -55,7 +55,7 @@ class Messages:
 
 @lru_cache(maxsize=512)  # called at every step
 def part_messages(numel: int, num_parts: int, codec: Codec, dtype: torch.dtype) -> tuple[Messages, Messages]:
-    """Return the messages in which the `equal_slices` of ``numel`` values travel, and those with a byte behind each."""
+    """Return the messages of the `equal_slices` of ``numel`` values, without gaps and with a gap of one byte."""
     parts = equal_slices(numel, num_parts)
     sizes = [codec.num_bytes(stop - start, dtype) for start, stop in parts]
     return _messages(parts, sizes, 0), _messages(parts, sizes, 1)

@@ -1,4 +1,4 @@
-"""QSGD: a few levels of each bucket's norm, rounded at random."""
+"""The QSGD codec: integer levels of each bucket's scale, with stochastic rounding."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,25 +16,24 @@ from micro.values.randomness import uniform, words
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QSGD(Codec):
-    """Values travel as whole levels, -s to s with s = 2**(bits-1) - 1, of a scale of their bucket, rounded at random.
+    """Send values as integer levels, -s to s with s = 2**(bits-1) - 1, of their bucket's scale, rounded at random.
 
     Bytes: bits / 8 for each value, four for each bucket.
 
     Args:
-        rule: 'repaired': the highest level is the bucket's largest magnitude, so that all levels are in use; they are
-            decoded by the factor that leaves the smallest error (least squares). What is left is never larger than what
-            was there, so the residual stays bounded at any number of bits. 'published': levels of the bucket's
-            Euclidean norm; the mean over draws is the value. The variance is up to min(bucket / s**2, sqrt(bucket) / s)
-            times the squared norm, 3.2 with the defaults: for use with feedback=none. A residual under it grows without
-            bound: with the defaults, by orders of magnitude in 100 steps.
-        bits: of a value, sign included, 2 to 16.
-        block: values of a bucket.
+        rule: 'repaired': the highest level is the bucket's largest magnitude, so all levels are used; they are decoded
+            with the least-squares factor. The error is never larger than the values, so the residual stays bounded with
+            any number of bits. 'published': levels of the bucket's Euclidean norm; unbiased. The variance is up to
+            min(bucket / s**2, sqrt(bucket) / s) times the squared norm, 3.2 with the defaults. Use it with
+            feedback=none: a residual grows without bound, by orders of magnitude in 100 steps.
+        bits: bits per value, sign included, 2 to 16.
+        block: values per bucket.
 
     Raises:
         ValueError: no such rule, bits or block out of range.
 
     Source: Alistarh et al., QSGD, NeurIPS 2017, arXiv 1610.02132. Differences: codes of fixed length instead of Elias
-    codes, so that their length need not travel; repaired, the scale of the levels and of what they are decoded to.
+    codes, so that the length is not sent; with rule 'repaired', other scales for encoding and decoding.
     """
 
     rule: Rule = "repaired"
@@ -50,7 +49,7 @@ class QSGD(Codec):
 
     @property
     def code(self) -> Code | None:
-        """The compiled form."""
+        """The code for the compiled loops."""
         return Code(Kind.LEVELS, self.block, width=self.bits, is_published=self.rule == "published")
 
     @property
@@ -64,14 +63,14 @@ class QSGD(Codec):
         return (1 << (self.bits - 1)) - 1
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """Return the bits of the values, in whole bytes, and four bytes for each bucket."""
+        """Return the packed bits of the values, in whole bytes, plus four bytes per bucket."""
         return num_packed_bytes(count, self.bits) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
     def encode(self, values: Tensor, key: Key) -> Tensor:
-        """Return what a level of each bucket is worth, then the levels."""
+        """Return the value of one level in each bucket, then the levels."""
         values = blocks.single(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
-        shares = blocks.divided(values, largest, self.block)  # of magnitude 1 at most: their squares can be added
+        shares = blocks.divided(values, largest, self.block)  # at most 1 in magnitude: squares cannot overflow
         repaired, count = self.rule == "repaired", blocks.num_blocks(values.numel(), self.block)
         scales = shares.new_ones(count) if repaired else blocks.of_blocks(_norm, self.block, shares)
         levels = blocks.divided(shares, scales, self.block).mul_(self.num_levels)
@@ -82,7 +81,7 @@ class QSGD(Codec):
         return blocks.join(worth * largest, codes, highest=self.num_levels)
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        """Return the levels times what they are worth."""
+        """Return the levels times the value of one level."""
         worth, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         levels = unpack(packed, count, self.bits).to(torch.float32).sub_(self.num_levels)
         return blocks.multiply_(levels, worth, self.block).to(dtype)

@@ -1,4 +1,4 @@
-"""Raw: values as they are."""
+"""The raw codec: values without encoding."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from micro.codecs.base import Codec, Key, from_bytes, to_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw(Codec):
-    """Values travel as they are: four bytes each in single precision. An all-reduce can add them up on its way."""
+    """Send values unencoded, four bytes each in single precision; an all-reduce can add them."""
 
     name: ClassVar[str] = "raw"
     lossless: ClassVar[bool] = True
@@ -21,9 +21,9 @@ class Raw(Codec):
         return count * dtype.itemsize
 
     def encode(self, values: Tensor, key: Key) -> Tensor:
-        """Return the values' own memory."""
+        """Return the values, viewed as bytes."""
         return to_bytes(values)
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        """Return the values themselves."""
+        """Return the bytes, viewed as values."""
         return from_bytes(wire, dtype)

@@ -1,4 +1,4 @@
-"""One bit a value: its sign, times the mean magnitude of its block."""
+"""The sign codec: one bit per value, and the mean magnitude of each block."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,10 +13,10 @@ from micro.codecs.bits import num_packed_bytes, pack, unpack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign(Codec):
-    """Values travel as their signs; each counts for the mean magnitude of its block.
+    """Send the sign of each value; it is decoded to the mean magnitude of its block.
 
-    Of all factors of the signs the mean magnitude leaves the smallest error, so that with a residual this is sound;
-    without one it is not. Zero counts as positive. Bytes: an eighth for each value, four for each block.
+    The mean magnitude is the factor with the smallest error, so the codec works with a residual, and only with one.
+    Zero counts as positive. Bytes: 1/8 for each value, four for each block.
 
     Args:
         block: values that share a magnitude.
@@ -35,7 +35,7 @@ class Sign(Codec):
         blocks.check_block(self.name, self.block)
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
-        """Return a bit for each value, in whole bytes, and four bytes for each block."""
+        """Return one bit per value, in whole bytes, plus four bytes per block."""
         return num_packed_bytes(count, 1) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
     def encode(self, values: Tensor, key: Key) -> Tensor:

@@ -1,4 +1,4 @@
-"""Two bits a value: its sign, and one of two magnitudes of its block."""
+"""The two-means codec: two bits per value, its sign and one of two magnitudes of its block."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,33 +13,32 @@ from micro.parts import Rule, check_rule
 
 BITS = 2
 LEVELS = 4  # of the public code
-RANGE = 6.0  # standard deviations that these cover
+RANGE = 6.0  # standard deviations covered by these
 ROUNDS = 3  # of Lloyd's algorithm; from the third on the error hardly falls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwoMeans(Codec):
-    """Values travel as their sign and one bit that says which of two magnitudes of their block is nearer.
+    """Send the sign of each value and one bit for the nearer of two magnitudes of its block.
 
-    The magnitudes are the means of those that they stand for, found by Lloyd's algorithm. So what is left of a block is
-    never larger than the block, and with a residual this is sound. What top-k selects lies on both sides of zero, with
-    nothing near it: two magnitudes with a sign fit that. Zero counts as positive.
+    Lloyd's algorithm finds the two magnitudes, each the mean of the values that it replaces. So the error is never
+    larger than the block, and error feedback converges. The values selected by top-k lie on both sides of zero with
+    none near it, which two signed magnitudes fit well. Zero counts as positive.
 
-    Bytes: a quarter for each value, eight for each block.
+    Bytes: 1/4 for each value, eight for each block.
 
     Args:
-        rule: 'repaired', or 'published': the public code, where a value travels as one of four levels of the message,
-            1.5 standard deviations wide, which decode to their means: a byte for each value, of which two bits are in
-            use, and sixteen for the message. The levels lie off centre: of what top-k selects most falls into two of
-            the four, which then tell no more than a sign does.
+        rule: 'repaired', or 'published' as in the public code: four levels per message, each 1.5 standard deviations
+            wide, decoded to their means. A value takes a byte, of which it uses two bits; a message, 16 bytes more. The
+            levels are off centre: most values selected by top-k fall into two of the four, which carry only the sign.
         block: values that share two magnitudes; for rule 'repaired'.
 
     Raises:
         ValueError: no such rule, or block is less than 1.
 
     Source: the two bits are those of Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706, and its public code.
-    Differences: repaired, the levels, found by Lloyd, IEEE Trans. Information Theory 1982; as published, a message has
-    one table of levels (the code: one for each tensor).
+    Differences: repaired, levels by Lloyd's algorithm, IEEE Trans. Information Theory 1982; published, one table of
+    levels per message (the code: per tensor).
     """
 
     rule: Rule = "repaired"
@@ -62,7 +61,7 @@ class TwoMeans(Codec):
         if self.rule == "published":
             return _encode_levels(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
-        shares = blocks.divided(values, largest, self.block).abs_()  # of 1 at most: they can be added
+        shares = blocks.divided(values, largest, self.block).abs_()  # at most 1: the sum cannot overflow
         means = _two_means(shares, self.block)
         codes = _is_larger(shares, means, self.block).to(torch.int32)
         codes += 2 * (values < 0)
@@ -105,7 +104,7 @@ def _at_least(values: Tensor, cuts: Tensor, block: int) -> Tensor:
 
 
 def _mean_where(values: Tensor, chosen: Tensor, block: int) -> Tensor:
-    """Return the mean of the ``chosen`` values of every block (num_blocks,); 0 where none is."""
+    """Return the mean of the ``chosen`` values of every block (num_blocks,); 0 if none is chosen."""
 
     def mean(rows: Tensor, mask: Tensor) -> Tensor:
         counts = mask.sum(1, dtype=torch.float32)
@@ -115,10 +114,10 @@ def _mean_where(values: Tensor, chosen: Tensor, block: int) -> Tensor:
 
 
 def _encode_levels(values: Tensor) -> Tensor:
-    """Return what each of the public code's levels decodes to, then a byte for each value."""
+    """Return the decoded value of each level of the public code, then a byte for each value."""
     count = values.numel()
     largest = blocks.largest_magnitudes(values, count).clamp_max_(blocks.LARGEST)
-    shares = blocks.divided(values, largest, count)  # of magnitude 1 at most: their squares can be added
+    shares = blocks.divided(values, largest, count)  # at most 1 in magnitude: squares cannot overflow
     centred = shares - blocks.over(_sum(shares), count)
     width = RANGE / LEVELS * blocks.roots(blocks.over(_sum(centred * centred), max(count - 1, 1)))
     steps = blocks.divided(centred, width, count)
@@ -133,5 +132,5 @@ def _sum(values: Tensor) -> Tensor:
 
 
 def _mean_of(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return the mean (1,) of the ``chosen`` values; 0 where none is."""
+    """Return the mean (1,) of the ``chosen`` values; 0 if none is chosen."""
     return _sum(values * chosen) / chosen.sum().clamp_min(1)

@@ -1,1 +1,1 @@
-"""HOW MUCH: the density of each step, one file per policy."""
+"""Density policies: how many elements to send at each step, one file per policy."""

@@ -1,4 +1,4 @@
-"""What a density policy is: how many elements to send at each step."""
+"""The base class of density policies, which set how many elements to send at each step."""
 
 import math
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ class Target:
     Attributes:
         density: in (0, 1].
         count: k, the number of elements.
-        layer_densities: one per parameter, where they differ.
+        layer_densities: one per parameter, if they differ.
     """
 
     density: float
@@ -47,29 +47,29 @@ class Density(StatefulPart[S], ABC):
     density: float
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse a model whose trained parameters, by name, the settings do not fit; here none is refused.
+        """Raise ValueError if the settings do not fit the trained parameters; by default every model fits.
 
         Raises:
             ValueError: a setting names parameters that the model does not have.
         """
 
     def settled(self, layout: Layout) -> Target:
-        """Return how much is sent in steady state: of a density that changes with time the final, or the lower one."""
+        """Return the target in steady state: the final one, or the lower one if the density alternates."""
         return Target(self.density, target_count(self.density, layout.numel))
 
     @abstractmethod
     def target(self, state: S, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
-        """Yield what is requested of all ranks, and return how much to send at ``step``.
+        """Yield requests to the other ranks, and return how much to send at ``step``.
 
         Args:
-            state: the policy's own; may be changed.
-            grad: (numel,) this rank's gradient, before it is accumulated; may hold NaN. Not modified.
-            comm: the ranks, all of which make the same requests in the same order.
+            state: the policy's state; may be changed.
+            grad: (numel,) this rank's gradient, before it is accumulated; may contain NaN. Not modified.
+            comm: the ranks. All make the same requests in the same order.
         """
 
 
 class DensitySchedule(Density[NoState]):
-    """A density that depends only on the number of the step."""
+    """A density that depends only on the step number."""
 
     @abstractmethod
     def at(self, step: int) -> float:
@@ -83,5 +83,5 @@ class DensitySchedule(Density[NoState]):
 
 
 def target_count(density: float, numel: int) -> int:
-    """Return k, how many of ``numel`` elements to select: floor(density * numel), at least 1."""
-    return max(1, math.floor(density * numel + 1e-9))  # 1e-9: 0.29 * 100 is a little below 29
+    """Return k, the number of elements to select: floor(density * numel), at least 1."""
+    return max(1, math.floor(density * numel + 1e-9))  # 1e-9, because 0.29 * 100 < 29 in floating point

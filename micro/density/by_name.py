@@ -1,4 +1,4 @@
-"""Another density for some parameters, by their names."""
+"""The density by_name: different densities for parameters whose names match patterns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from micro.values.names import as_patterns, check_matched, matches
 class ByName(Density[NoState]):
     """A density for the parameters whose names match a pattern, and one for all others.
 
-    It goes with selectors that look at each parameter separately: ``TopK(scope="layer")``, ``PerTensor``.
+    Use it with selectors that select in each parameter separately: ``TopK(scope="layer")``, ``PerTensor``.
 
     Args:
         patterns: densities by pattern, for instance ``{"embed*": 0.1}``: ``*`` is any text, ``?`` one character,
-            ``[ab]`` a or b; the first that matches counts. A mapping, or pairs of both.
-        density: of the parameters that no pattern matches.
+            ``[ab]`` a or b; the first match counts. A mapping, or pairs.
+        density: of all other parameters.
 
     Raises:
         ValueError: no patterns, or a density outside of (0, 1]; from check_parameters: a pattern that matches nothing.
@@ -53,11 +53,11 @@ class ByName(Density[NoState]):
         return self.patterns
 
     def check_parameters(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse a model in which a pattern matches nothing; see Density."""
+        """Raise ValueError if a pattern matches no parameter; see Density."""
         check_matched([pattern for pattern, _ in self._pairs], shapes, "patterns")
 
     def of(self, name: str) -> float:
-        """Return the density of the parameter of this name."""
+        """Return the density of the parameter ``name``."""
         return next((density for pattern, density in self._pairs if matches((pattern,), name)), self.density)
 
     def target(self, state: NoState, grad: Tensor, step: int, layout: Layout, comm: Comm) -> Reduction[Target]:
@@ -66,7 +66,7 @@ class ByName(Density[NoState]):
         return self.settled(layout)
 
     def settled(self, layout: Layout) -> Target:
-        """Return the same in every step; see Density."""
+        """Return the target, which is equal in every step; see Density."""
         densities = tuple(map(self.of, layout.names))
         pairs = zip(densities, layout.numels, strict=True)
         count = sum(target_count(density, numel) for density, numel in pairs if numel)

@@ -1,4 +1,4 @@
-"""The same density at every step."""
+"""The density constant: the same density at every step."""
 
 from dataclasses import dataclass
 from typing import ClassVar

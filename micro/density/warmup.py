@@ -1,4 +1,4 @@
-"""A density that falls to its final value over the first steps."""
+"""The density warmup: it falls to its final value over the first steps."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,8 +11,8 @@ class WarmUp(DensitySchedule):
     """Fall from ``start_density`` to ``density`` by a constant factor over ``steps`` steps.
 
     Args:
-        stages: 0 changes the density at every step; m > 0 falls by m equal stairs, the first of them at
-            ``start_density``. One stage per epoch of the warm-up is the source's schedule.
+        stages: 0 changes the density at every step; m > 0 uses m stairs of equal length, the first at
+            ``start_density``. The source uses one stage per epoch.
 
     Source: the exponential warm-up of Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887.
     Differences: counted in steps, which need not be epochs.
@@ -38,6 +38,6 @@ class WarmUp(DensitySchedule):
     def at(self, step: int) -> float:
         """Return the target density of ``step``."""
         if step >= self.steps:
-            return self.density  # not by the formula, whose rounding can cost one element
+            return self.density  # not by the formula: its rounding could lose one element
         done = step * self.stages // self.steps / self.stages if self.stages else step / self.steps
         return float(self.start_density * (self.density / self.start_density) ** done)

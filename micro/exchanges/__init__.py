@@ -1,1 +1,1 @@
-"""HOW the ranks' indices and values become one update: one file per exchange."""
+"""Exchanges: combine the ranks' selected indices and values into one update, one file per exchange."""

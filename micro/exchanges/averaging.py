@@ -1,4 +1,4 @@
-"""The mean over the ranks of encoded values that all of them have at the same indices."""
+"""Average encoded values over the ranks when all ranks hold the same indices."""
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from micro.predicted_traffic import Calls
 from micro.values.finite import Finite, all_finite
 from micro.values.partition import equal_slices
 
-Found = tuple[Finite, Finite, int | None]
-"""Whether all ranks' gradients were finite, and whether the mean is, the same on all ranks; then the index of this
-rank's first sum that is not finite or too large, where a gradient was added."""
+MeanChecks = tuple[Finite, Finite, int | None]
+"""Whether all gradients were finite, and whether the mean is, equal on all ranks. Then, if a gradient was added, the
+index of this rank's first sum that is not finite or too large."""
 
 
 def mean_encoded_(
@@ -25,20 +25,19 @@ def mean_encoded_(
     mean: Tensor,
     memory: Tensor | None = None,
     grad: Tensor | None = None,
-) -> Reduction[Found]:
+) -> Reduction[MeanChecks]:
     """Average encoded values: scatter them, add in full precision, share the encoded means.
 
-    An all-reduce of encoded values would round at every hop, and no rank would know what was lost. Here each rank owns
-    a part, adds what the others sent of it in rank order to its own values, which need no code, and counts the rounding
-    of the mean as not sent, so that it stays in its residual. The bytes are those of an all-reduce of the encoded
-    values.
+    An all-reduce of encoded values would round at every hop, and no rank would know the error. Here each rank owns a
+    part: it adds the others' decoded values to its own exact ones, in rank order, encodes the mean, and keeps the
+    rounding error in its residual. The bytes are those of an all-reduce of the encoded values.
 
     Args:
-        values: (k,) may be the memory of ``mean``.
-        rest: (k,) becomes what this rank did not send of its values, where it is given.
+        values: (k,) may share memory with ``mean``.
+        rest: (k,) if given, becomes the part of the values that this rank did not send.
         mean: (k,) becomes the mean, equal bit for bit on all ranks.
         memory: (at least `message_bytes`,) uint8 for the messages.
-        grad: (k,) is added to the values while they are encoded, and used up; it may be the memory of ``mean``.
+        grad: (k,) is added to the values while they are encoded, and overwritten; may share memory with ``mean``.
     """
     comm, codec, key = transport.comm, transport.wire.values, transport.key
     n, rank, numel = comm.world_size, comm.rank, values.numel()
@@ -79,8 +78,8 @@ def mean_gathered_(
     mean: Tensor,
     memory: Tensor | None = None,
     grad: Tensor | None = None,
-) -> Reduction[Found]:
-    """Average encoded values that every rank sends to all others; for the arguments see `mean_encoded_`."""
+) -> Reduction[MeanChecks]:
+    """Average encoded values by an all-gather of all ranks' values; arguments as in `mean_encoded_`."""
     codec, n, count = transport.wire.values, transport.comm.world_size, values.numel()
     size = codec.num_bytes(count, values.dtype)
     wire = torch.empty(size, dtype=torch.uint8, device=values.device) if memory is None else memory[:size]
@@ -93,12 +92,12 @@ def mean_gathered_(
 
 
 def message_bytes(numel: int, transport: Transport, dtype: torch.dtype) -> int:
-    """Return the bytes of the messages that `mean_encoded_` sends of ``numel`` values."""
+    """Return the bytes of `mean_encoded_`'s messages for ``numel`` values."""
     return part_messages(numel, transport.comm.world_size, transport.wire.values, dtype)[0].num_bytes + 1
 
 
 def mean_calls(codec: Codec, count: float, world_size: int, dtype: torch.dtype) -> Calls:
-    """Return what the mean of ``count`` values takes: one all-reduce, or what `mean_encoded_` calls."""
+    """Return the collectives of a mean of ``count`` values: one all-reduce, or those of `mean_encoded_`."""
     if codec.lossless:
         return (("all_reduce", (round(count) + 1) * dtype.itemsize),)
     part = codec.num_bytes(round(count / world_size), dtype)
@@ -106,5 +105,5 @@ def mean_calls(codec: Codec, count: float, world_size: int, dtype: torch.dtype) 
 
 
 def gathered_calls(codec: Codec, count: float, world_size: int, dtype: torch.dtype) -> Calls:
-    """Return what `mean_gathered_` calls."""
+    """Return the collectives of `mean_gathered_`."""
     return header_call(), ("gather_lists", codec.num_bytes(round(count), dtype))

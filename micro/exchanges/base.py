@@ -1,4 +1,4 @@
-"""What an exchange is: HOW the ranks' indices and values become one update; and the gathering that most begin with."""
+"""The base class of exchanges, and the all-gathers of counts, indices and values that they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """The forms in which values and indices travel."""
+    """The codecs of values and indices."""
 
     values: Codec = field(default_factory=Raw)
     indices: IndexCodec = field(default_factory=Int32)
@@ -39,13 +39,13 @@ class Wire:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """How the ranks send each other what they chose in one step.
+    """What an exchange needs to send one step's selection.
 
     Attributes:
-        comm: the ranks, all of which make the same requests in the same order.
-        step: the same on all ranks, but for whether this rank's gradient was finite. That is sent along.
+        comm: the ranks. All make the same requests in the same order.
+        step: equal on all ranks, except for whether this rank's gradient was finite, which is sent too.
         overlap: how the ranks' index sets relate.
-        wire: the forms of values and indices.
+        wire: the codecs of values and indices.
     """
 
     comm: Comm
@@ -55,24 +55,24 @@ class Transport:
 
     @property
     def key(self) -> Key:
-        """What seeds the randomness of this rank's encoding."""
+        """The seed of random rounding on this rank."""
         return self.step.seed, self.step.index, self.comm.rank
 
 
 class Needs(Flag):
-    """What an exchange needs of the composition that it is in."""
+    """What an exchange requires of the other parts of a method."""
 
     NOTHING = 0
-    RAW_VALUES = auto()  # it sends values as they are: no codec goes with it but `Raw`
+    RAW_VALUES = auto()  # it sends unencoded values: only the codec `Raw` works
     INT32_INDICES = auto()
-    NO_MOMENTUM = auto()  # what a rank sends has entries that the rank did not choose, which keep their momentum
-    NO_MOMENTUM_WITH_CODES = auto()  # the same, where a codec rounds
+    NO_MOMENTUM = auto()  # a rank also sends entries that it did not choose; these would keep their momentum
+    NO_MOMENTUM_WITH_CODES = auto()  # the same, if a codec rounds
 
 
 class Exchange(StatefulPart[S], ABC):
-    """A way in which the ranks' selections become one mean update, equal bit for bit on all ranks.
+    """Combines the ranks' selections into one mean update, equal bit for bit on all ranks.
 
-    A subclass says in ``accepts`` which relations of index sets it takes, and in ``needs`` what else it depends on.
+    A subclass lists in ``accepts`` how index sets may overlap, and in ``needs`` its other requirements.
     """
 
     kind: ClassVar[str] = "exchange"
@@ -80,48 +80,48 @@ class Exchange(StatefulPart[S], ABC):
     group: ClassVar[str] = "micro.exchanges"
     accepts: ClassVar[frozenset[Overlap]]
     needs: ClassVar[Needs] = Needs.NOTHING
-    sends_to_all: ClassVar[bool] = False  # whether the values of a rank go to all others as they are encoded
+    sends_to_all: ClassVar[bool] = False  # whether all other ranks receive a rank's encoded values
 
     @property
     def label(self) -> str:
-        """The name, and the rule where there are several: for errors."""
+        """The name, with the rule if there are several, for error messages."""
         return f"{self.name} (rule {self.rule_name})" if self.rule_name else self.name
 
     def check_wire(self, wire: Wire) -> None:
-        """Raise ValueError where values or indices cannot travel in this form."""
+        """Raise ValueError if the exchange does not support these codecs."""
         if Needs.RAW_VALUES in self.needs and not wire.values.lossless:
-            raise ValueError(f"exchange {self.label} sends values as they are, got codec {wire.values.name}: use raw")
+            raise ValueError(f"exchange {self.label} sends unencoded values, got codec {wire.values.name}: use raw")
         if Needs.INT32_INDICES in self.needs and not isinstance(wire.indices, Int32):
             raise ValueError(
-                f"exchange {self.label} has a form of indices of its own, got {wire.indices.name}: use int32"
+                f"exchange {self.label} has its own encoding of indices, got {wire.indices.name}: use int32"
             )
 
     @abstractmethod
     def exchange(self, state: S, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
-        """Yield what is requested of all ranks; return the mean update and what this rank contributed to it.
+        """Yield requests to the other ranks; return the mean update and this rank's contribution to it.
 
         Args:
-            state: this exchange's own state; may be changed.
+            state: this exchange's state; may be changed.
             acc: (numel,) gradient + residual. Not modified.
             selection: what this rank chose.
         """
 
     def volume(self, choice: "Choice") -> tuple[Calls, float]:
-        """Return the collectives that ``exchange`` calls for this choice, in turn, and the indices in the update.
+        """Return the collectives of ``exchange`` for this choice, in order, and the number of indices in the update.
 
         Raises:
-            ValueError: the exchange does not say.
+            ValueError: the exchange does not predict it.
         """
-        raise ValueError(f"what exchange {self.name} sends is not known: give it a method volume")
+        raise ValueError(f"exchange {self.name} does not predict what it sends: implement its method volume")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What all ranks know of each other ahead of indices and values.
+    """What all ranks know of each other before indices and values are sent.
 
     Attributes:
         counts: how many indices each rank chose.
-        is_finite: whether the gradients of all ranks were finite; unread on an accelerator where counts were known.
+        is_finite: whether the gradients of all ranks were finite; a tensor on an accelerator if counts were known.
         extras: further integers of each rank.
     """
 
@@ -133,13 +133,13 @@ class Header:
 def gather_header(
     chosen: Tensor, *, is_finite: Finite, extra: Tensor | None = None, counts: tuple[int, ...] | None = None
 ) -> Reduction[Header]:
-    """Gather counts of indices, whether gradients were finite, and m extra integers each: 4 (m + 2) (n-1) bytes.
+    """Gather each rank's count, whether its gradient was finite, and m extra integers: 4 (m + 2) (n-1) bytes.
 
     Args:
         chosen: (count,) indices, or values, that this rank chose.
         is_finite: whether this rank's gradient was.
-        extra: (m,) of any integer type, equally long on all ranks.
-        counts: of all ranks, where they are known already: an accelerator is not read then, unless there is an extra.
+        extra: (m,) of any integer type, of equal length on all ranks.
+        counts: of all ranks, if already known; then the host does not wait for the device, unless there is an extra.
     """
     if isinstance(is_finite, Tensor):
         row = torch.cat([count_of(chosen), flag_of(is_finite, torch.int32, chosen.device)])
@@ -155,7 +155,7 @@ def gather_header(
 
 
 def header_call(num_extras: int = 0) -> Call:
-    """Return what `gather_header` calls."""
+    """Return the collective of `gather_header`."""
     return "gather_rows", COUNT_BYTES * (2 + num_extras)
 
 
@@ -169,7 +169,7 @@ def count_of(chosen: Tensor) -> Tensor:
 
 
 def gather_counts(selection: Selection) -> Reduction[tuple[int, ...]]:
-    """Return how many indices each rank chose, by a collective only where the selection does not say."""
+    """Return how many indices each rank chose; sends a message only if the selection does not know it."""
     if selection.counts is not None:
         return selection.counts
     (gathered,) = yield from known((yield AllGather(mine=count_of(selection.indices))))  # lengths shape what follows
@@ -178,23 +178,23 @@ def gather_counts(selection: Selection) -> Reduction[tuple[int, ...]]:
 
 
 def counts_calls(choice: "Choice") -> Calls:
-    """Return what `gather_counts` calls."""
+    """Return the collectives of `gather_counts`."""
     return () if choice.knows_counts else (("gather_rows", COUNT_BYTES),)
 
 
 def gather_indices(
     selection: Selection, counts: tuple[int, ...], numel: int, transport: Transport
 ) -> Reduction[Tensor]:
-    """Return what each rank chose, one list after the other in rank order; one list where all hold, or get, the same.
+    """Return all ranks' indices concatenated in rank order, or a single list if all ranks hold or receive the same.
 
-    Each list is (counts[rank],) long; nothing travels where all ranks know them already.
+    Each list has length counts[rank]. Nothing is sent if all ranks already know the indices.
     """
     comm, codec = transport.comm, transport.wire.indices
     if transport.overlap is Overlap.SAME or comm.world_size == 1:
         return selection.indices
     if transport.overlap is Overlap.LEADER:
         return (yield from _from_leader(selection, counts, numel, transport))
-    is_plain = isinstance(codec, Int32)  # a shorter range makes it no shorter
+    is_plain = isinstance(codec, Int32)  # its length does not depend on the range
     spans = (None if is_plain else selection.spans) or ((0, numel),) * comm.world_size
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
@@ -214,7 +214,7 @@ def gather_indices(
 
 
 def _from_leader(selection: Selection, counts: Sequence[int], numel: int, transport: Transport) -> Reduction[Tensor]:
-    """Return the one list that was chosen, received from the rank that chose it."""
+    """Return the indices that the leader chose and broadcasts."""
     comm, codec = transport.comm, transport.wire.indices
     leader = max(range(comm.world_size), key=lambda rank: counts[rank])
     count = counts[leader]
@@ -229,7 +229,7 @@ def _from_leader(selection: Selection, counts: Sequence[int], numel: int, transp
 
 
 def indices_calls(choice: "Choice") -> Calls:
-    """Return what `gather_indices` calls."""
+    """Return the collectives of `gather_indices`."""
     if choice.knows_indices:
         return ()
     if choice.overlap is Overlap.LEADER:
@@ -239,20 +239,20 @@ def indices_calls(choice: "Choice") -> Calls:
 
 
 def gather_values(encoded: Tensor, counts: Sequence[int], codec: Codec, dtype: torch.dtype) -> Reduction[Tensor]:
-    """Return every rank's values, of which it gives the ``encoded`` ones, one list after the other in rank order."""
+    """Return all ranks' values concatenated in rank order; this rank sends its ``encoded`` ones."""
     sizes = yield Once(work=lambda: [codec.num_bytes(count, dtype) for count in counts])
     received = yield AllGatherLists(mine=encoded, counts=sizes, kind="values")
-    if codec.lossless:  # values as they are: what follows each other is one list
+    if codec.lossless:  # unencoded: the concatenated messages are the values
         return codec.decode(received, sum(counts), dtype)
     values: Tensor = yield Once(work=lambda: decoded(codec, received.split(sizes), counts, dtype))
     return values
 
 
 def decoded(codec: Codec, wires: Sequence[Tensor], counts: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return the values of several messages, one list after the other."""
+    """Return the concatenated values of several messages."""
     return torch.cat([coding.decode(codec, wire, count, dtype) for wire, count in zip(wires, counts, strict=True)])
 
 
 def values_call(choice: "Choice") -> Call:
-    """Return what `gather_values` calls."""
+    """Return the collective of `gather_values`."""
     return "gather_lists", choice.values(choice.sent)

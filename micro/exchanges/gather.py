@@ -1,4 +1,4 @@
-"""Gather: every rank sends its own pairs of index and value to all others."""
+"""The exchange gather: every rank sends its (index, value) pairs to all others."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,22 +32,22 @@ GatherRule = Literal["published", "senders"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gather(Exchange[NoState]):
-    """Gather (index, value) pairs; an index gets the sum of those ranks that chose it, divided by all ranks.
+    """All-gather (index, value) pairs; an index gets the sum over ranks that chose it, divided by world_size.
 
-    Only a rank's own choice leaves its residual. Bytes sent per rank: (n-1) (4 + w) k_r with int32 indices (none where
-    all ranks hold the same) and values of w bytes, and 8 (n-1) for the count and the finite flag.
+    A rank removes only its own choice from its residual. Bytes sent per rank: (n-1) (4 + w) k_r with int32 indices (no
+    index bytes if all ranks hold the same) and values of w bytes, plus 8 (n-1) for the count and the finite flag.
 
     Args:
-        rule: None: what is sent is applied, so that mass is conserved. 'published': public code of the scheme and of
-            SIDCo: the N pairs are cut into world_size equal slices, as if every rank had sent as many; the
-            N mod world_size last are dropped, and of two pairs of one index in one slice the first. 'senders': public
-            code of SparseLoCo and DeMo: an index gets the mean over those ranks that chose it. What one of n ranks
-            alone has sent is applied n times as large, so that updates are the larger the less choices agree.
+        rule: None: everything that is sent is applied, so mass is conserved. 'published', as in public code of the
+            scheme and of SIDCo: the N pairs are cut into world_size equal slices, as if every rank had sent as many;
+            the last N mod world_size are dropped, and so is the first of two pairs with the same index in one slice.
+            'senders', as in public code of SparseLoCo and DeMo: an index gets the mean over the ranks that chose it, so
+            updates grow the less the choices agree, up to n times.
 
     Source: the allgather scheme of sparse SGD, e.g. Shi et al., arXiv 1911.08772; Abdelmoniem et al., SIDCo, MLSys
     2021, arXiv 2101.10761; Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706; Peng et al., DeMo, 2024, arXiv 2411.19870.
-    Differences: int32 indices, lists padded at most by a quarter, added up in rank order so that all ranks get the same
-    bits; no median of norms over ranks, to which SparseLoCo's code scales the largest down.
+    Differences: int32 indices; lists padded by at most a quarter; summed in rank order, so all ranks get the same bits;
+    no scaling to the median norm of the ranks (SparseLoCo's code).
 
     Raises:
         ValueError: no such rule.
@@ -72,7 +72,7 @@ class Gather(Exchange[NoState]):
         encoded = coding.encode(codec, kernels.gather(acc, selection.indices), transport.key)
         indices = yield from gather_indices(selection, counts, acc.numel(), transport)
         values = yield from gather_values(encoded, counts, codec, acc.dtype)
-        if overlap is Overlap.SAME or n == 1:  # the values of all ranks are of one list
+        if overlap is Overlap.SAME or n == 1:  # all ranks' values have the same indices
             total = yield Once(work=lambda: reduce(torch.add, values.split(list(counts))))
             parts: tuple[SparseValues, ...] = (SparseValues(indices, total / n),)
         else:
@@ -90,7 +90,7 @@ class Gather(Exchange[NoState]):
         """Return the parts whose sum is the update.
 
         Args:
-            pairs: what all ranks sent, divided by the number of ranks, in rank order; ``counts`` of them are of each.
+            pairs: what all ranks sent, in rank order, divided by the number of ranks; ``counts``: pairs per rank.
         """
         if self.rule == "published":
             return tuple(_equal_slices(pairs, len(counts)))
@@ -99,18 +99,18 @@ class Gather(Exchange[NoState]):
         return (pairs,) if overlap is Overlap.DISJOINT else pairs.split(counts)
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
-        """Return the header, indices and values; see Exchange."""
+        """Predict the messages of header, indices and values; see Exchange."""
         return (header_call(), *indices_calls(choice), values_call(choice)), choice.total
 
 
 def _num_distinct(parts: Sequence[SparseValues], numel: int) -> int | Tensor:
-    """Return how many indices differ; an accelerator is not read."""
+    """Return the number of distinct indices, without waiting for an accelerator."""
     indices = torch.cat([part.indices for part in parts])
     return kernels.distinct(indices, numel).numel() if indices.is_cpu else are_first(indices.sort().values).sum()
 
 
 def _equal_slices(pairs: SparseValues, world_size: int) -> Iterator[SparseValues]:
-    """Yield the pairs of all ranks cut into as many equal slices, the last of an index's pairs in each slice."""
+    """Cut all pairs into world_size equal slices; yield each slice with only the last pair of each index."""
     size = pairs.indices.numel() // world_size
     places = torch.arange(size, device=pairs.indices.device)
     for start in (size * part for part in range(world_size)):
@@ -120,7 +120,7 @@ def _equal_slices(pairs: SparseValues, world_size: int) -> Iterator[SparseValues
 
 
 def _senders(indices: Tensor) -> Tensor:
-    """Return (m,) int64 how often each of ``indices`` (m,) is among them; an accelerator is not read."""
+    """Return (m,) int64 how often each of ``indices`` (m,) occurs, without waiting for an accelerator."""
     if not indices.numel():
         return indices.to(torch.int64)
     ordered, places = indices.sort()

@@ -1,6 +1,6 @@
-"""The k largest sums of all regions, exactly: in one all-gather of rows where that may well suffice, or by a histogram.
+"""Find the exact k largest sums of all regions for Ok-Topk, with one all-gather of rows or, failing that, a histogram.
 
-In a row each rank sends its largest sums, as many as what regions gave in the last step makes likely to be enough.
+A row holds a rank's largest sums: a number of them that should suffice, judging by the last step.
 """
 
 import math
@@ -20,12 +20,13 @@ from micro.values.finite import flag_of
 from micro.values.on_device import on_device
 from micro.values.sparse import SparseValues
 
-HEAD = 4  # numbers ahead: the choice's count, the finite flag, the region's sums, none; even: values are aligned
-ROOTS = 1.5  # of the most that a region gave, of room beyond it: a count x differs by chance by about sqrt(2 x)
-FULLEST = 1.75  # times what a region gives in the mean
-NUM_SUM_BINS = 32  # counts of sums by magnitude that each rank sends to the others: 128 bytes
+HEAD = 4  # numbers ahead of a row: count, finite flag, number of sums, unused; an even number aligns the values
+ROOTS = 1.5  # margin in square roots of the largest count: a count x changes by about sqrt(2 x) by chance
+FULLEST = 1.75  # largest capacity of a row, in means over regions
+NUM_SUM_BINS = 32  # bins of the histogram of magnitudes that each rank sends: 128 bytes
 FINEST = 1.01  # width of the two bins around the threshold; the others widen towards both ends, a factor 9.4 away
-LEAST, MOST, LESS = 0.1, 1.6, 0.97  # share of room beyond that; doubled by a row that was too small, then falling
+MIN_SLACK, MAX_SLACK = 0.1, 1.6  # limits of the relative margin; a row that was too small doubles it
+SLACK_DECAY = 0.97  # per step
 
 
 @dataclass(slots=True)
@@ -34,9 +35,9 @@ class OktopkState:
 
     Attributes:
         boundaries: where regions begin and end, world_size + 1 of them, ascending; empty before the first step.
-        threshold: the global threshold, on the magnitude of sums over ranks; None where it must be searched.
-        held: how many of the largest sums each region gave in the last step; empty where boundaries have moved since.
-        room: share by which a region may give more of them than the one that gave most in the last step.
+        threshold: the global threshold on the magnitude of sums over ranks; None if it must be searched.
+        held: how many of the largest sums each region held in the last step; empty if boundaries moved since.
+        room: relative margin of a row above the largest of these counts.
     """
 
     boundaries: tuple[int, ...] = ()
@@ -52,8 +53,8 @@ class Largest:
     Attributes:
         sums: ascending by index.
         header: of the step.
-        smallest: magnitude among them; None where there is no sum.
-        held: how many of them each region gave.
+        smallest: the smallest magnitude among them; None if there is no sum.
+        held: how many of them each region held.
         overfull: see Exchanged.
     """
 
@@ -67,7 +68,7 @@ class Largest:
 def largest_sums(
     state: OktopkState, sums: SparseValues, balance: float | None, mine: SparseValues, transport: Transport
 ) -> Reduction[Largest]:
-    """Return the k largest sums of all regions, ties to the lowest index; the state keeps the smallest of them.
+    """Return the k largest sums of all regions, ties to the lowest index; the smallest becomes the threshold.
 
     Args:
         sums: of this rank's region, ascending.
@@ -77,7 +78,7 @@ def largest_sums(
     k, n, total, largest = transport.step.target_count, transport.comm.world_size, sum(state.held), None
     has_row = False
     if n > 1 and len(state.held) == n and total and isinstance(transport.wire.indices, Int32):
-        state.room = min(max(LEAST, LESS * state.room), MOST)
+        state.room = min(max(MIN_SLACK, SLACK_DECAY * state.room), MAX_SLACK)
         capacity = capacity_for(max(state.held) * k / total, state.room)
         has_row = fits(capacity, k, n)
     if has_row:
@@ -92,22 +93,22 @@ def largest_sums(
     return largest
 
 
-def capacity_for(most: float, room: float = LEAST) -> int:
-    """Return the sums in a row where a region is expected to give so many of the largest: an even number."""
+def capacity_for(most: float, room: float = MIN_SLACK) -> int:
+    """Return the number of sums in a row, an even number, if a region is expected to hold ``most`` of the largest."""
     return 2 * math.ceil(((1 + room) * most + ROOTS * math.sqrt(most)) / 2)
 
 
 def fits(capacity: int, k: float, world_size: int) -> bool:
-    """Return whether rows of this capacity keep what is sent below 6k (n-1)/n words, of which regions get a third."""
+    """Return whether rows of this capacity keep the traffic below 6k (n-1)/n words, a third of it sent to regions."""
     return capacity * world_size <= FULLEST * k
 
 
 def _gather_rows(
     sums: SparseValues, k: int, capacity: int, mine: SparseValues, transport: Transport
 ) -> Reduction[Largest | None]:
-    """Return the k largest sums of all regions, of each of which a row has room for ``capacity``.
+    """Return the k largest sums of all regions by an all-gather of rows with ``capacity`` sums each.
 
-    None, on all ranks, where a region may have more of them: all that it sent belong to them, and it holds others.
+    None, on all ranks, if a region may hold more of them: all sums in its row are among the k largest, and it has more.
     """
     dtype = sums.values.dtype
     entries = sums.at(kernels.largest(sums.values, capacity)) if sums.indices.numel() > capacity else sums
@@ -135,7 +136,7 @@ def _largest_of(rows: Tensor, k: int, capacity: int, dtype: torch.dtype) -> Larg
 
 
 def _largest_places(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> tuple[Tensor, float | None, tuple[int, ...]]:
-    """Return where the k largest of several lists are, ascending, ties to the first; the smallest; how many of each.
+    """Return the ascending positions of the k largest of several lists (ties: first), the smallest, and counts.
 
     Args:
         magnitudes: (sum(sizes),) list after list.
@@ -153,17 +154,17 @@ def _largest_places(magnitudes: Tensor, k: int, sizes: Sequence[int]) -> tuple[T
 def _by_histogram(
     state: OktopkState, sums: SparseValues, balance: float | None, mine: SparseValues, transport: Transport
 ) -> Reduction[Largest]:
-    """Return the k largest sums of all regions: those above a bin of magnitudes, and the largest inside it.
+    """Return the k largest sums of all regions: those above a bin of magnitudes, and the largest in that bin.
 
-    A histogram shows all ranks in which bin the k-th sum lies; they gather that bin's sums, then what is kept.
+    A histogram tells all ranks which bin contains the k-th sum. They gather that bin's sums, then the k largest.
     """
     rank, magnitudes = transport.comm.rank, sums.values.abs()
     bins = torch.bucketize(magnitudes, _edges(state.threshold or 0.0, magnitudes), right=True)
     extra = torch.bincount(bins, minlength=NUM_SUM_BINS)
     header = yield from gather_header(mine.indices, is_finite=transport.step.is_finite, extra=extra)
     histogram = header.extras
-    cut, missing = yield Once(work=lambda: _cut(histogram, transport.step.target_count))
-    if not missing:  # no rank chose anything, which all ranks know
+    cut, missing = yield Once(work=lambda: _bin_of_kth(histogram, transport.step.target_count))
+    if not missing:  # no rank chose anything, as all ranks know
         return Largest(sums, header)
     inside = torch.nonzero(bins == cut).view(-1)
     sizes = [row[cut] for row in histogram]
@@ -178,14 +179,14 @@ def _by_histogram(
 
 
 def _edges(threshold: float, like: Tensor) -> Tensor:
-    """Return NUM_SUM_BINS - 1 ascending magnitudes, fine around the threshold and coarse away from it."""
+    """Return NUM_SUM_BINS - 1 ascending edges, dense around the threshold and sparse away from it."""
     half = NUM_SUM_BINS // 2
     powers = [place * abs(place) for place in range(1 - half, half)]
     return on_device([threshold * FINEST**power for power in powers], like.dtype, like.device)
 
 
-def _cut(histogram: list[list[int]], k: int) -> tuple[int, int]:
-    """Return the bin in which the k-th largest lies (the smallest of all if there are fewer), and how many it gives."""
+def _bin_of_kth(histogram: list[list[int]], k: int) -> tuple[int, int]:
+    """Return the bin of the k-th largest (of the smallest, if there are fewer), and how many to take from it."""
     totals = [sum(column) for column in zip(*histogram, strict=True)]
     wanted, cut = min(k, sum(totals)), len(totals) - 1
     while wanted > totals[cut]:

@@ -1,4 +1,4 @@
-"""Ok-Topk: every rank adds up one region of the vector, and the k largest sums go to all."""
+"""The exchange oktopk: each rank sums one region of the vector, and all ranks get the k largest sums."""
 
 import math
 from dataclasses import dataclass
@@ -29,50 +29,49 @@ from micro.predicted_traffic import Calls
 from micro.values.partition import equal_slice
 from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, Step
 
-REEVALUATE = 32  # steps from one exact threshold of the public code to the next
-NEAR_SHARE = 0.25  # sums in the bin of the k-th, to those chosen: 0.1 to 0.5 on independent normal gradients
+REEVALUATE = 32  # steps between exact thresholds in the public code
+NEAR_SHARE = 0.25  # sums in the bin of the k-th, relative to those chosen: 0.1 to 0.5 for independent normal gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Oktopk(Exchange[OktopkState]):
-    """Add up in regions, one for each rank, and share the k largest sums.
+    """Sum the chosen entries in one region per rank, and send the k largest sums to all.
 
-    A rank sends at most 6k (n-1)/n words, usually 4k (n-1)/n, as a mean over the ranks. Every rank sends each entry it
-    chose to the rank in whose region it lies. That rank adds them up. Regions follow the quantiles of what the ranks
-    choose, so each holds about as many entries as any other. The update is exactly min(k, U) sums at every step, where
-    U indices were chosen by any rank: the largest, ties to the lowest index. What a rank sent leaves its residual only
-    where it is part of the update, so that mass is conserved.
+    A rank sends at most 6k (n-1)/n words, usually 4k (n-1)/n, as a mean over the ranks. Each chosen entry goes to the
+    rank that owns its region, which sums them. Region boundaries follow the quantiles of the chosen indices, so all
+    regions hold about equally many entries. The update has exactly min(k, U) sums at every step, with U distinct chosen
+    indices: the largest, ties to the lowest index. A rank removes from its residual only what is in the update, so mass
+    is conserved.
 
-    A settled step takes three collectives: the sizes of what goes to each region, that, and one all-gather of rows of
-    equal length, which hold each region's largest sums, with room for the most that a region gave in the last step and
-    a tenth more (`largest_sums`). Where a row was too small, and where little is known of the regions or they give very
-    unequal parts, a histogram shows all ranks in which bin the k-th sum lies; they gather that bin's sums and then the
-    k largest. If one region holds far too many of these, they are spread before all gather them. Packed indices travel
-    that way too.
+    A settled step takes three collectives: the sizes of the messages to regions, these messages, and one all-gather of
+    rows of equal length with each region's largest sums, as many as any region held in the last step plus a tenth
+    (`largest_sums`). If a row was too small, the regions are unknown or very unequal, or indices are packed, a
+    histogram tells all ranks which bin contains the k-th sum; they gather that bin's sums, then the k largest. If one
+    region holds far too many of these, they are first spread over the ranks.
 
     Bytes sent per rank, n ranks, k_r entries chosen, values of w bytes: at most (4 + w) k_r to the regions, and rows of
-    16 + (4 + w) c to all, c at most 1.75 k / n. By the histogram, with m_r of the k largest sums in the own region,
-    (4 + w) (n-1) m_r to all, and up to (4 + w) m_r where they are spread. Beside the volume, as counts: 4 (n-1) for the
-    sizes and, at a repartition, 16 (n-1)^2 / n; 136 (n-1) for a histogram and w (n-1) for each sum near the threshold.
+    16 + (4 + w) c to all, c at most 1.75 k / n. With the histogram and m_r of the k largest sums in the own region: (4
+    + w) (n-1) m_r to all, and up to (4 + w) m_r for spreading. In addition, as counts: 4 (n-1) for the sizes and, at a
+    repartition, 16 (n-1)^2 / n; 136 (n-1) for a histogram and w (n-1) for each sum near the threshold.
 
     Args:
-        rule: 'repaired', or 'published': the sums above a reused threshold are shared, which a hand-tuned controller
-            moves. Constants are those of the public code for VGG-16, whose balancing is switched off
-            (``balance=None``). Bytes: 12 (n-1) in place of the histogram and the sums near the threshold, and
-            (4 + w) (n-1) for every sum of the region at each re-evaluation.
-        repartition: tau, steps from one repartition to the next.
-        balance: spread the chosen sums when one region holds more than ``balance`` times the mean; None never does.
-        reevaluate: tau', for rule 'published': every so many steps all sums are gathered, and the threshold becomes the
-            k-th magnitude. None: 32.
+        rule: 'repaired', or 'published': all sums above a reused threshold are sent; a hand-tuned controller adjusts
+            the threshold. Constants are those of the public code for VGG-16, without balancing (``balance=None``).
+            Bytes: 12 (n-1) in place of the histogram and the sums near the threshold, and (4 + w) (n-1) for every sum
+            of the region at each re-evaluation.
+        repartition: tau, steps between repartitions.
+        balance: spread the chosen sums if one region holds more than ``balance`` times the mean; None: never.
+        reevaluate: tau', for rule 'published': steps between re-evaluations, which gather all sums and set the
+            threshold to the k-th magnitude. None: 32.
 
     Source: Li and Hoefler, PPoPP 2022, arXiv 2201.07598, algorithms 1 and 2, and its public code. Differences: exact at
-    every step; rotation of destinations and bucketing of messages are left to the collective (one
-    uneven all-to-all); the accumulator is without the learning rate (as in the code, not in the paper); boundaries are
-    added up as int64 (the code: int32, which overflows); int32 indices (the code for VGG-16: float32, wrong from 2^24
-    on); an empty selection proposes equal regions, and a single rank is a group (the code fails at both).
-    As published, these but for the first; without the code's 512 dense steps at the start; a state that is new between
-    two re-evaluations, or whose re-evaluation found only zeros, re-evaluates at once. The code for LSTM and BERT leaves
-    nearly all that a re-evaluation applied in the residuals as well: counted twice, and not offered here.
+    every step; rotation of destinations and bucketing of messages are left to the collective (one uneven all-to-all);
+    the accumulator excludes the learning rate (as in the code, not in the paper); boundaries are summed as int64 (code:
+    int32, which overflows); int32 indices (code for VGG-16: float32, wrong from 2^24 on); an empty selection proposes
+    equal regions, and a single rank works (the code fails at both). As published: all of these except the first;
+    without the code's 512 dense steps at the start; a new state between two re-evaluations, or one whose re-evaluation
+    found only zeros, re-evaluates at once. The code for LSTM and BERT keeps nearly all that a re-evaluation applied in
+    the residuals too, so it counts twice; that is not offered here.
 
     Raises:
         ValueError: no such rule, a period or ``balance`` less than 1, or a setting of another rule.
@@ -129,11 +128,11 @@ class Oktopk(Exchange[OktopkState]):
         )
 
     def moves(self, state: OktopkState, step: Step) -> bool:
-        """Return whether regions are found again in this step."""
+        """Return whether the regions are recomputed in this step."""
         return not state.boundaries or step.index % self.repartition == 0
 
     def _boundaries(self, indices: Tensor, numel: int, comm: Comm) -> Reduction[tuple[int, ...]]:
-        """Return regions whose inner boundaries are the mean over ranks of the quantiles of what each chose.
+        """Return regions whose inner boundaries are the mean over ranks of the quantiles of their chosen indices.
 
         Args:
             indices: (k_r,) what this rank chose; an empty choice proposes equal regions.
@@ -149,7 +148,7 @@ class Oktopk(Exchange[OktopkState]):
         return (0, *mean.tolist(), numel)  # host sync: once in tau steps
 
     def _quantiles(self, count: int, world_size: int) -> Tensor:
-        """Return the places (world_size - 1,), among ``count`` chosen indices, of the boundaries to propose."""
+        """Return the positions (world_size - 1,) among ``count`` chosen indices of the proposed boundaries."""
         parts = torch.arange(1, world_size)
         if self.rule == "published":
             return parts * (count // world_size)  # the last region gets the rest
@@ -158,22 +157,22 @@ class Oktopk(Exchange[OktopkState]):
     def _above_threshold(
         self, state: OktopkState, sums: SparseValues, mine: SparseValues, transport: Transport
     ) -> Reduction[Largest]:
-        """Return what the public code applies: at a re-evaluation the k largest, else all above the threshold."""
+        """Return the sums that the public code applies: the k largest at a re-evaluation, else all above a cut."""
         k = transport.step.target_count
         if state.threshold is None or transport.step.index % (self.reevaluate or REEVALUATE) == 0:
             return (yield from _reevaluated(state, sums.where(sums.values != 0), k, mine, transport))
         kept = sums.where(sums.values.abs() > state.threshold)
-        header, held = yield from _counted(kept, mine, transport)
+        header, held = yield from _header_and_counts(kept, mine, transport)
         state.threshold *= _factor(sum(held) / k)
         return Largest((yield from gather_sums(kept, held, state.boundaries, self.balance, transport)), header)
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
-        """Return entries to their regions, then rows, or by a histogram what is near the k-th sum; see Exchange."""
+        """Predict the messages to regions, then rows, or a histogram and the sums near the k-th; see Exchange."""
         to_regions, total = add_up_calls(choice, choice.chosen), choice.kept
         if self.rule == "published":
             return (*to_regions, header_call(1), *gather_sums_calls(choice)), total
         held, width = total / choice.world_size, choice.dtype.itemsize
-        capacity = capacity_for(held + math.sqrt(held))  # regions follow what is chosen: the most is near the mean
+        capacity = capacity_for(held + math.sqrt(held))  # regions are balanced: the largest count is near the mean
         if isinstance(choice.wire.indices, Int32) and fits(capacity, total, choice.world_size):
             return (*to_regions, ("gather_rows", 4 * HEAD + (4 + width) * capacity)), total
         histogram: Calls = header_call(NUM_SUM_BINS), ("gather_lists", NEAR_SHARE * held * width)
@@ -183,8 +182,8 @@ class Oktopk(Exchange[OktopkState]):
 def _reevaluated(
     state: OktopkState, sums: SparseValues, k: int, mine: SparseValues, transport: Transport
 ) -> Reduction[Largest]:
-    """Return the k largest of all ranks' sums, and set the threshold to the smallest of them."""
-    header, held = yield from _counted(sums, mine, transport)
+    """Return the k largest of all ranks' sums, and set the threshold to the smallest."""
+    header, held = yield from _header_and_counts(sums, mine, transport)
     indices = yield AllGatherLists(mine=sums.indices, counts=held, kind="counts")
     values = yield AllGatherLists(mine=sums.values, counts=held, kind="counts")
     total = SparseValues(indices, values).at(kernels.largest(values, k))
@@ -192,8 +191,10 @@ def _reevaluated(
     return Largest(total, header)
 
 
-def _counted(sums: SparseValues, mine: SparseValues, transport: Transport) -> Reduction[tuple[Header, list[int]]]:
-    """Return the header of the step, and how many of its ``sums`` each rank has."""
+def _header_and_counts(
+    sums: SparseValues, mine: SparseValues, transport: Transport
+) -> Reduction[tuple[Header, list[int]]]:
+    """Return the header of the step, and each rank's number of ``sums``."""
     extra, is_finite = count_of(sums.indices), transport.step.is_finite
     header = yield from gather_header(mine.indices, is_finite=is_finite, extra=extra)
     return header, [count for (count,) in header.extras]

@@ -1,4 +1,4 @@
-"""What an exchange is expected to be given in a step: the choice of all ranks, from which follows what it sends."""
+"""Predict the selection that an exchange receives; what it sends follows from that."""
 
 import math
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ from micro.values.sparse import Overlap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What the ranks choose of a bucket.
+    """The predicted selection of all ranks in a bucket.
 
     Attributes:
         numel, world_size, dtype: of the bucket and of its accumulator.
         overlap: how the ranks' index sets relate.
-        wire: the forms of values and indices.
+        wire: the codecs of values and indices.
         k: target number of indices.
-        chosen: by one rank.
-        longest: by the rank that chooses most.
-        distinct: indices that any rank chooses.
-        updated: indices in the update, where that is known; None: what follows from ``distinct``.
+        chosen: indices chosen by one rank.
+        longest: the most chosen by any rank.
+        distinct: distinct indices chosen by all ranks.
+        updated: indices in the update if known; None: they follow from ``distinct``.
         knows_counts, knows_indices: whether all ranks know how many, and which, each chose.
-        has_ranges: whether each rank searches one range of its own, so that its indices count from where that begins.
+        has_ranges: whether each rank searches one range, so that its indices are encoded relative to the range's start.
     """
 
     numel: int
@@ -44,19 +44,19 @@ class Choice:
 
     @classmethod
     def of(cls, bucket: Bucket, choosing: Choosing, overlap: Overlap, k: int, wire: Wire) -> "Choice":
-        """Return what a selector with this target ``k`` is expected to choose; what the bucket says counts first."""
+        """Return the expected choice of a selector with target ``k``; measurements of the bucket take precedence."""
         numel, n = bucket.numel, bucket.world_size
         updated = None if bucket.build_up is None else min(bucket.build_up * k, numel)
         chosen, longest = bucket.local_count, bucket.longest_count
         if overlap is Overlap.ANY:
             chosen = (choosing.count or k) if chosen is None else chosen
-            distinct = _union(numel, chosen, n)
+            distinct = _expected_union(numel, chosen, n)
         else:
             distinct = min(k, numel) if updated is None else updated
             if chosen is None:
                 chosen = distinct / n if overlap is Overlap.DISJOINT else distinct
         if longest is None:
-            longest = chosen if choosing.searches == "all" else _longest(chosen, n)
+            longest = chosen if choosing.searches == "all" else _expected_longest(chosen, n)
         return cls(
             numel=numel,
             world_size=n,
@@ -75,17 +75,17 @@ class Choice:
 
     @property
     def total(self) -> float:
-        """Indices in an update that has all that was chosen."""
+        """Indices in an update with all chosen ones."""
         return self.distinct if self.updated is None else self.updated
 
     @property
     def kept(self) -> float:
-        """Indices in an update that has k of those chosen at most."""
+        """Indices in an update with at most k of the chosen ones."""
         return min(self.distinct, self.k) if self.updated is None else self.updated
 
     @property
     def sent(self) -> float:
-        """How many elements each rank sends of those chosen: as many as the busiest where lists are padded."""
+        """How many of its chosen elements each rank sends: ``longest`` if lists are padded."""
         is_padded = self.world_size > 2 and self.longest <= PADDING * self.chosen
         return self.longest if is_padded else self.chosen
 
@@ -98,8 +98,8 @@ class Choice:
         return self.wire.values.num_bytes(round(count), self.dtype)
 
 
-def _longest(chosen: float, world_size: int) -> float:
-    """Return how many the busiest rank is expected to choose, where slices differ by chance: of a multinomial draw."""
+def _expected_longest(chosen: float, world_size: int) -> float:
+    """Return the expected largest count over ranks, for a multinomial draw."""
     from statistics import NormalDist  # here: it imports fractions and decimals, which nothing else needs
 
     if world_size == 1:
@@ -108,8 +108,8 @@ def _longest(chosen: float, world_size: int) -> float:
     return chosen + spread * NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))
 
 
-def _union(numel: int, chosen: float, world_size: int) -> float:
-    """Return how many distinct indices ranks choose that choose independently of each other."""
+def _expected_union(numel: int, chosen: float, world_size: int) -> float:
+    """Return the number of distinct indices if all ranks choose independently."""
     if chosen >= numel:
         return numel
-    return numel * -math.expm1(world_size * math.log1p(-chosen / numel))  # exact where chosen is little of numel
+    return numel * -math.expm1(world_size * math.log1p(-chosen / numel))  # exact for small chosen / numel

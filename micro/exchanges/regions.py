@@ -1,4 +1,4 @@
-"""Regions of the vector, one for each rank, which adds up what all ranks send of it."""
+"""Sum entries in regions of the vector, one per rank, and gather the sums."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -18,7 +18,7 @@ from micro.values.sparse import Selection, SparseValues, summed_lists
 
 
 def add_up(entries: SparseValues, regions: Spans, transport: Transport) -> Reduction[tuple[SparseValues, SparseValues]]:
-    """Send every entry to the rank in whose region it lies.
+    """Send every entry to the rank that owns its region.
 
     Returns:
         the entries as their receivers decode them; the sums in this rank's region, added in rank order.
@@ -34,7 +34,7 @@ def add_up(entries: SparseValues, regions: Spans, transport: Transport) -> Reduc
 
 
 def add_up_calls(choice: Choice, entries: float) -> Calls:
-    """Return what `add_up` calls for so many entries of each rank, which lie evenly over the regions."""
+    """Return the collectives of `add_up` for so many ``entries`` per rank, spread evenly over the regions."""
     n = choice.world_size
     pairs = choice.indices(entries / n, choice.numel / n) + choice.values(entries / n)
     return ("scatter", COUNT_BYTES * (n - 1)), ("scatter", (n - 1) * pairs)
@@ -43,13 +43,13 @@ def add_up_calls(choice: Choice, entries: float) -> Calls:
 def gather_sums(
     mine: SparseValues, held: list[int], boundaries: Sequence[int], balance: float | None, transport: Transport
 ) -> Reduction[SparseValues]:
-    """Return all regions' chosen sums, ascending; spread over the ranks before where one holds far too many.
+    """Return all regions' chosen sums, ascending; if one rank holds far too many, they are spread first.
 
     Args:
         mine: the chosen sums of this rank's region.
         held: how many each rank holds.
-        boundaries: where regions begin and end, world_size + 1 of them.
-        balance: most that a region may hold, in units of the mean; None: any number.
+        boundaries: of the regions, world_size + 1 of them.
+        balance: the most that a region may hold, relative to the mean; None: any number.
     """
     spans, numel, n = tuple(pairwise(boundaries)), boundaries[-1], transport.comm.world_size
     if balance is not None and max(held) * n > balance * sum(held):
@@ -61,7 +61,7 @@ def gather_sums(
 
 
 def gather_sums_calls(choice: Choice) -> Calls:
-    """Return what `gather_sums` calls, where regions hold about as many."""
+    """Return the collectives of `gather_sums` if regions hold about equally many."""
     held = choice.kept / choice.world_size
     indices = choice.indices(held, choice.numel / choice.world_size)
     return ("gather_lists", indices), ("gather_lists", choice.values(held))
@@ -70,33 +70,37 @@ def gather_sums_calls(choice: Choice) -> Calls:
 def _spread(
     mine: SparseValues, held: list[int], regions: Spans, transport: Transport
 ) -> Reduction[tuple[SparseValues, list[int]]]:
-    """Move entries to neighbouring ranks, their order kept, until all hold as many, give or take one.
+    """Move entries between ranks, in order, until their counts differ by at most one.
 
     Args:
-        mine: of this rank's region; ``held`` has how many each rank holds.
+        mine: entries of this rank's region.
+        held: number of entries per rank.
     """
     n, rank = transport.comm.world_size, transport.comm.rank
     before, after = list(pairwise([0, *accumulate(held)])), equal_slices(sum(held), n)
-    leaving, coming = [_shared(before[rank], part) for part in after], [_shared(part, after[rank]) for part in before]
+    leaving, coming = (
+        [_overlap_length(before[rank], part) for part in after],
+        [_overlap_length(part, after[rank]) for part in before],
+    )
     _, moved = yield from _scatter(mine, (leaving, coming), ((regions[rank],) * n, regions), transport)
     return moved, [stop - start for start, stop in after]
 
 
-def _shared(one: tuple[int, int], other: tuple[int, int]) -> int:
-    """Return how many places two ranges share."""
+def _overlap_length(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """Return the length of the overlap of two ranges."""
     return max(0, min(one[1], other[1]) - max(one[0], other[0]))
 
 
 def _scatter(
     entries: SparseValues, sizes: tuple[list[int], list[int]], spans: tuple[Spans, Spans], transport: Transport
 ) -> Reduction[tuple[SparseValues, SparseValues]]:
-    """Send neighbouring pieces of a list to the ranks in turn, each as one message of its indices and then its values.
+    """Send consecutive pieces of a list to the ranks, each as one message with its indices, then its values.
 
     Args:
-        sizes: how many entries go to each rank, and how many come from each.
-        spans: in which range of the vector the entries for each rank lie, and those from each.
+        sizes: number of entries to each rank, and from each rank.
+        spans: the range of the vector that contains the entries to each rank, and from each rank.
     Returns:
-        the entries as their receivers decode them; what the ranks sent to this one, in turn.
+        the entries as their receivers decode them; the entries received, in rank order.
     """
     (leaving, coming), (there, here), dtype = sizes, spans, entries.values.dtype
     form, codec, comm = transport.wire.indices, transport.wire.values, transport.comm
@@ -123,7 +127,7 @@ def _scatter(
 def _scatter_rows(
     entries: SparseValues, leaving: list[int], coming: list[int], transport: Transport
 ) -> Reduction[SparseValues]:
-    """Send entries as rows of an index and a value, so that no list needs to be cut; return what was received."""
+    """Send entries as (index, value) rows, without splitting lists; return the received ones."""
     dtype, comm = entries.values.dtype, transport.comm
     width = 1 + dtype.itemsize // 4
     row = torch.cat([entries.indices.view(-1, 1), entries.values.view(torch.int32).view(-1, width - 1)], 1)

@@ -1,4 +1,4 @@
-"""Union: gather all chosen indices, then average the values of all ranks at every one of them."""
+"""The exchange union: gather all chosen indices, then average all ranks' values at each of them."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,13 +29,13 @@ from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues
 class Union(Exchange[NoState]):
     """Gather the indices of all ranks, then all-reduce the values of every rank at their union.
 
-    Each rank gives its value at every index that any rank chose, so an index in the update is complete: the mean of all
-    accumulators there. Bytes sent per rank: 4 (n-1) k_r for indices as int32 (none where all ranks hold the same, a
-    broadcast where one rank chose), and 2 w (K+1) (n-1)/n for values of w bytes, K distinct indices and the finite
-    flag. Encoded values are scattered and gathered instead (`mean_of`).
+    Each rank sends its value at every index that any rank chose, so the update has the mean of all accumulators there.
+    Bytes sent per rank: 4 (n-1) k_r for indices as int32 (none if all ranks hold the same, a broadcast if one rank
+    chose), and 2 w (K+1) (n-1)/n for values of w bytes, K distinct indices and the finite flag. Encoded values are
+    scattered and gathered instead (`mean_of`).
 
     Source: the exchange of Yoon and Oh's public code, HiPC 2023, arXiv 2310.00967. Differences: int32 indices, lists
-    padded only where they are of about one length.
+    padded only if their lengths are similar.
     """
 
     name: ClassVar[str] = "union"
@@ -58,7 +58,7 @@ class Union(Exchange[NoState]):
         )
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
-        """Return counts, indices, and the mean of one value at each; see Exchange."""
+        """Predict the messages of counts, indices and the mean of their values; see Exchange."""
         mean = mean_calls(choice.wire.values, choice.total, choice.world_size, choice.dtype)
         return (*counts_calls(choice), *indices_calls(choice), *mean), choice.total
 
@@ -66,7 +66,7 @@ class Union(Exchange[NoState]):
 def mean_of(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Tensor, Finite]]:
     """Average ``values`` (k,), one entry per shared index, over the ranks.
 
-    Whether each gradient was finite travels along: one more number in an all-reduce, one byte with encoded values.
+    The finite flag is sent too: one more number in an all-reduce, one byte with encoded values.
 
     Returns:
         the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
@@ -81,7 +81,7 @@ def mean_of(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Ten
 
 
 def distinct(indices: Tensor, numel: int) -> Reduction[Tensor]:
-    """Return what `micro.kernels.distinct` does; an accelerator's host reads the length in turn with others."""
+    """Return the distinct indices (`micro.kernels.distinct`); on an accelerator, buckets share the read of lengths."""
     if indices.is_cpu:
         found: Tensor = yield Once(work=lambda: kernels.distinct(indices, numel))
         return found

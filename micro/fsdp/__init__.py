@@ -1,10 +1,10 @@
-"""The driver for FSDP2 (fully_shard): shards are reduced within a node by FSDP, and between nodes by a reducer.
+"""The driver for FSDP2 (fully_shard): FSDP reduces gradients within a node, a reducer averages shards between nodes.
 
-Read attaching (what the user calls), then attachment and exchange (what happens at the end of a backward). FSDP's own
-objects are read in groups alone. After backward: backward_end (when FSDP is done), vectors (a module's gradients as one
-vector) and step_guard (no optimizer steps before the replicas agree).
+Read attaching (what the user calls), then attachment and exchange (what happens at the end of a backward). Only groups
+reads FSDP's internal objects. After backward: backward_end (when FSDP is done), vectors (a module's gradients as one
+vector) and step_guard (no optimizer step before the replicas agree).
 
-`within` sends FSDP's own reduce-scatter in few bits: with or without an exchange between nodes.
+`within` quantises FSDP's own reduce-scatter, with or without an exchange between nodes.
 """
 
 from micro.fsdp.attaching import attach_fsdp

@@ -1,4 +1,4 @@
-"""What a user calls: attach a reducer between the replicas of a model that is sharded by fully_shard."""
+"""The function attach_fsdp, which attaches a reducer between the replicas of a model sharded by fully_shard."""
 
 from collections.abc import Callable, Sequence
 from typing import get_args
@@ -38,43 +38,42 @@ def attach_fsdp(
     on_step: Callable[[StepSummary], object] | None = None,
     scaler: Scaler | None = None,
 ) -> ShardedAttachment:
-    """Let ``reducer`` average the gradients of a model of ``fully_shard`` between nodes; FSDP does it within them.
+    """Average the gradients of a ``fully_shard`` model between nodes with ``reducer``; FSDP averages within nodes.
 
         mesh = init_device_mesh("cuda", (num_nodes, ranks_per_node), mesh_dim_names=("node", "local"))
         fully_shard(model, mesh=mesh["local"])
         micro.attach_fsdp(model, reducer, replicas=mesh["node"])
 
     Each node holds the whole model, a shard on each of its ranks. FSDP gathers weights and reduce-scatters gradients
-    within the node, as without it. At the end of backward each rank exchanges its shard of the gradient with the ranks
-    of other nodes that hold the same one, its replicas. So a reducer's world size is the number of nodes. The update is
-    the mean over nodes of what FSDP made of their ranks' gradients: their mean, unless set_gradient_divide_factor says
-    otherwise. Call it once on all ranks, after fully_shard and before the first backward.
+    within the node as usual. At the end of backward, each rank exchanges its shard of the gradient with its replicas,
+    the ranks of other nodes that hold the same shard. So the reducer's world size is the number of nodes. The update is
+    the mean over nodes of FSDP's gradient, which is the mean over the node's ranks unless set_gradient_divide_factor
+    changes it. Call it once on all ranks, after fully_shard and before the first backward.
 
-    A module, or a parameter, that no replica used in a backward gets no update, and what is kept for it waits. One that
-    some replicas used is averaged with zero of the others. As in DistributedDataParallel a gradient that is still there
-    from an earlier backward is part of what is exchanged: zero_grad() after each step. Micro-batches whose gradients
-    wait need ``set_requires_gradient_sync(False)``, or ``set_requires_all_reduce(False)``, with which FSDP adds up
-    shards.
+    A module or parameter that no replica used in a backward gets no update, and its residual stays. If only some
+    replicas used it, the others count as zero. As in DistributedDataParallel, a gradient left from an earlier backward
+    is exchanged too: call zero_grad() after each step. To accumulate micro-batches, use
+    ``set_requires_gradient_sync(False)``, or ``set_requires_all_reduce(False)``, which accumulates shards.
 
-    All other arguments are those of micro.attach. It has two more, for the thread and the process group of the
-    exchange: here these are the thread of backward, and a group of its own over ``replicas``.
+    All other arguments are those of micro.attach, without its two for the thread and the process group of the exchange:
+    here the exchange runs in the thread of backward, in a new group over ``replicas``.
 
     Args:
         replicas: the ranks that hold the same shard as this one, as a process group or a mesh of one dimension.
         scope: the vector in which indices are selected: 'bucket', the shard of an FSDP module, 'tensor', the shard of
             each parameter, or 'model', that of the whole model.
-        clip: the greatest norm of a node's gradient, over all shards; a larger one is scaled down before anything else.
-        clip_norm: 'node': each node's own norm, and each scales its own gradient. 'global': the root of the mean over
-            nodes of the squared norms, and all nodes scale alike.
+        clip: largest norm of a node's gradient, over all shards; a larger gradient is first scaled down.
+        clip_norm: 'node': each node clips by its own norm. 'global': all nodes clip by the root of the mean over nodes
+            of the squared norms.
 
     Raises:
-        ValueError: on all ranks, with nothing left behind: an argument that micro.attach would refuse; the model is not
-            one of fully_shard, has no replicas or such as FSDP averages by itself, has a hook already, is sharded over
-            a mesh of several dimensions, or keeps its shards in the host's memory; replicas start with different
-            weights, or ranks have different settings.
+        ValueError: on all ranks, with nothing attached: an argument that micro.attach refuses; the model is not sharded
+            by fully_shard, has no replicas or lets FSDP average them, already has a hook, is sharded over a mesh of
+            several dimensions, or is offloaded to the CPU; replicas start with different weights, or ranks have
+            different settings.
         PeerError: a rank did not call it.
-        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop, or after 100 skipped steps in a
-            row. All gradients are zero then and the model can be trained on.
+        NonFiniteGradient: from backward(), on all ranks, if the policy is to stop, or after 100 skipped steps in a row.
+            All gradients are then zero, and training can continue.
     """
     settings = Settings(
         scope=scope,
@@ -107,10 +106,10 @@ def attach_fsdp(
 
 
 def _check_groups(groups: Sequence[ShardGroup], *, whole_model: bool) -> None:
-    """Raise ValueError where FSDP's groups cannot be reduced."""
+    """Raise ValueError if FSDP's groups cannot be reduced."""
     if any(group.hook is not None and not isinstance(group.hook, DenseMean) for group in groups):
         raise ValueError(
-            "model already has an all-reduce hook, and FSDP takes one: close the attachment, or shard again"
+            "model already has an all-reduce hook, and FSDP allows only one: close the attachment, or shard again"
         )
     for group in groups:
         group.check()

@@ -1,4 +1,4 @@
-"""A reducer at work between the replicas of a model that is sharded by fully_shard."""
+"""The attachment of a reducer to a model sharded by fully_shard."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +25,14 @@ from micro.values.nonfinite import Finding, NonFiniteGradient, error_at
 
 
 class ShardedAttachment(BaseAttachment):
-    """A reducer at work between the replicas of a sharded model. Build it with ``attach_fsdp``; a context manager.
+    """Averages gradients between the replicas of a sharded model. Build it with ``attach_fsdp``; a context manager.
 
-    FSDP's hook only says which modules a backward has used. When FSDP has ended the backward, the replicas exchange the
-    gradients of all of them, and the ranks of each node decide together whether the step counts.
+    FSDP's hook only records which modules a backward used. When FSDP has finished the backward, the replicas exchange
+    the gradients of these modules, and the ranks of each node decide together whether the step counts.
 
-    Where the reducer raises on one rank, that rank gives up the replicas' process group: its backward raises the error
-    as it is, and the backward of every other rank raises too, within seconds on gloo. All gradients are zero then, and
-    the attachment can only be closed.
+    If the reducer raises on one rank, that rank aborts the replicas' process group: its backward raises the error, and
+    the backward of every other rank raises too, on gloo within seconds. All gradients are then zero, and the attachment
+    can only be closed.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class ShardedAttachment(BaseAttachment):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is kept of this rank's shards; see BaseAttachment."""
+        """Return the state of this rank's shards; see BaseAttachment."""
         return {**super().state_dict(), "shard": self._shard}
 
     def check_state(self, saved: Any) -> None:
-        """Raise ValueError where ``saved`` is of another shard, or does not fit: see Driver."""
+        """Raise ValueError if ``saved`` is of another shard or does not fit; see Driver."""
         super().check_state(saved)
         if saved.get("shard", self._shard) != self._shard:
             place, count = saved["shard"]
@@ -99,10 +99,10 @@ class ShardedAttachment(BaseAttachment):
         return [self._node.rank, self._node.world_size]
 
     def close(self) -> None:
-        """Give the model back. From now on gradients are averaged densely over the replicas, as FSDP's own would be.
+        """Detach from the model. From now on gradients are averaged densely over the replicas, as FSDP would.
 
-        Gradients that wait, of a paused backward, are removed. Statistics and state can still be read, and the model
-        can be attached to again. All ranks close at the same step, between two steps. It may be called again.
+        Waiting gradients of a paused backward are removed. Statistics and state can still be read, and the model can be
+        attached again. All ranks must close between the same two steps. Closing twice is allowed.
         """
         for group in self._groups:
             if isinstance(group.hook, _Hook) and group.hook.attachment is self:
@@ -114,7 +114,7 @@ class ShardedAttachment(BaseAttachment):
         self.comm.close()
 
     def note(self, group: ShardGroup, dtype: torch.dtype) -> None:
-        """Note that backward reached a group: FSDP has reduced its gradients in ``dtype`` and is about to keep them."""
+        """Record that backward reached a group, whose gradients FSDP has reduced in ``dtype``."""
         if torch._C._current_graph_task_id() < 0:
             raise ValueError("gradients must be reduced inside backward(): leave out set_manual_backward_finalization")
         group.check()
@@ -125,12 +125,12 @@ class ShardedAttachment(BaseAttachment):
 
     @torch.no_grad()
     def _end_backward(self) -> None:
-        """Exchange the gradients, unless they are to wait, and raise what went wrong."""
+        """Exchange the gradients, unless the backward is paused, and raise any error."""
         self._has_begun = False
         if self._is_paused or not any(group.is_exchanged for group in self._groups):
             return
         started = self._now()
-        with torch.autocast(self._device.type, enabled=False):  # in which this backward may run
+        with torch.autocast(self._device.type, enabled=False):  # backward may run under autocast
             self._exchange.run()
         self._end_step(self._now() - started)
 
@@ -144,7 +144,7 @@ class ShardedAttachment(BaseAttachment):
         return {} if model is None else plain_parameters(model)
 
     def _error_of(self, findings: Sequence[Finding]) -> NonFiniteGradient:
-        """Return the error that names the bad parameters of all nodes and shards, the same on all ranks."""
+        """Return an error with the non-finite parameters of all nodes and shards, equal on all ranks."""
         gradients = [f.layout.name_at(f.in_gradient) for f in findings if f.in_gradient is not None]
         means = [f.layout.name_at(f.in_update) for f in findings if f.in_update is not None]
         places = [f"'{name}' on node {self.comm.rank}" for name in gradients] or [f"'{n}' in the mean" for n in means]
@@ -156,7 +156,7 @@ class ShardedAttachment(BaseAttachment):
 
 
 class _Hook:
-    """What FSDP calls with the shard of one module."""
+    """The all-reduce hook that FSDP calls with a module's shard."""
 
     def __init__(self, attachment: ShardedAttachment, group: ShardGroup) -> None:
         self.attachment, self._group = attachment, group
@@ -166,7 +166,7 @@ class _Hook:
 
 
 class DenseMean:
-    """The dense mean over the replicas: what is left when an attachment is closed."""
+    """The hook of a closed attachment: the dense mean over the replicas."""
 
     def __init__(self, replicas: dist.ProcessGroup) -> None:
         self._comm = GroupComm(replicas)

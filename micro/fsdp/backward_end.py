@@ -1,4 +1,4 @@
-"""The ends of backwards: where several models share one, all of them end, whatever is raised in one."""
+"""Run the exchange at the end of a backward, for every model in that backward, even if one raises."""
 
 from collections.abc import Callable
 from itertools import count
@@ -7,11 +7,11 @@ import torch
 
 
 class BackwardEnd:
-    """Calls ``end`` behind the callbacks of autograd that FSDP has queued, those of other models too.
+    """Calls ``end`` after all autograd callbacks that FSDP has queued, including those of other models.
 
-    Autograd calls what is queued one after the other, and after an exception nothing more. A model whose end is not
-    called would keep gradients that differ between replicas. So the first callback ends all models that wait, in the
-    order in which they were attached, which is the same on all ranks, and then raises the first exception.
+    Autograd runs queued callbacks in order and stops at an exception. A model whose end is not called would keep
+    gradients that differ between replicas. So the first callback ends all waiting models, in the order of their
+    attachment, which is equal on all ranks, and then raises the first exception.
     """
 
     def __init__(self, end: Callable[[], None]) -> None:
@@ -19,7 +19,7 @@ class BackwardEnd:
         self._number = next(_numbers)
 
     def wait_for_callbacks(self) -> None:
-        """Have ``end`` called; inside of a callback at the end of a backward."""
+        """Schedule ``end``; called in a callback at the end of a backward."""
         _waiting[self._number] = self._end
         torch.autograd.Variable._execution_engine.queue_callback(_end_all)
 
@@ -40,4 +40,4 @@ def _end_all() -> None:
         if errors:
             raise errors[0]
     finally:
-        errors.clear()  # its traceback holds this frame, which would hold it
+        errors.clear()  # otherwise a reference cycle: traceback, this frame, errors

@@ -1,4 +1,4 @@
-"""What happens at the end of a backward: the replicas agree on what they have, reduce it, and decide together."""
+"""Exchange gradients at the end of a backward: the replicas agree on the parameters, reduce, and decide on the step."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -13,19 +13,19 @@ from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
 from micro.values.flat import Layout
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # a number of one byte says which
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # sent as an index of one byte
 
 
 class Exchange:
     """Averages the gradients of all groups between the replicas, in the thread of backward, when FSDP is done.
 
-    Then all gradients are there, so that the replicas can say which they have before anything is exchanged, whatever
-    modules each has used; that a norm can be taken; and that an exception leaves FSDP as it is after any backward. No
-    communicator of FSDP's is in use meanwhile, which NCCL asks for.
+    All gradients exist by then. So replicas that used different modules first agree on the parameters, norms can be
+    computed, and after an exception FSDP is in its usual state. None of FSDP's communicators is in use, as NCCL
+    requires.
 
     Args:
-        groups: of the model; the order is the same on all ranks.
-        steps: the reductions of the present step, between the replicas.
+        groups: of the model, in the same order on all ranks.
+        steps: the reductions of the current step, between the replicas.
         node: the ranks that share the shards.
     """
 
@@ -34,10 +34,10 @@ class Exchange:
         self._trained = {name for each in groups for name, p in each.parameters().items() if p.requires_grad}
 
     def run(self) -> None:
-        """Replace all gradients by their mean updates, on all ranks together; ``steps.error`` is what is to be raised.
+        """Replace all gradients by their mean updates, on all ranks together; the caller raises ``steps.error``.
 
-        Where the reducer raises on one rank, its replicas fail too, and each tells the ranks of its node. All gradients
-        are zero then.
+        If the reducer raises on one rank, its replicas fail too, and each informs its node. All gradients are then
+        zero.
         """
         steps, is_finite = self._steps, True
         if steps.has_failed:
@@ -49,7 +49,7 @@ class Exchange:
             is_finite = steps.end()
         except BaseException as error:
             steps.fail(error)
-            if not isinstance(error, Exception):  # somebody ends this process: the others see that
+            if not isinstance(error, Exception):  # the process is being ended: the others notice that
                 raise
         mine = torch.tensor([not is_finite, steps.has_failed], dtype=torch.int32, device=self._groups[0].device)
         counts = self._node.answer(AllReduce(mine=mine, kind="counts"))  # other nodes have the same shards
@@ -64,9 +64,9 @@ class Exchange:
             group.waiting_dtype = None
 
     def _vectors(self) -> list[ShardVector]:
-        """Return the gradients of each group that any replica has used; all replicas have the same vectors.
+        """Return the gradients of each group that any replica used, as vectors with equal layouts on all replicas.
 
-        With scope model these are all groups as soon as one is used: their states are one.
+        With scope model, all groups as soon as one is used, because they share one state.
         """
         flags = [flag for group in self._groups for flag in _flags(group)]
         mine = torch.tensor(flags, dtype=torch.uint8, device=self._groups[0].device)
@@ -84,22 +84,22 @@ class Exchange:
         return [vector for vector in vectors if vector is not None]
 
     def _vector(self, group: ShardGroup, used: frozenset[str], dtype: torch.dtype) -> ShardVector | None:
-        """Return the gradients of a group's parameters that were ever trained; None where no shard has elements.
+        """Return the gradients of all group parameters that were ever trained; None if no shard has elements.
 
-        Of all those, used or not: so a bucket stays the same bucket, with its thresholds, whatever a step uses.
+        Unused parameters are included, so the bucket and its thresholds stay the same in every step.
         """
         parameters = group.parameters()
         self._trained |= used
         for name in used:
             if not own(parameters[name]).numel() and parameters[name].grad is None:
-                put(parameters[name], own(parameters[name]))  # as on the other ranks, though it is in no vector
+                put(parameters[name], own(parameters[name]))  # as on the other ranks, although no vector contains it
         shards = {name: own(parameter) for name, parameter in parameters.items() if name in self._trained}
         shapes = {name: tuple(shard.shape) for name, shard in shards.items() if shard.numel()}
         layout = Layout(tuple(shapes), tuple(shapes.values())) if shapes else None
         return None if layout is None else vector_of(parameters, layout, used, dtype)
 
     def _zero_all(self) -> None:
-        """Make all gradients that wait zero: they were not averaged."""
+        """Set all waiting gradients to zero, since they were not averaged."""
         for group in self._groups:
             for parameter in group.parameters().values() if group.waiting_dtype is not None else ():
                 gradient = own_gradient(parameter)
@@ -109,12 +109,12 @@ class Exchange:
 
 
 def _unused(vectors: Sequence[Any]) -> Reduction[Collection[str]]:
-    yield from ()  # the replicas have said it already
+    yield from ()  # the replicas have already exchanged it
     return [name for vector in vectors for name in vector.layout.names if name not in vector.used]
 
 
 def _flags(group: ShardGroup) -> list[int]:
-    """Return for each parameter 0, or if its gradient is to be averaged the number of its dtype."""
+    """Return for each parameter the number of its gradient's dtype, 0 if it has none to average."""
     number = 0 if group.waiting_dtype is None else 1 + DTYPES.index(group.waiting_dtype)
     return [0 if parameter.grad is None else number for parameter in group.parameters().values()]
 

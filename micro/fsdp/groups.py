@@ -1,4 +1,4 @@
-"""FSDP's parameter groups: the parameters that one FSDP module reduces together. FSDP's own objects are read here."""
+"""Access FSDP's parameter groups; the only file that reads FSDP's internal objects."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,22 +12,22 @@ from micro.drivers.wrappers import plain_names
 from micro.fsdp.vectors import own
 
 Hook = Callable[[Tensor], None]
-_BACKWARD_END = "_root_post_backward_final_callback"  # a method of FSDP's state, which autograd calls after a backward
+_BACKWARD_END = "_root_post_backward_final_callback"  # method of FSDP's state that autograd calls after a backward
 
 
 class ShardGroup:
-    """The parameters that one FSDP module reduces together, as this rank holds them: a shard of each.
+    """The parameters that one FSDP module reduces together, of which this rank holds a shard each.
 
     Args:
-        param_group: FSDP's own, of that module.
-        names: of all parameters of the model, by their id.
+        param_group: FSDP's object for the module.
+        names: of all parameters of the model, by id.
 
     Attributes:
         module: an FSDPModule.
-        process_group: the ranks that share these parameters, each with a shard; None where they are not sharded.
+        process_group: the ranks that share these parameters, each with a shard; None if they are not sharded.
         device: where gradients are reduced.
-        waiting_dtype: in which FSDP reduced the gradients that are not averaged over the replicas yet, None where
-            there are none. They lie in ``parameter.grad``.
+        waiting_dtype: dtype of gradients in ``parameter.grad`` that FSDP has reduced and the replicas have not yet
+            averaged; None if there are none.
     """
 
     def __init__(self, module: nn.Module, param_group: Any, names: dict[int, str]) -> None:
@@ -40,16 +40,16 @@ class ShardGroup:
 
     @property
     def hook(self) -> Hook | None:
-        """What FSDP calls with each shard that it has reduced."""
+        """The hook that FSDP calls with each reduced shard."""
         hook: Hook | None = self.param_group._all_reduce_hook
         return hook
 
     def set_hook(self, hook: Hook) -> None:
-        """Have FSDP call ``hook`` with each shard that it has reduced, before that is added to ``parameter.grad``."""
+        """Make FSDP call ``hook`` with each reduced shard, before adding it to ``parameter.grad``."""
         self.module.set_all_reduce_hook(hook)
 
     def check_reduce_scatter(self) -> None:
-        """Raise ValueError where FSDP's reduce-scatter cannot be replaced, or was already."""
+        """Raise ValueError if FSDP's reduce-scatter cannot be replaced, or was replaced already."""
         if not hasattr(self.module, "set_custom_reduce_scatter"):
             raise ValueError(f"torch {torch.__version__} lacks FSDPModule.set_custom_reduce_scatter: use 2.15")
         present = type(self.param_group._reduce_scatter_comm).__name__
@@ -57,7 +57,7 @@ class ShardGroup:
             raise ValueError(f"model has another reduce-scatter than FSDP's already, {present}: close or remove it")
 
     def set_reduce_scatter(self, reduce_scatter: Any) -> Any:
-        """Have FSDP call ``reduce_scatter``, one of torch's ReduceScatter; return what it called before."""
+        """Make FSDP use ``reduce_scatter`` (torch's ReduceScatter); return the previous one."""
         before = self.param_group._reduce_scatter_comm
         self.module.set_custom_reduce_scatter(reduce_scatter)
         return before
@@ -68,7 +68,7 @@ class ShardGroup:
         return bool(self.param_group.reduce_grads and self.param_group.all_reduce_grads)
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Return all parameters by name, each as a DTensor that holds this rank's shard."""
+        """Return all parameters by name, as DTensors with this rank's shard."""
         return {self._names[id(each)]: each.sharded_param for each in self.param_group.fsdp_params}
 
     def local(self) -> dict[str, Tensor]:
@@ -76,11 +76,11 @@ class ShardGroup:
         return {name: own(parameter) for name, parameter in self.parameters().items()}
 
     def shards(self) -> dict[str, Tensor]:
-        """Return a tensor without memory by name, of the shape, dtype and device of each parameter's shard."""
+        """Return by name a tensor without memory, with the shape, dtype and device of each parameter's shard."""
         return {name: shard.new_empty(()).expand(shard.shape) for name, shard in self.local().items()}
 
     def check(self) -> None:
-        """Raise ValueError where a parameter would be used before its gradient is averaged over the replicas."""
+        """Raise ValueError if a parameter would be used before the replicas average its gradient."""
         for name, parameter in self.parameters().items():
             if getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise ValueError(
@@ -89,7 +89,7 @@ class ShardGroup:
                 )
 
     def drop_waiting(self) -> None:
-        """Remove gradients that are not averaged over the replicas yet."""
+        """Remove gradients that the replicas have not averaged yet."""
         if self.waiting_dtype is not None:
             self.waiting_dtype = None
             for parameter in self.parameters().values():
@@ -100,8 +100,8 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
     """Return the parameter groups of all FSDP modules of ``model``.
 
     Raises:
-        ValueError: the model is not one of fully_shard, or a trained parameter is in none of its groups, or of a kind
-            that is not exchanged.
+        ValueError: the model is not sharded by fully_shard, or a trained parameter is in no group or of an unsupported
+            kind.
     """
     modules = _fsdp_modules(model)
     plain = plain_names(name for name, _ in model.named_parameters())
@@ -113,8 +113,8 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in sharded:
             remedy = (
-                "fully_shard left it out (ignored_params), or it was added later, and nothing would average its "
-                "gradient: shard it, or freeze it by requires_grad_(False)"
+                "fully_shard left it out (ignored_params), or it was added later, so its gradient is never "
+                "averaged: shard it, or freeze it by requires_grad_(False)"
                 if id(parameter) in within
                 else "call fully_shard on the whole model as well"
             )
@@ -122,7 +122,7 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
         if parameter.is_complex():
             raise ValueError(f"parameter '{name}' is complex, which micro.fsdp does not reduce: use micro.attach")
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("model has no parameter that is trained: there is nothing to reduce")
+        raise ValueError("model has no trained parameter: there is nothing to reduce")
     if any(each.offload_to_cpu for group in groups for each in group.param_group.fsdp_params):
         raise ValueError(
             "model keeps its shards in the host's memory (CPUOffloadPolicy), and gradients are exchanged on the "
@@ -132,10 +132,10 @@ def shard_groups(model: nn.Module) -> list[ShardGroup]:
 
 
 def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Sequence[ShardGroup]) -> dist.ProcessGroup:
-    """Return the ranks of other nodes that hold the same shard as this one, and this one.
+    """Return the process group of all ranks that hold the same shard as this one.
 
     Raises:
-        ValueError: they are not given, or cannot be such ranks, or FSDP averages over replicas by itself.
+        ValueError: none is given, its ranks do not hold the same shard, or FSDP itself averages over replicas.
     """
     first = _check_one_mesh(groups)
     if replicas is None:
@@ -157,10 +157,10 @@ def replica_group(replicas: dist.ProcessGroup | DeviceMesh | None, groups: Seque
 
 
 def _check_one_mesh(groups: Sequence[ShardGroup]) -> tuple[int, ...]:
-    """Return the ranks over which all parameters are sharded, and nothing else.
+    """Return the ranks over which all parameters are sharded.
 
     Raises:
-        ValueError: they are sharded over different ranks, or over a mesh of several dimensions.
+        ValueError: parameters are sharded over different ranks, or over a mesh of several dimensions.
     """
     if any(getattr(group.param_group.mesh_info, "replicate_mesh_dim", None) is not None for group in groups):
         raise ValueError(
@@ -181,16 +181,16 @@ def _check_one_mesh(groups: Sequence[ShardGroup]) -> tuple[int, ...]:
 
 
 def ranks_of(group: dist.ProcessGroup | None) -> list[int]:
-    """Return the ranks of a group; None: this one alone."""
+    """Return the ranks of a group; for None, only this one."""
     return [dist.get_rank()] if group is None else dist.get_process_group_ranks(group)
 
 
 def call_after_backward(model: nn.Module, call: Callable[[], None]) -> Callable[[], None]:
-    """Have ``call`` run each time FSDP has ended a backward of ``model``; return a function that stops this.
+    """Run ``call`` each time FSDP has finished a backward of ``model``; return a function that stops this.
 
-    FSDP ends it in a callback of autograd's, once for all modules that share a forward: all gradients are reduced
-    within the node then. Where activations are computed again by a backward of their own, that is not the end of it.
-    There is no public way to be called then, so that the callback is replaced.
+    FSDP finishes in an autograd callback, once for all modules that share a forward; all gradients are then reduced
+    within the node. Backwards that only recompute activations do not count. There is no public hook for this, so the
+    callback is replaced.
     """
     states = {id(state): state for state in map(_state_of, _fsdp_modules(model))}
     for state in states.values():
@@ -212,7 +212,7 @@ def _both(first: Callable[[], None], second: Callable[[], None]) -> Callable[[],
 
 
 def _fsdp_modules(model: nn.Module) -> list[nn.Module]:
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # takes a second, and few need it
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel  # slow to import, rarely needed
 
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Refuses an optimizer's step with gradients that the replicas have not averaged: their weights would part ways."""
+"""Refuse optimizer steps with gradients that the replicas have not averaged, which would make their weights differ."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from micro.values.names import listed
 
 
 class StepGuard(StepListener):
-    """Looks at the gradients before each step of a torch.optim.Optimizer that holds parameters of these groups.
+    """Checks the gradients before each step of an optimizer with parameters of these groups.
 
-    A gradient waits for the replicas after a backward that was paused, or that an exception broke off. It is part of
-    the next backward that reaches its end, unless it is removed before.
+    Gradients wait for the replicas after a paused or interrupted backward. The next backward that finishes exchanges
+    them too, unless they are removed before.
     """
 
     def __init__(self, groups: Sequence[ShardGroup]) -> None:
@@ -22,7 +22,7 @@ class StepGuard(StepListener):
         self.listen()
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Raise ValueError if the optimizer would use a gradient that waits."""
+        """Raise ValueError if the optimizer would use a waiting gradient."""
         waiting = [group for group in self._groups if group.waiting_dtype is not None]
         if not waiting:
             return

@@ -1,4 +1,4 @@
-"""The gradients of a module's shards as one vector, and back."""
+"""Copy the gradients of a module's shards into one vector, and back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class ShardVector:
     """The gradients of an FSDP module's shards on this rank.
 
     Attributes:
-        layout: of the parameters, without those whose shard has no elements here.
-        grad: (numel,) the gradients; zero for a parameter that has none.
-        used: the names of those that have one on any replica: the others get no update.
+        layout: of the parameters whose shard on this rank is not empty.
+        grad: (numel,) the gradients; zero for a parameter without one.
+        used: names of parameters with a gradient on any replica; the others get no update.
         parameters: all of the module, by name.
-        is_view: whether ``grad`` is the memory of the gradients, so that nothing has to be copied back.
+        is_view: whether ``grad`` shares memory with the gradients, so that nothing is copied back.
     """
 
     layout: Layout
@@ -29,7 +29,7 @@ class ShardVector:
     is_view: bool
 
     def put_back(self) -> None:
-        """Make ``grad`` the gradients of the parameters that are used on any replica."""
+        """Write ``grad`` into the gradients of the parameters that any replica used."""
         if self.is_view:
             return
         pieces = self.layout.views(self.grad)
@@ -42,8 +42,8 @@ def vector_of(
 ) -> ShardVector:
     """Return the gradients of ``parameters`` in the order of ``layout``.
 
-    FSDP leaves the gradients of a module in one vector, as views of it. It is not copied where that is still so, in
-    this dtype, and no shard is padded between them.
+    FSDP stores the gradients of a module as views of one vector. If they still are, in this dtype and without padding,
+    nothing is copied.
     """
     gradients = {name: own_gradient(parameters[name]) for name in layout.names}
     present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
@@ -61,13 +61,13 @@ def vector_of(
 
 def own(tensor: Any) -> Tensor:
     """Return this rank's shard of a DTensor; memory is shared."""
-    with torch.no_grad():  # without which each call would be a node of autograd's
+    with torch.no_grad():  # otherwise autograd records each call
         shard: Tensor = tensor.to_local()
     return shard.detach()
 
 
 def own_gradient(parameter: nn.Parameter) -> Tensor | None:
-    """Return this rank's shard of a parameter's gradient, None where there is none; memory is shared."""
+    """Return this rank's shard of a parameter's gradient, or None; memory is shared."""
     return None if parameter.grad is None else own(parameter.grad)
 
 
@@ -77,7 +77,7 @@ def put(parameter: nn.Parameter, values: Tensor) -> None:
     if gradient is not None:
         gradient.copy_(values)
         return
-    from torch.distributed.tensor import DTensor  # takes a second, and few need it
+    from torch.distributed.tensor import DTensor  # slow to import, rarely needed
 
     whole: Any = parameter
     parameter.grad = DTensor.from_local(
@@ -91,7 +91,7 @@ def put(parameter: nn.Parameter, values: Tensor) -> None:
 
 
 def _as_one(gradients: Sequence[Tensor], dtype: torch.dtype) -> Tensor | None:
-    """Return the vector of which these are the parts, in this order and without gaps; None where there is none."""
+    """Return the vector that consists of exactly these views, in order and without gaps, or None."""
     first, place = gradients[0], gradients[0].storage_offset()
     memory = first.untyped_storage().data_ptr()
     for gradient in gradients:

@@ -1,4 +1,4 @@
-"""Quantised gradients in FSDP2's own reduce-scatter: codes travel in an all-to-all, and each owner adds them up."""
+"""Quantise FSDP2's own reduce-scatter: an all-to-all sends codes, and each owner sums them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -23,35 +23,35 @@ from micro.parts import as_part
 from micro.reducers.base import Reducer
 
 CODECS = (BFloat16, Int8, FP8)
-WORD = 4  # bytes: messages are multiples of it, so that the scales in them can be read in place
+WORD = 4  # bytes; message sizes are multiples of it, so that scales are aligned
 
 
 def attach_within(model: nn.Module, codec: Codec | str | Mapping[str, Any]) -> "QuantizedReduceScatter":
-    """Send the gradients of a model of ``fully_shard`` as codes of 8 or 16 bits, in FSDP's own reduce-scatter.
+    """Send the gradients in FSDP's own reduce-scatter with 8 or 16 bits a value.
 
         fully_shard(model, mesh=mesh)
         micro.fsdp.attach_within(model, micro.Int8())
 
-    Each rank encodes the pieces of its gradient that other ranks own and sends each to its owner, which adds them up in
-    single precision (float64 gradients in double) and divides by the number of ranks. All else is FSDP's: replicas of a
-    mesh of two dimensions, micro-batches, unused parameters, clipping, checkpoints. Nothing is kept between steps: the
-    rounding is lost, as it is in a ``reduce_dtype`` of bfloat16.
+    Each rank encodes the pieces of its gradient that other ranks own and sends them to their owners. An owner sums in
+    single precision (float64 gradients in double) and divides by the number of ranks. Everything else works as in FSDP:
+    meshes of two dimensions, micro-batches, unused parameters, clipping, checkpoints. No residual is kept; rounding
+    errors are lost, as with ``reduce_dtype=torch.bfloat16``.
 
-    If a rank's piece has a NaN, an Inf or a value of 2^127 or more, the owner's gradient of that whole piece becomes
-    NaN. A loss scaler then skips the step, as with FSDP alone.
+    If a rank's piece has a NaN, an Inf or a value of 2^127 or more, the owner's whole piece becomes NaN. A loss scaler
+    then skips the step, as with FSDP alone.
 
     Call it once on all ranks, after fully_shard and before the first backward. On one rank nothing is sent.
 
     Args:
-        codec: BFloat16, Int8 or FP8, or what ``micro.build`` makes one of: "int8", {"name": "int8", "block": 64}.
+        codec: BFloat16, Int8 or FP8, or a description for ``micro.build``: "int8", {"name": "int8", "block": 64}.
 
     Returns:
-        what counts the bytes, and whose ``close()`` gives FSDP its own reduce-scatter back.
+        an object that counts bytes; its ``close()`` restores FSDP's own reduce-scatter.
 
     Raises:
         ValueError: on all ranks: another codec, or different ones; torch lacks FSDPModule.set_custom_reduce_scatter;
-            the model is not one of fully_shard, has a module with parameters on several meshes, or has another
-            reduce-scatter than FSDP's.
+            the model is not sharded by fully_shard, has a module with parameters on several meshes, or its
+            reduce-scatter was replaced already.
     """
     with meeting("micro.fsdp.attach_within", lambda: None) as entry:
         chosen = _checked(codec)
@@ -63,7 +63,7 @@ def attach_within(model: nn.Module, codec: Codec | str | Mapping[str, Any]) -> "
 
 
 def _checked(codec: Any) -> Codec:
-    """Return the codec, or raise ValueError where its errors need a residual, or it is none."""
+    """Return the codec. Raises ValueError if it is none, or needs a residual."""
     if isinstance(codec, Reducer):
         raise ValueError(
             f"attach_within no longer takes a reducer, got {codec.full_name}: give it a codec, micro.Int8(), or use "
@@ -77,14 +77,14 @@ def _checked(codec: Any) -> Codec:
 
 
 class QuantizedReduceScatter:
-    """The reduce-scatter of a sharded model, in codes. Build it with ``attach_within``; a context manager.
+    """A quantised reduce-scatter for a sharded model. Build it with ``attach_within``; a context manager.
 
-    It has the methods of torch's ``ReduceScatter``, which FSDP calls once for each module whose gradient is ready.
+    It implements torch's ``ReduceScatter``; FSDP calls it once for each module whose gradient is ready.
 
     Attributes:
-        codec: the form of the values.
+        codec: of the values.
         bytes_sent: by this rank, since it was attached.
-        fsdp_bytes: what FSDP's own reduce-scatter sends of the same gradients, at best.
+        fsdp_bytes: the least that FSDP's own reduce-scatter would have sent.
     """
 
     def __init__(self, groups: Sequence[ShardGroup], codec: Codec) -> None:
@@ -94,7 +94,7 @@ class QuantizedReduceScatter:
         self._replaced = [(group, group.set_reduce_scatter(self)) for group in groups]
 
     def close(self) -> None:
-        """Let FSDP use its own reduce-scatter again; the bytes can still be read."""
+        """Restore FSDP's own reduce-scatter; the byte counts remain readable."""
         for group, own in self._replaced:
             group.set_reduce_scatter(own)
         self._replaced.clear()
@@ -116,11 +116,11 @@ class QuantizedReduceScatter:
         """Reduce ``input_tensor`` (world_size * shard,) into ``output_tensor`` (shard,); FSDP's stream waits for it.
 
         Raises:
-            ValueError: the model has a gradient divide factor, which torch leaves to NCCL.
+            ValueError: the model has a gradient divide factor, which only NCCL supports.
         """
         if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError(
-                f"attach_within sums or averages, and FSDP asks for {op}: after set_gradient_divide_factor call "
+                f"attach_within sums or averages, and FSDP requests {op}: after set_gradient_divide_factor call "
                 "set_force_sum_reduction_for_comms(True)"
             )
         comm = GroupComm(group, timed=False)
@@ -132,17 +132,17 @@ class QuantizedReduceScatter:
 
 
 def scattered_sum(grads: Tensor, codec: Codec, key: Key, comm: Comm) -> Reduction[Tensor]:
-    """Add up, over the ranks, their pieces of this rank's shard: (shard,) in single precision, or double of doubles.
+    """Sum the ranks' pieces of this rank's shard: (shard,) in single precision, or double for float64.
 
-    The own piece needs no code. A message is a piece's codes, a byte that is 0 where the piece was not finite, and up
-    to three more.
+    The rank's own piece is not encoded. A message consists of a piece's codes, a byte that is 0 if the piece was not
+    finite, and up to three bytes of padding.
 
     Args:
         grads: (world_size * shard,) of this rank, a piece for each rank; not modified.
-        key: for codes that are random.
+        key: seed of random rounding.
 
     Returns:
-        the sum; NaN all over where another rank's piece was not finite.
+        the sum; all NaN if another rank's piece was not finite.
     """
     n, rank = comm.world_size, comm.rank
     pieces, dtype = grads.view(n, -1), torch.promote_types(grads.dtype, torch.float32)
@@ -163,7 +163,7 @@ def scattered_sum(grads: Tensor, codec: Codec, key: Key, comm: Comm) -> Reductio
 
 
 def is_finite(piece: Tensor) -> Tensor:
-    """Return whether ``piece`` (count,) has no NaN, Inf or value that scales of blocks cannot hold: a flag, ()."""
+    """Return a flag (), whether ``piece`` (count,) has no NaN, Inf or value too large for the scale of a block."""
     if not piece.numel():
         return piece.new_ones((), dtype=torch.bool)
     small: Tensor = torch.linalg.vector_norm(piece, torch.inf) < LARGEST

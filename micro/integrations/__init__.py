@@ -1,1 +1,1 @@
-"""Callbacks for frameworks that keep the training loop. Their modules import their framework; micro imports none."""
+"""Callbacks for Lightning and transformers; import them by module, since micro itself imports no framework."""

@@ -1,4 +1,4 @@
-"""A callback for Lightning's Trainer. Accelerate and Fabric need none: see micro.AllRanks."""
+"""A callback for Lightning's Trainer. Accelerate and Fabric need none, see micro.AllRanks."""
 
 from typing import Any
 
@@ -15,18 +15,17 @@ class MicroCallback(Callback):
 
         Trainer(strategy="ddp", callbacks=[MicroCallback(micro.SparseReducer(micro.Micro(), density=0.01))])
 
-    The Trainer's checkpoints hold the states of all ranks (see micro.AllRanks), and a fit with ``ckpt_path`` goes on
-    from them.
+    The Trainer's checkpoints contain the states of all ranks (see micro.AllRanks); a fit with ``ckpt_path`` loads them.
 
     Args:
-        reducer, settings: as for micro.attach. The scaler is that of the strategy, where the precision has one.
-        resize: average the states of another number of ranks, and do not refuse them.
+        reducer, settings: as for micro.attach. The default scaler is the strategy's.
+        resize: average the states of another number of ranks instead of refusing them.
 
     Attributes:
-        attachment: what is attached, None before the first fit.
+        attachment: of the current or last fit, None before the first.
 
     Raises:
-        ValueError: at the start of a fit, where the strategy has no DistributedDataParallel; see micro.attach.
+        ValueError: at the start of a fit, if the strategy has no DistributedDataParallel; see micro.attach.
     """
 
     def __init__(self, reducer: Reducer, *, resize: bool = False, **settings: Any) -> None:
@@ -38,7 +37,7 @@ class MicroCallback(Callback):
         self._is_attached = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach to the model, which the strategy has wrapped by now."""
+        """Attach to the model that the strategy has wrapped."""
         self._close()
         strategy = trainer.strategy
         scaler = getattr(strategy.precision_plugin, "scaler", None)  # of float16
@@ -47,21 +46,21 @@ class MicroCallback(Callback):
         self._load()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Close the attachment; its statistics stay."""
+        """Close the attachment; its statistics stay readable."""
         self._close()
         self._saved = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all ranks on rank 0, which writes the checkpoint; called on all ranks."""
+        """Return the states of all ranks on rank 0, which writes the checkpoint. Lightning calls it on all ranks."""
         if self.attachment is None:
             return {}
         if self._is_attached:
             return AllRanks(self.attachment).state_dict()
-        states = gather_objects_at_first(self.attachment.state_dict())  # after the fit: its own group is closed
+        states = gather_objects_at_first(self.attachment.state_dict())  # after the fit the attachment's group is closed
         return {} if states is None else {"ranks": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint; before the fit begins it is kept until then."""
+        """Load a checkpoint's state; before a fit, it is loaded when the fit starts."""
         self._saved = state_dict
         self._load()
 

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of transformers."""
+"""A callback for the Trainer of Hugging Face transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,21 @@ class MicroCallback(TrainerCallback):
 
         trainer.add_callback(MicroCallback(trainer, micro.SparseReducer(micro.Micro(), density=0.01)))
 
-    Every rank adds a file of its own to the Trainer's checkpoints, ``micro_rank0.pt`` and so on, beside the Trainer's
-    own ``rng_state_0.pth``; ``trainer.train(resume_from_checkpoint=...)`` goes on from them.
+    Every rank adds a file ``micro_rank0.pt``, ``micro_rank1.pt`` ... to the Trainer's checkpoints;
+    ``trainer.train(resume_from_checkpoint=...)`` loads them.
 
     Args:
-        trainer: whose ``train`` is noted, for it tells callbacks not from which checkpoint it resumes.
-        reducer, settings: as for micro.attach. The scaler is the Trainer's, which has one with fp16=True.
-        resize: average the states of another number of ranks, and do not refuse them.
+        trainer: its method ``train`` is wrapped, because callbacks are not told which checkpoint it resumes from.
+        reducer, settings: as for micro.attach. The default scaler is the Trainer's, which exists with fp16=True.
+        resize: average the states of another number of ranks instead of refusing them.
 
     Attributes:
-        attachment: what is attached, None before the first training.
+        attachment: of the current or last training, None before the first.
 
     Raises:
-        ValueError: out of ``train``, where there is one process only (its model is in no DistributedDataParallel), or
-            the checkpoint has no files, or such as do not fit; see micro.attach.
-        FileNotFoundError: it has none of this rank.
+        ValueError: from ``train``: there is only one process, without DistributedDataParallel; the checkpoint has no
+            such files, or they do not fit; see micro.attach.
+        FileNotFoundError: the file of this rank is missing.
     """
 
     def __init__(self, trainer: Trainer, reducer: Reducer, *, resize: bool = False, **settings: Any) -> None:
@@ -43,9 +43,9 @@ class MicroCallback(TrainerCallback):
         self._settings = settings
         self._resumes_from: Path | None = None
         self._train = trainer.train
-        trainer.train = self._noting_train
+        trainer.train = self._recording_train
 
-    def _noting_train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **settings: Any) -> Any:
+    def _recording_train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **settings: Any) -> Any:
         found = resume_from_checkpoint
         if found is True:
             found = get_last_checkpoint(self._trainer.args.output_dir)
@@ -53,8 +53,8 @@ class MicroCallback(TrainerCallback):
         return self._train(resume_from_checkpoint, *args, **settings)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Attach to the model, which Accelerate has wrapped by now, and load this rank's file."""
-        if self.attachment is not None:  # of an attempt that failed, or of a training before
+        """Attach to the model that Accelerate has wrapped, and load this rank's file."""
+        if self.attachment is not None:  # of a failed attempt, or an earlier training
             self.attachment.close()
         settings = {"scaler": self._trainer.accelerator.scaler, **self._settings}
         self.attachment = attach(self._trainer.model_wrapped, self._reducer, **settings)
@@ -65,13 +65,13 @@ class MicroCallback(TrainerCallback):
         """Add this rank's file to the checkpoint."""
         if self.attachment is not None and not args.save_only_model:
             own = self._trainer._get_output_dir(trial=getattr(self._trainer, "_trial", None))
-            first = gather_objects(own, self.attachment.group)[0]  # in a search rank 0 alone knows the trial's folder
+            first = gather_objects(own, self.attachment.group)[0]  # in a search only rank 0 knows the trial's folder
             folder = Path(str(first)) / f"checkpoint-{state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
             torch.save(self.attachment.state_dict(), _file(folder, self.attachment.comm.rank))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Close the attachment; its statistics stay."""
+        """Close the attachment; its statistics stay readable."""
         if self.attachment is not None:
             self.attachment.close()
 
@@ -80,7 +80,7 @@ class MicroCallback(TrainerCallback):
         files = sorted(folder.glob("micro_rank*.pt"))
         if not files:
             raise ValueError(
-                f"{folder} has no files micro_rank*.pt: it was saved without this callback, or not to its end; resume "
+                f"{folder} has no files micro_rank*.pt: it was saved without this callback, or incompletely; resume "
                 "from another checkpoint"
             )
         saved_size = _load(files[0])["world_size"]

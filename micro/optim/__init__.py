@@ -1,1 +1,1 @@
-"""Optimizers for updates that are mostly zero. Begin reading at waits.py, then sparse_adamw.py."""
+"""Optimizers for sparse updates, which are mostly zero. Read waits.py first, then sparse_adamw.py."""

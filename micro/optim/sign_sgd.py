@@ -1,4 +1,4 @@
-"""Steps by the sign of the gradient."""
+"""The optimizer SignSGD, whose steps depend only on the sign of the gradient."""
 
 import math
 from collections.abc import Iterable
@@ -12,23 +12,23 @@ from micro.optim.waits import Received, WaitingOptimizer, check_max_steps
 class SignSGD(WaitingOptimizer):
     """Move every weight by the learning rate, against the sign of its gradient; a gradient of zero moves nothing.
 
-    The optimizer behind DeMo's compressor: of the mean update of all ranks it takes the sign. Ranks must hold the same
-    bits of the update, for the smallest difference around zero is a whole step.
+    DeMo uses it: the sign of the mean update over ranks. The update must be bitwise equal on all ranks, because a tiny
+    difference around zero is a whole step.
 
-    With ``max_steps`` it is for sparse updates with error feedback: a weight that waited for tau steps moves by tau
-    times the learning rate, at most max_steps times. It keeps no moments; see micro.SparseAdamW for what came.
+    ``max_steps`` is for sparse updates with error feedback: a weight that waited for tau steps moves by tau times the
+    learning rate, at most max_steps times. It keeps no moments. How arrivals are detected: see micro.SparseAdamW.
 
     Args:
         params: parameters or groups of them.
-        lr: how far a weight moves in a step.
-        weight_decay: share of each weight, times lr, that a step takes off it; apart from the sign.
-        max_steps: the most steps that an element takes at once; 1: waits are not counted.
+        lr: distance that a weight moves in a step.
+        weight_decay: decoupled, times lr.
+        max_steps: most steps that an element takes at once; 1: waits are not counted.
 
     Raises:
         ValueError: a setting is out of its range.
 
     Source: Bernstein et al., signSGD, ICML 2018, arXiv 1802.04434; as a step behind a compressed momentum: Peng et al.,
-    DeMo, 2024, arXiv 2411.19870. The steps of a wait: none that we found.
+    DeMo, 2024, arXiv 2411.19870. Steps for a wait: no source known.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class SignSGD(WaitingOptimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "max_steps": max_steps})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over a state, which may have been saved before there was max_steps."""
+        """Restore a state; older ones have no max_steps."""
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("max_steps", 1)
 
-    def _counts(self, group: dict[str, Any]) -> bool:
+    def _counts_waits(self, group: dict[str, Any]) -> bool:
         return bool(group["max_steps"] > 1)
 
     def _update_whole_(self, received: list[Received], group: dict[str, Any]) -> None:

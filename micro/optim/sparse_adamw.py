@@ -1,4 +1,4 @@
-"""AdamW for updates that are mostly zero: an element that has waited for tau steps takes tau steps at once."""
+"""The optimizer SparseAdamW for sparse updates: an element that waited for tau steps takes tau steps at once."""
 
 import math
 from collections.abc import Iterable
@@ -14,40 +14,39 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class SparseAdamW(WaitingOptimizer):
-    """AdamW whose moments stand still for an element while it waits, and that then makes up for the wait.
+    """AdamW that pauses an element's moments while it waits for a value, and then catches up.
 
         micro.attach(ddp_model, reducer)
         optimizer = micro.SparseAdamW(ddp_model.parameters(), lr=1e-3)
 
-    With error feedback an element is sent once in tau steps, with the sum of their gradients. AdamW divides by the size
-    of what it gets, so that the sum moves the element about as far as one gradient would, and in between its moments
-    decay. Here the sum counts as tau gradients of its mean: the moments decay by beta^tau, and the element takes tau
-    steps at once, at most ``max_steps``. Weight decay is that of each step, for all elements.
+    With error feedback an element arrives once in tau steps, as the sum of tau gradients. AdamW normalises it, so the
+    sum moves the element only about as far as one gradient, and meanwhile the moments decay. SparseAdamW treats the sum
+    as tau equal gradients: the moments decay by beta^tau, and the element takes tau steps at once, at most
+    ``max_steps``. Weight decay applies to all elements in every step.
 
-    Where every element comes in every step it is torch.optim.AdamW, bit for bit: with a dense reducer, at density 1,
-    with PowerSGD or FFT, and within micro.LocalSteps, whose workers step by their own gradients. Its state is AdamW's,
-    and while elements wait ``waited``, int16: steps since the last value came. Ranks have the same state.
+    If every element arrives in every step, it equals torch.optim.AdamW bit for bit: with a dense reducer, density 1,
+    PowerSGD or FFT, and inside micro.LocalSteps, whose inner gradients are dense. Its state is AdamW's, plus ``waited``
+    (int16, steps since the last arrival) while elements wait. The state is equal on all ranks.
 
-    What came is known of micro.attach and micro.attach_fsdp. Without them, and with TwoLevel, an element came if its
-    gradient is not exactly zero, so that one whose gradient is zero, as of an unused row of an embedding, waits.
+    micro.attach and micro.attach_fsdp report which elements arrived. Without them, and with TwoLevel, an element has
+    arrived if its gradient is not exactly zero; unused rows of an embedding, for instance, then wait.
 
-    A step that is skipped brings nothing: all elements wait on, and their gradients wait in the residual. A step that
-    is not taken (``optimizer.step()`` left out, as a GradScaler does after Inf) is not counted. Nor is one for a
-    parameter whose gradient is None. Clip before the exchange (``clip`` of micro.attach): a factor on what is sent
-    does little here, as in AdamW. Whatever a loop adds to a gradient after the exchange is used with what came, and
-    lost where nothing did.
+    In a skipped step nothing arrives, and gradients stay in the residual. If ``optimizer.step()`` is not called, as by
+    a GradScaler after Inf, or a parameter's gradient is None, the step is not counted. Clip before the exchange
+    (``clip`` of micro.attach): as in AdamW, scaling the update has little effect. Anything added to a gradient after
+    the exchange is used for elements that arrived, and lost for the others.
 
     Args:
         params: parameters or groups of them.
-        lr, betas, eps, weight_decay, maximize, foreach: as of torch.optim.AdamW.
-        max_steps: the most steps that an element takes at once.
+        lr, betas, eps, weight_decay, maximize, foreach: as for torch.optim.AdamW.
+        max_steps: most steps that an element takes at once.
 
     Raises:
         ValueError: a setting is out of its range.
 
-    Source: none that we found for the combination. Moments that decay by beta^tau when an entry comes: MicroAdam,
-    Modoranu et al., NeurIPS 2024, arXiv 2405.15593, and lazy Adam optimizers of embeddings. docs/sparse_optimizers.md
-    names others, and has the laws and trials.
+    Source: none known for the combination. Moments that decay by beta^tau on arrival: MicroAdam, Modoranu et al.,
+    NeurIPS 2024, arXiv 2405.15593, and lazy Adam for embeddings. docs/sparse_optimizers.md names others, with laws and
+    trials.
     """
 
     def __init__(
@@ -115,35 +114,35 @@ def advance_(
     steps: list[float],
     group: dict[str, Any],
 ) -> None:
-    """Take tau steps with each element, in place; where tau is 0 nothing changes.
+    """Take tau steps with each element, in place; elements with tau = 0 do not change.
 
     Args:
-        parameters, grads, firsts, seconds: of one dtype; powers of the betas are taken in single precision.
-        steps: taken so far with each parameter, this one included.
+        parameters, grads, firsts, seconds: of one dtype; powers of the betas are computed in single precision.
+        steps: number of steps of each parameter, including this one.
     """
     (beta1, beta2), dtype = group["betas"], parameters[0].dtype
-    means = torch._foreach_div(grads, _in(torch._foreach_clamp_min(taus, 1.0), dtype))
+    means = torch._foreach_div(grads, _cast(torch._foreach_clamp_min(taus, 1.0), dtype))
     if group["maximize"]:
         torch._foreach_neg_(means)
-    torch._foreach_lerp_(firsts, means, _in(_weights(taus, beta1), dtype))
+    torch._foreach_lerp_(firsts, means, _cast(_weights(taus, beta1), dtype))
     torch._foreach_mul_(means, means)
-    torch._foreach_lerp_(seconds, means, _in(_weights(taus, beta2), dtype))
-    # the powers of beta of all receipts multiply to beta^step: AdamW's corrections hold for what came now
+    torch._foreach_lerp_(seconds, means, _cast(_weights(taus, beta2), dtype))
+    # over all arrivals, beta^tau multiplies to beta^step: AdamW's bias correction stays valid
     roots = torch._foreach_sqrt(seconds)
     torch._foreach_div_(roots, [math.sqrt(1 - beta2**step) for step in steps])
     torch._foreach_add_(roots, group["eps"])
-    moves = torch._foreach_mul(firsts, _in(torch._foreach_clamp_max(taus, group["max_steps"]), dtype))
+    moves = torch._foreach_mul(firsts, _cast(torch._foreach_clamp_max(taus, group["max_steps"]), dtype))
     torch._foreach_mul_(moves, [-group["lr"] / (1 - beta1**step) for step in steps])
     torch._foreach_addcdiv_(parameters, moves, roots)
 
 
 def _weights(taus: list[Tensor], beta: float) -> list[Tensor]:
-    """Return 1 - beta^tau, precisely also for betas near 1."""
+    """Return 1 - beta^tau, accurate for betas near 1."""
     powers = list(torch._foreach_mul(taus, math.log(beta) if beta else -200.0))  # e^-200 is 0 in single precision
     torch._foreach_expm1_(powers)
     torch._foreach_neg_(powers)
     return powers
 
 
-def _in(tensors: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    return [each.to(dtype) for each in tensors]  # no copy where it has the dtype
+def _cast(tensors: Iterable[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [each.to(dtype) for each in tensors]  # no copy if the dtype is equal

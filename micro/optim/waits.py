@@ -1,4 +1,4 @@
-"""How long each element waited for what came now: what optimizers for sparse updates have in common."""
+"""The base class of optimizers for sparse updates, which counts how many steps each element waited."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -11,20 +11,20 @@ from torch.optim import Optimizer
 
 from micro.drivers.arrivals import arrival_of
 
-LONGEST = torch.iinfo(torch.int16).max  # steps that are counted; a longer wait counts as this
-FEW = 8  # elements for each that came, from which on a CPU computes with those alone
+LONGEST = torch.iinfo(torch.int16).max  # steps; longer waits count as this
+FEW = 8  # if fewer than one in so many elements arrived, a CPU computes only with those
 WAITED = "waited"
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What came for one parameter.
+    """The gradient that arrived for one parameter.
 
     Attributes:
-        parameter, grad: this rank's shard where they are sharded.
+        parameter, grad: this rank's shard if they are sharded.
         state: of the optimizer for this parameter.
-        tau: steps that each element waited for what came now, 0 where nothing came, of the parameter's shape in single
-            precision; None where a gradient came for every element, and none had waited.
+        tau: steps that each element waited for its value, 0 for elements without one, in the parameter's shape and
+            single precision; None if all elements have a value and none had waited.
     """
 
     parameter: Tensor
@@ -33,10 +33,10 @@ class Received:
     tau: Tensor | None
 
     def part(self, names: Iterable[str]) -> tuple[list[Tensor], Callable[[list[Tensor]], None] | None]:
-        """Return what to compute with: parameter, gradient, tau, and the states of these names; and how to put it back.
+        """Return the tensors to compute with: parameter, gradient, tau, named states; and a function to write back.
 
-        On a CPU these are copies of the few elements that came, which the second then writes back. Otherwise they are
-        all elements, which need not be put back: there it is None.
+        On a CPU with few arrivals these are copies of the arrived elements. Otherwise they are the tensors themselves,
+        and the function is None.
         """
         assert self.tau is not None
         whole = [self.parameter, self.grad, self.tau, *(local(self.state[name]) for name in names)]
@@ -55,10 +55,10 @@ class Received:
 
 
 class WaitingOptimizer(Optimizer):
-    """Counts for each element how many steps it waited for what came now.
+    """Counts for each element how many steps it waited for its value.
 
-    What came is known of the attachment that reduced the gradient; where there is none, an element came if its
-    gradient is not zero. The counts, two bytes an element, are there as long as any element waits.
+    The attachment that reduced the gradient reports which elements arrived; without one, all with a gradient other than
+    zero have. The counts, two bytes per element, exist only while any element waits.
     """
 
     @torch.no_grad()
@@ -66,8 +66,8 @@ class WaitingOptimizer(Optimizer):
         """Update each parameter that has a gradient; return what ``closure`` returns.
 
         Raises:
-            ValueError: a gradient is sparse (torch.sparse) or complex, or the attachment sends something else than sums
-                of gradients.
+            ValueError: a gradient is sparse (torch.sparse) or complex, or the attachment does not send sums of
+                gradients.
         """
         loss = None
         if closure is not None:
@@ -83,19 +83,19 @@ class WaitingOptimizer(Optimizer):
         return loss
 
     def _start(self, parameter: Tensor) -> dict[str, Any]:
-        """Return the state of a parameter before its first step; here there is none."""
+        """Return the state of a parameter before its first step; by default {}."""
         return {}
 
-    def _counts(self, group: dict[str, Any]) -> bool:
-        """Return whether waits matter to the parameters of a group."""
+    def _counts_waits(self, group: dict[str, Any]) -> bool:
+        """Return whether a group's parameters need counts of waits."""
         return True
 
     def _update_whole_(self, received: list[Received], group: dict[str, Any]) -> None:
-        """Update parameters whose every element came, and none had waited."""
+        """Update parameters of which all elements arrived and none had waited."""
         raise NotImplementedError
 
     def _update_(self, received: Iterable[list[Received]], group: dict[str, Any]) -> None:
-        """Update parameters of which some elements came, or some had waited; in lists of one dtype and device."""
+        """Update parameters of which some elements arrived or had waited, in lists of one dtype and device."""
         raise NotImplementedError
 
     def _received(self, group: dict[str, Any]) -> Iterator[Received]:
@@ -103,7 +103,7 @@ class WaitingOptimizer(Optimizer):
             if parameter.grad is None:
                 continue
             state, grad = self.state[parameter], local(parameter.grad)
-            if not self._counts(group):
+            if not self._counts_waits(group):
                 yield Received(local(parameter), grad, state, None)
                 continue
             if parameter.grad.is_sparse or parameter.is_complex():
@@ -122,14 +122,14 @@ class WaitingOptimizer(Optimizer):
                 tau = waited(state, parameter, grad != 0)
             elif not arrival.is_whole:
                 tau = waited(state, parameter, in_shape_of(local(parameter), arrival.mask()))
-            else:  # counts that are left over are used once more, and then not needed
+            else:  # remaining counts are used once more, then dropped
                 tau = waited(state, parameter, None) if WAITED in state else None
                 state.pop(WAITED, None)
             yield Received(local(parameter), grad, state, tau)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned, or a state of AdamW: then no element has waited yet."""
-        super().load_state_dict(state_dict)  # which makes all states of the parameter's dtype
+        """Load what ``state_dict`` returned, or a state of AdamW, in which no element has waited."""
+        super().load_state_dict(state_dict)  # casts all states to the parameter's dtype
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         for index, parameter in zip(saved, own, strict=True):
@@ -145,7 +145,7 @@ def check_max_steps(optimizer: object, max_steps: object) -> None:
 
 
 def waited(state: dict[str, Any], parameter: Tensor, came: Tensor | None) -> Tensor:
-    """Count this step; return for how many steps each element waited that ``came`` (None: all), 0 for the others."""
+    """Count this step; return how many steps each element that ``came`` (None: all) waited, 0 for the others."""
     if WAITED not in state:
         state[WAITED] = torch.zeros_like(parameter, dtype=torch.int16)
     counts = local(state[WAITED])
@@ -158,13 +158,13 @@ def waited(state: dict[str, Any], parameter: Tensor, came: Tensor | None) -> Ten
 
 
 def local(tensor: Any) -> Tensor:
-    """Return this rank's shard of a DTensor, any other tensor as it is; memory is shared."""
+    """Return this rank's shard of a DTensor, any other tensor unchanged; memory is shared."""
     found: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements of a tensor fill one piece of memory, in whatever order."""
+    """Return whether the elements of a tensor fill one block of memory, in any order."""
     place = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != place:
@@ -174,17 +174,17 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def in_memory(tensor: Tensor) -> Tensor:
-    """Return a dense tensor as a vector (numel,), in the order of its memory, which is shared."""
+    """Return a view (numel,) of a dense tensor in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def in_shape_of(tensor: Tensor, vector: Tensor) -> Tensor:
-    """Return ``vector`` (numel,), whose order is that of the tensor's memory, in the tensor's shape."""
+    """Return ``vector`` (numel,), in the tensor's memory order, as a view with the tensor's shape."""
     return vector.as_strided(tensor.shape, tensor.stride()) if is_dense(tensor) else vector.view(tensor.shape)
 
 
 def _by_dtype(received: list[Received]) -> Iterator[list[Received]]:
-    """Yield lists of parameters of one dtype and device, which can be computed together."""
+    """Yield lists of parameters with equal dtype and device, for foreach operations."""
     kinds: dict[object, list[Received]] = {}
     for each in received:
         kinds.setdefault((each.parameter.dtype, each.parameter.device), []).append(each)

@@ -1,12 +1,12 @@
-"""What changed between two versions of weights, bit for bit: for copies of a model that follow its training.
+"""Send only the changed weights, bit for bit, from a training to serving copies of its model.
 
     patch = micro.patches.diff(old, new)
     micro.patches.apply_(served, patch)  # from old to new, or an error and nothing changed
 
-A step of fine-tuning changes few weights in bfloat16, because most updates are less than half a unit in their last
-place. A serving copy then needs a few percent of a checkpoint's bytes.
+A step of fine-tuning changes few weights in bfloat16, because most updates are less than half a unit in the last place.
+A patch then has a few percent of a checkpoint's bytes.
 
-Source: the observation, and the use, are of PULSE, 2026, arXiv 2602.03839. Differences: code and format are our own.
+Source of the observation and its use: PULSE, 2026, arXiv 2602.03839. Differences: code and format are this project's.
 """
 
 from micro.patches.broadcast import broadcast_

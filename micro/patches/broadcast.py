@@ -1,4 +1,4 @@
-"""A patch from one rank of a process group to all: applied on every rank or on none."""
+"""Broadcast a patch to all ranks of a process group, which apply it everywhere or nowhere."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,17 +18,17 @@ CALL = "micro.patches.broadcast_"
 def broadcast_(
     weights: Mapping[str, Tensor] | None, patch: Patch | None = None, *, group: Any = None, source: int = 0
 ) -> Patch:
-    """Send a patch from one rank to all of a group, which all call this; apply it on all of them or on none.
+    """Broadcast a patch within a group and apply it on all ranks, or on none; call it on all ranks.
 
     Args:
-        weights: of this rank, the base of the patch; None on a rank that has none to bring up to date.
-        patch: on rank ``source`` alone.
+        weights: this rank's weights, which the patch updates; None on a rank without weights.
+        patch: only on rank ``source``.
         group: the process group; None is the default one.
-        source: a rank of this group, whose patch all ranks return.
+        source: the rank of this group whose patch all ranks return.
 
     Raises:
-        ValueError: on all ranks: one of them gives arguments that do not fit, or weights that `apply_` refuses.
-        PeerError: a rank did not come until the time-out of the group; nothing has changed where this is raised.
+        ValueError: on all ranks: one has invalid arguments, or weights that `apply_` refuses.
+        PeerError: a rank did not call it before the group's timeout; this rank's weights are unchanged.
     """
     with meeting(CALL, lambda: GroupComm(group)) as entry:
         comm = GroupComm(group)

@@ -1,4 +1,4 @@
-"""How a patch is made, and how it is applied: whole or not at all."""
+"""Create patches, and apply them completely or not at all."""
 
 import os
 import zlib
@@ -21,11 +21,11 @@ def diff(old: Weights, new: Weights) -> Patch:
     """Return the patch that makes ``old`` ``new``, bit for bit: NaN payloads and the sign of zero too.
 
     Args:
-        old, new: of equal names, shapes and dtypes; on any device. Not modified.
+        old, new: with equal names, shapes and dtypes, on any device. Not modified.
 
     Raises:
-        ValueError: a tensor is in one of them alone, has another shape or dtype there, or has no dense memory of its
-            own (meta, sparse, quantised, DTensor); its name is given.
+        ValueError: a tensor is missing in one of them, differs in shape or dtype, or is not dense (meta, sparse,
+            quantised, DTensor); the message names it.
         ImportError: a file is given, and safetensors is not installed.
     """
     before, after = checked(old, "old"), checked(new, "new")
@@ -44,13 +44,13 @@ def diff(old: Weights, new: Weights) -> Patch:
 
 
 def apply_(weights: Weights, patch: Patch) -> None:
-    """Make weights that are the patch's base its result, in place; or raise an error and change nothing.
+    """Update weights in place from the patch's base to its result; or raise an error and change nothing.
 
-    A file is written beside and then moved to its place. Tied tensors, which share memory, may have a name each.
+    A file is replaced atomically. Tied tensors, which share memory, may have several names.
 
     Raises:
-        ValueError: a tensor is missing, not in the patch, or of another shape or dtype, and its name is given; or the
-            weights are not the patch's base, for instance because it was applied before.
+        ValueError: a tensor is missing, not in the patch, or of another shape or dtype (the message names it); or the
+            weights are not the patch's base, for instance because it was already applied.
         ImportError: a file is given, and safetensors is not installed.
     """
     if not isinstance(weights, str | os.PathLike):
@@ -66,13 +66,13 @@ def apply_(weights: Weights, patch: Patch) -> None:
 
 @torch.no_grad()
 def applied(weights: Mapping[str, Tensor], patch: Patch) -> Callable[[], None]:
-    """Apply a patch, or raise and change nothing; return what takes it back."""
+    """Apply a patch, or raise and change nothing; return a function that undoes it."""
     check_same({name: (dtype, shape) for name, dtype, shape, _ in patch.tensors}, weights, ("patch", "weights"))
     digests = {name: digest_of(name, tensor) for name, tensor in weights.items()}
     if (found := total(digests)) != patch.base:
         why = "the patch was applied before" if found == patch.result else "bring them to its base first"
         raise ValueError(f"the patch is for weights {patch.base[:12]}, these are {found[:12]}: {why}")
-    writes = list(_writes(weights, patch))  # before the first of them: tied tensors are there more than once
+    writes = list(_writes(weights, patch))  # computed before the first write: tied tensors occur more than once
 
     def undo() -> None:
         for words, places, before, _ in writes:
@@ -92,7 +92,7 @@ def applied(weights: Mapping[str, Tensor], patch: Patch) -> Callable[[], None]:
 
 
 def _encoded(old: Tensor, new: Tensor) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield, for each SPAN words, how many differ, where, and by how much."""
+    """Yield for each SPAN words how many differ, their positions and the differences."""
     for before, after in zip(old.reshape(-1).split(SPAN), new.reshape(-1).split(SPAN), strict=True):
         before = before.to(after.device)
         places = (before != after).nonzero().view(-1)
@@ -102,7 +102,7 @@ def _encoded(old: Tensor, new: Tensor) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def _writes(weights: Mapping[str, Tensor], patch: Patch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield the words of a tensor, at which places of them to write, and what is there before and afterwards."""
+    """Yield the words of a tensor, the positions to write, and the words there before and after."""
     wire, stop = as_tensor(patch.body), 0
     for change in patch.tensors:
         words = bits(weights[change.name])
@@ -118,7 +118,7 @@ def _writes(weights: Mapping[str, Tensor], patch: Patch) -> Iterator[tuple[Tenso
 
 
 def _folded(differences: Tensor) -> Tensor:
-    """Return 0, -1, 1, -2, ... as 0, 1, 2, 3, ...: small ones of either sign have zeros in their upper bytes."""
+    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., so that small differences of either sign have zero upper bytes."""
     return differences << 1 ^ differences >> 8 * differences.element_size() - 1
 
 
@@ -127,13 +127,13 @@ def _unfolded(folded: Tensor) -> Tensor:
 
 
 def _compressed(words: Tensor) -> bytes:
-    """Return the first byte of each word, then the second, ...; compressed where that is shorter."""
+    """Return the first bytes of all words, then the second, and so on, compressed if that is shorter."""
     planes = content_of(words.view(torch.uint8).view(-1, words.element_size()).t())
     return min(planes, zlib.compress(planes, 1), key=len)  # of equal length: the first
 
 
 def _expanded(wire: bytes, count: int, dtype: torch.dtype) -> Tensor:
-    """Return the (count,) words that `_compressed` was given."""
+    """Return the (count,) words from the output of `_compressed`."""
     size = count * dtype.itemsize
     planes = wire if len(wire) == size else zlib.decompressobj().decompress(wire, size)
     return from_bytes(as_tensor(planes).view(dtype.itemsize, -1).t().reshape(-1), dtype)

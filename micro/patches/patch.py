@@ -1,4 +1,4 @@
-"""A patch, and its form in a file: what it says of itself in JSON, its body, and the SHA-256 of both."""
+"""The class Patch and its file format: a JSON header, the body, and the SHA-256 of both."""
 
 import hashlib
 import json
@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"micro patch 1\n"
-START, DIGEST_BYTES = len(MAGIC) + 8, 32  # of the JSON, whose length the eight bytes before it hold
+START, DIGEST_BYTES = len(MAGIC) + 8, 32  # of the JSON, after 8 bytes with its length
 
 
 class Change(NamedTuple):
-    """What a patch holds of one tensor.
+    """The changes of one tensor.
 
     Attributes:
-        dtype: as torch names it, such as "bfloat16".
-        pieces: of each piece of the tensor, how many elements changed and how many bytes their differences take; empty
-            where none changed.
+        dtype: torch's name of it, such as "bfloat16".
+        pieces: for each piece of the tensor, the number of changed elements and the bytes of their differences; empty
+            if nothing changed.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What makes one version of weights another. Build it with `diff`.
+    """The difference between two versions of weights. Build it with `diff`.
 
     Attributes:
-        base, result: SHA-256 of the weights before and afterwards, as `digest` returns it.
-        tensors: all tensors of the weights, also those that did not change.
-        body: where elements changed, and by how much.
+        base, result: SHA-256 of the weights before and after, as returned by `digest`.
+        tensors: all tensors of the weights, including unchanged ones.
+        body: positions and differences of the changed elements.
     """
 
     base: str
@@ -45,22 +45,22 @@ class Patch:
 
     @property
     def num_changed(self) -> int:
-        """Elements that changed; the two parts of a complex one count separately."""
+        """Number of changed elements; real and imaginary parts count separately."""
         return sum(count for tensor in self.tensors for count, _ in tensor.pieces)
 
     @property
     def numel(self) -> int:
-        """Elements of all tensors."""
+        """Number of elements of all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the file, which are also those that are sent."""
+        """Bytes of the file, and of the message."""
         return len(_head(self)) + len(self.body) + DIGEST_BYTES
 
 
 def save(patch: Patch, path: str | os.PathLike[str]) -> None:
-    """Write a patch to a file, which is there whole or not at all: it is written beside and then moved."""
+    """Write a patch to a file, atomically."""
     replace(path, lambda draft: draft.write_bytes(to_bytes(patch)))
 
 
@@ -68,21 +68,21 @@ def load(path: str | os.PathLike[str]) -> Patch:
     """Return the patch of a file.
 
     Raises:
-        ValueError: it is no patch, or is truncated or damaged. That it is not does not prove who wrote it.
+        ValueError: it is not a patch, or is truncated or damaged. A valid file is no proof of its author.
     """
     return from_bytes(Path(path).read_bytes(), str(path))
 
 
 def to_bytes(patch: Patch) -> bytes:
-    """Return a patch as it is sent."""
+    """Return a patch as bytes, as in a file."""
     content = _head(patch) + patch.body
     return content + hashlib.sha256(content).digest()
 
 
 def from_bytes(content: bytes, what: str) -> Patch:
-    """Return the patch that `to_bytes` was given. Raises ValueError, which names ``what``, where it is damaged."""
+    """Return the patch from the bytes of `to_bytes`. Raises ValueError, which names ``what``, if they are damaged."""
     if content[: len(MAGIC)] != MAGIC[: len(content)] or not content:
-        raise ValueError(f"{what} must be a patch that micro.patches.save wrote, it begins with other bytes")
+        raise ValueError(f"{what} must be a patch written by micro.patches.save, it begins with other bytes")
     body = memoryview(content)[:-DIGEST_BYTES]
     if hashlib.sha256(body).digest() != content[-DIGEST_BYTES:]:
         raise ValueError(f"{what} is truncated or damaged, its digest differs: copy it again")
@@ -98,7 +98,7 @@ def _head(patch: Patch) -> bytes:
 
 
 def replace(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Have a file written beside ``path``, and then moved there."""
+    """Replace the file ``path`` atomically: ``write`` writes a draft, which is then moved."""
     draft = Path(f"{os.fspath(path)}.draft")
     try:
         write(draft)

@@ -19,7 +19,7 @@ NUM_STEPS, NUMEL, DENSITY = 5, 1009, 0.05
 ROWS = {row.name: row for row in TABLE}  # a row holds functions without a name, which do not travel to a process
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
-Taken = tuple[Tensor, Tensor, micro.StepStats]  # the update, the residual after it, and the statistics
+StepRecord = tuple[Tensor, Tensor, micro.StepStats]  # the update, the residual after it, and the statistics
 
 
 def all_gradients(numel: int, world_size: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -32,7 +32,7 @@ def all_gradients(numel: int, world_size: int, dtype: torch.dtype) -> Iterator[T
         yield rows.to(dtype)
 
 
-def reduce_here(name: str, dtype: torch.dtype, steps: int) -> list[Taken]:
+def reduce_here(name: str, dtype: torch.dtype, steps: int) -> list[StepRecord]:
     """Return what this rank has of each step."""
     reducer, comm = ROWS[name].make(DENSITY, 0), GroupComm()
     reducer.prepare(comm, device())
@@ -59,7 +59,7 @@ def nan_here(name: str) -> str:
     return words
 
 
-def all_here(name: str) -> tuple[list[Taken], list[Taken], str]:
+def all_here(name: str) -> tuple[list[StepRecord], list[StepRecord], str]:
     """Return what comes of all steps, of the first two in half precision, and of a NaN."""
     whole, half = reduce_here(name, torch.float64, NUM_STEPS), reduce_here(name, torch.bfloat16, 2)
     words = nan_here(name)

@@ -15,7 +15,7 @@ from micro.comm.lockstep import SimulatedRanks
 from micro.comm.requests import AllGather, AllGatherLists, AllToAll, Reduction, Sending
 from micro.density.base import target_count
 from micro.selectors.estimated import Estimated, Fit
-from micro.testing import LAWS, LAYOUT, Case, Taken, assert_in_band, assert_step, take
+from micro.testing import LAWS, LAYOUT, Case, StepRecord, assert_in_band, assert_step, take
 from micro.values.sparse import Overlap
 from tests.products import grid
 from tests.sparsifiers import TABLE, Row
@@ -32,7 +32,7 @@ def case_of(row: Row, world_size: int, dtype: torch.dtype = torch.float64, *, se
 
 
 @cache
-def taken(row: Row, world_size: int, dtype: torch.dtype) -> list[Taken]:
+def taken(row: Row, world_size: int, dtype: torch.dtype) -> list[StepRecord]:
     """Return the steps of one run, which several laws look at; ranks are added where nodes are not full."""
     return case_of(row, world_size, dtype).run()
 

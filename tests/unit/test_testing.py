@@ -46,7 +46,7 @@ FAULTS: dict[str, tuple[Choose, str]] = {
     "twice": (lambda *given: first(*given).repeat(2), "returned an index twice"),
     "descending": (lambda *given: first(*given).flip(0), "returned indices that do not ascend"),
     "a changed accumulator": (impure, "changed the accumulator"),
-    "too many": (lambda acc, *_: torch.arange(acc.numel(), dtype=torch.int32), "elements are updated, not"),
+    "too many": (lambda acc, *_: torch.arange(acc.numel(), dtype=torch.int32), "elements are updated, expected"),
 }
 
 
