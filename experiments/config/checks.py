@@ -19,6 +19,8 @@ from experiments.config.ranges import PATH, host_and_port
 from experiments.config.schema import IN_JOB, LAUNCH, TIME, ClusterConfig, RoundsConfig, SlurmConfig, TrainConfig
 
 _GPU_FILES = ("nvidiactl", "dxg", "kfd")  # of NVIDIA's driver, WSL's and AMD's: without them torch finds no GPU
+_GPUS_ALONE = ("--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")  # of sbatch: [TYPE:]NUMBER
+_GPUS = (*_GPUS_ALONE, "--gres", "--tres-per-task")  # gpu:[TYPE:]NUMBER among others; a job has one task on each node
 _OF_ROUNDS = " ".join(f"rounds.{key}" for key in vars(RoundsConfig()) if key != "every")
 _NO_ROUNDS = "does not go with rounds.every"
 _NONE_LOST = "does not go with rounds.lost_workers=go_on"
@@ -118,12 +120,33 @@ def num_gpus() -> int:
     return torch.cuda.device_count()
 
 
+def gpus_of_job(cluster: ClusterConfig) -> int:
+    """Return how many GPUs a job of SLURM requests on each node: by gpus_per_node, or by settings of sbatch."""
+    slurm, found = cluster.slurm, [cluster.slurm.gpus_per_node]
+    for option in slurm.extra:
+        name, _, value = option.partition(" " if " " in option else "=")
+        if name not in _GPUS:
+            continue
+        parts = [re.sub(r"^gres[/:]|\(.*", "", part) for part in value.split(",")]
+        if name not in _GPUS_ALONE:
+            parts = [part.removeprefix("gpu:") for part in parts if part.split(":")[0] == "gpu"]
+        numbers = [part.rpartition(":")[2] for part in parts]
+        number = sum(int(each) if each.isdecimal() else 1 for each in numbers)
+        found.append(-(-number // cluster.nnodes) if name in ("--gpus", "-G") else number)
+    return max(found)
+
+
 def _check_lists(config: TrainConfig) -> None:
     marks, slurm = config.lr_milestones, config.cluster.slurm
     if any(epoch <= 0 for epoch in marks) or any(after <= before for before, after in pairwise(marks)):
         raise UserError(f"lr_milestones must be epochs above 0 in ascending order, got {marks}")
     if len(config.optimizer.betas) != 2:
         raise UserError(f"optimizer.betas must be two numbers in [0, 1), got {config.optimizer.betas}")
+    if array := next((option for option in slurm.extra if re.match(r"--array\b|-a", option)), None):
+        raise UserError(
+            f"cluster.slurm.extra has {array}, and a study makes its own array: leave it out; cluster.slurm.throttle=N "
+            "lets N runs go on at once"
+        )
     if slurm.time_limit is not None and _seconds(slurm) <= slurm.signal_s:
         given = f"signal_s {slurm.signal_s} and time_limit {slurm.time_limit}"
         raise UserError(f"cluster.slurm.signal_s must be shorter than the time limit, got {given}")
@@ -152,9 +175,8 @@ def _resolved_device(cluster: ClusterConfig, *, is_rank: bool) -> str:
     In a job of SLURM it is cuda where the job requests GPUs, so that a run has one name on every machine. A rank that
     sees a GPU leaves it at auto until the ranks have met and told each other theirs.
     """
-    slurm = cluster.slurm
-    if slurm.gpus_per_node or cluster.rdzv_endpoint == IN_JOB or os.environ.get(LAUNCH):
-        return "cuda" if slurm.gpus_per_node or any("gpu" in option for option in slurm.extra) else "cpu"
+    if gpus_of_job(cluster) or cluster.rdzv_endpoint == IN_JOB or os.environ.get(LAUNCH):
+        return "cuda" if gpus_of_job(cluster) else "cpu"
     if is_rank:
         return "auto" if num_gpus() else "cpu"
     return "cuda" if num_gpus() >= (1 if cluster.simulated else cluster.nproc_per_node) else "cpu"

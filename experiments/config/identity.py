@@ -17,8 +17,8 @@ from experiments.config.keys import Flat, flat
 from experiments.config.method_names import method_of
 from experiments.config.schema import OWN_DATA, SIMULATED, DatasetConfig, RoundsConfig, TrainConfig
 
-NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change its result
-    {
+NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change what it computes
+    {  # the number of threads changes its rounding, as the machine does: both stand in the manifest
         *("output", "dataset.root", "cluster.nproc_per_node", "cluster.nnodes", "cluster.rdzv_endpoint"),
         *("cluster.max_restarts", "cluster.slurm", "cluster.num_threads", "cluster.timeout_s"),
         *("checkpoint", "save_weights", "tracking", "peak_tflops", "resume"),

@@ -86,7 +86,7 @@ def recorded_errors(folder: RunFolder, rank: int) -> Iterator[None]:
     """Write an error of this rank for its launcher and into the run folder, then raise it.
 
     The first error of a run makes all other ranks fail in their next collective: such an error is for the launcher
-    alone. So is that of a folder which is another process's.
+    alone. So is that of a folder which is another process's, or a finished run's.
     """
     try:
         yield
@@ -94,7 +94,8 @@ def recorded_errors(folder: RunFolder, rank: int) -> Iterator[None]:
         failure = _failure_of(error, rank)
         with stop_signals.recorded():  # the agent ends a rank by SIGTERM as soon as another has failed
             _report(failure)
-            if failure.kind != Kind.LOST_PEER and not isinstance(error, FolderInUse | FolderLost):
+            is_own = not isinstance(error, FolderInUse | FolderLost) and not folder.is_done()
+            if is_own and failure.kind != Kind.LOST_PEER:
                 write_failure(folder, failure)
         raise
 

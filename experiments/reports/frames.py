@@ -24,7 +24,7 @@ STEP_NUMBERS = (
     *("imbalance", "threshold", "relative_error", "forgotten", "residual_norm"),
     *("round", "fragment", "moved_norm", "update_norm", "cosine", "drift"),
     *("bytes_sent", "counts_bytes", "indices_bytes", "values_bytes", "num_collectives"),
-    *("compute_s", "forward_s", "select_s", "exchange_s", "rest_s", "hidden_s", "step_s", "time_s"),
+    *("compute_s", "forward_s", "select_s", "exchange_s", "rest_s", "hidden_s", "step_s", "wall_s", "time_s"),
 )
 EPOCH_NUMBERS = (
     *("epoch", "step", "time_s", "train_loss", "test_loss", "num_samples"),

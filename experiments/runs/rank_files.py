@@ -41,7 +41,7 @@ class Position:
     epoch: int = 0
     index: int = 0
     loss_sum: float = 0.0  # of rank 0's losses in this epoch
-    time_s: float = 0.0  # that the steps took
+    time_s: float = 0.0  # of training, without evaluations
 
 
 @dataclass(frozen=True, slots=True)

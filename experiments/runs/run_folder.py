@@ -201,6 +201,8 @@ def folder_of(config: TrainConfig) -> RunFolder:
 
 def _this_process() -> Owner:
     job, restart = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_RESTART_COUNT", "0")
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):  # a task, as squeue and scancel name it
+        job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}"
     again = f", restart {restart}" if restart != "0" else ""
     return Owner(
         host=socket.gethostname(),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from experiments.config.checks import gpus_of_job
 from experiments.config.errors import UserError
 from experiments.config.schema import LAUNCH, TrainConfig
 from experiments.config.stopping import EXIT_SAVED
@@ -74,6 +75,13 @@ class Array:
         return "".join(f"{run} {shlex.join(words)}\n" for run, words in pairs)
 
     @property
+    def device(self) -> str:
+        """What the runs train on, in words."""
+        gpus = gpus_of_job(self.config.cluster)
+        asked = f"{gpus} GPUs a node" if gpus else "no GPUs: cluster.slurm.gpus_per_node=N does"
+        return f"trains on {self.config.cluster.device}, requests {asked}"
+
+    @property
     def folder(self) -> Path:
         """The folder of ``array.sh``, as it was last submitted, ``runs.txt`` and ``logs``."""
         place = arrays_folder(Path(self.config.output)).resolve()
@@ -95,14 +103,14 @@ def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> l
     shapes: dict[str, list[tuple[TrainConfig, tuple[str, ...]]]] = {}
     for words, config in zip(jobs, configs, strict=True):
         cluster, needed = config.cluster, num_processes(config)
-        if cluster.slurm.gpus_per_node < needed and cluster.device == "cuda":
-            requested = f"cluster.slurm.gpus_per_node is {cluster.slurm.gpus_per_node} for {needed} workers on a node"
+        if (gpus := gpus_of_job(cluster)) < needed and cluster.device == "cuda":
+            requested = f"cluster.slurm.gpus_per_node (or what extra requests) is {gpus} for {needed} workers on a node"
             raise UserError(f"{requested}: set it to {needed}, or to 0 and cluster.device=cpu to train without")
         for text in (config.output, *words):
             _check_one_line(text)
         # By its digest a job refuses other data than that of the machine that submits it.
         digest = [f"dataset.digest={config.dataset.digest}"] if config.dataset.digest else []
-        shape = str((config.output, cluster.nnodes, needed, cluster.simulated, cluster.slurm))
+        shape = str((config.output, cluster.nnodes, needed, cluster.simulated, cluster.device, cluster.slurm))
         shapes.setdefault(shape, []).append((config, (*words, *digest)))
     return [
         Array(

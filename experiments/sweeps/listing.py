@@ -2,7 +2,8 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from experiments.config.errors import UserError
 from experiments.reports.measures import in_words
@@ -12,13 +13,19 @@ from experiments.runs.run_folder import FolderInUse, RunFolder
 from experiments.runs.status import State, Status, failure_reason, last_step, saved_step, state_of, status_of
 
 
-def lines_of(folders: Collection[RunFolder], queued: Collection[RunFolder] = ()) -> list[str]:
-    """Return a line for each run, and one that counts them."""
+def lines_of(folders: Collection[RunFolder], queued: Mapping[RunFolder, str] = MappingProxyType({})) -> list[str]:
+    """Return a line for each run, and one that counts them.
+
+    Args:
+        queued: the runs in SLURM's queue, each with what is known of its task.
+    """
     lines, states = [], []
     for folder in folders:
         status = status_of(folder)  # which reads all that a finished run has written
         states.append(_state(status.state, is_queued=folder in queued))
-        lines.append(f"{states[-1]:12} {_steps(folder):>9}  {folder.path}  {describe(folder, status)}".rstrip())
+        waits = queued[folder] if states[-1] == State.QUEUED else ""
+        words = "; ".join(filter(None, (waits, describe(folder, status))))
+        lines.append(f"{states[-1]:12} {_steps(folder):>9}  {folder.path}  {words}".rstrip())
     return [*lines, counted(states)]
 
 

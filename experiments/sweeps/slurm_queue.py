@@ -40,44 +40,52 @@ def _submit(array: Array, *, dry_run: bool) -> str:
     except UserError:  # where there is no SLURM a dry run still shows the script
         if not dry_run:
             raise
-        queued = set()
+        queued = {}
     done = {run for run in array.runs if state_of(RunFolder(output / run)) == State.DONE}
-    missing = [row for row, run in enumerate(array.runs, start=1) if run not in done | queued]
-    state = f"{len(array.runs)} runs: {len(done)} done, {len(queued.intersection(array.runs) - done)} queued or running"
+    missing = [row for row, run in enumerate(array.runs, start=1) if run not in done and run not in queued]
+    num_queued = len(array.runs) - len(done) - len(missing)
+    state = f"{len(array.runs)} runs: {len(done)} done, {num_queued} queued or running"
     if not missing:
         return f"nothing to submit of {state}"
     script_path, rows_path, text = array.folder / "array.sh", array.folder / "runs.txt", script(array, missing)
     if dry_run:
-        return f"# {script_path}\n{text}\n# {rows_path}\n{array.rows}"
+        return f"# {array.device}\n# {script_path}\n{text}\n# {rows_path}\n{array.rows}"
     RunFolder(array.folder / "logs").make()
     write_atomic(rows_path, array.rows)
     write_atomic(script_path, text)
     job = _run("sbatch", "--parsable", str(script_path)).strip().partition(";")[0]
-    return f"submitted {len(missing)} as array {job} (rows {ranges(missing)}) of {state}; {script_path}"
+    return f"submitted {len(missing)} as array {job} (rows {ranges(missing)}) of {state}; {array.device}; {script_path}"
 
 
-def in_queue(output: Path) -> set[str]:
-    """Return the folder names of an output folder's runs that are in SLURM's queue. Raises: UserError: no squeue."""
-    found: set[str] = set()
-    for line in _run("squeue", "--noheader", "--array", "--format=%K %j").splitlines():
-        number, _, job = line.strip().partition(" ")
+def in_queue(output: Path) -> dict[str, str]:
+    """Return the runs of an output folder that are in SLURM's queue: folder's name, and task, state and reason.
+
+    A task is ARRAY_TASK, as scancel takes it. Raises: UserError: no squeue.
+    """
+    found: dict[str, str] = {}
+    for line in _run("squeue", "--noheader", "--array", "--format=%K %F %T %r %j").splitlines():
+        number, array, state, words = line.strip().split(" ", 3)
+        reason, _, job = words.rpartition(" ")  # a reason may be several words
         path = arrays_folder(output) / job / "runs.txt"
         if number.isdecimal() and path.exists():
-            rows = path.read_text().splitlines()
-            found.update(row.split(" ", 1)[0] for row in rows[int(number) - 1 : int(number)])
+            why = f" ({reason})" if reason != "None" else ""
+            for row in path.read_text().splitlines()[int(number) - 1 : int(number)]:
+                found[row.split(" ", 1)[0]] = f"SLURM {array}_{number}, {state.lower()}{why}"
     return found
 
 
-def queued_folders(configs: Iterable[TrainConfig]) -> set[RunFolder]:
-    """Return the run folders of the output folders of these runs that are in SLURM's queue, none without squeue."""
+def queued_folders(configs: Iterable[TrainConfig]) -> dict[RunFolder, str]:
+    """Return the run folders of the output folders of these runs that are in SLURM's queue, none without squeue.
+
+    Each has its task, state and reason; see ``in_queue``.
+    """
     outputs = {Path(config.output) for config in configs} if shutil.which("squeue") else set()
     try:
-        return {
-            RunFolder(output / run) for output in outputs if arrays_folder(output).is_dir() for run in in_queue(output)
-        }
+        known = [(output, in_queue(output)) for output in outputs if arrays_folder(output).is_dir()]
+        return {RunFolder(output / run): state for output, runs in known for run, state in runs.items()}
     except UserError as error:
         print(f"note: which runs are queued is not known: {error}", file=sys.stderr)
-        return set()
+        return {}
 
 
 def _own_environment() -> dict[str, str]:

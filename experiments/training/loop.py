@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from experiments.config.errors import UserError, one_line
 from experiments.config.schema import TrainConfig
@@ -49,6 +50,7 @@ class Trainer:
             self._load(self.resumed_from, of=folder.path if own else config.start_from)
         self.groups = _groups_until_now(config, own, workers.num_ranks)
         self._recorder = Recorder(folder, own.records if own else {}) if workers.is_main else None
+        self._last_end = time.perf_counter()  # of a step, or of what does not count as training
 
     def run(self, mark_done: Callable[[dict[str, Any]], None] = lambda row: None) -> bool:
         """Train to the end; return False if a signal stopped the run, after it was saved.
@@ -60,6 +62,7 @@ class Trainer:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
         """
         row: dict[str, Any] = {}
+        self._last_end = time.perf_counter()
         while self.position.epoch < self._config.epochs:
             first = self.position
             self._workers.start_epoch(first.epoch, start=first.index)
@@ -98,11 +101,14 @@ class Trainer:
         lr = learning_rate(self._config, epoch + index / self._workers.num_steps)
         reduced = self._workers.take_step(at.step, lr)
         loss = float(reduced.loss)  # host sync: for the record, and to include all work in the step's time
-        step_s = time.perf_counter() - started  # without what is measured from here on
-        self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + step_s)
+        ended = time.perf_counter()  # the cost of what is measured, recorded and saved from here on is the next step's
+        step_s, wall_s = ended - started, ended - self._last_end
+        self._last_end = ended
+        self.position = Position(at.step + 1, epoch, index + 1, at.loss_sum + loss, at.time_s + wall_s)
         tested = self._tested(at.step)
         if self._recorder:
-            row = step_row(at.step, epoch, loss, lr, reduced, step_s, self.position.time_s)
+            row = step_row(at.step, epoch, loss, lr, reduced, step_s)
+            row |= {"wall_s": wall_s, "time_s": self.position.time_s}
             norm = self._workers.residual_norm() if every and at.step % every == 0 else None
             self._recorder.append("steps", row | {"residual_norm": norm} | tested)
         return loss
@@ -112,13 +118,19 @@ class Trainer:
         every = self._config.measure_test_every
         if not every or (step + 1) % every:
             return {}
+        return self._workers.task.measures(self._evaluate())
+
+    def _evaluate(self) -> Tensor:
+        """Return the sums of the test set over all ranks; the time that this takes is not that of training."""
         notes.begin("the evaluation")
-        return self._workers.task.measures(self._workers.evaluate().cpu())
+        began = time.perf_counter()
+        sums = self._workers.evaluate().cpu()
+        self._last_end += time.perf_counter() - began
+        return sums
 
     def _end_epoch(self) -> dict[str, Any]:
         at = self.position
-        notes.begin("the evaluation")
-        sums = self._workers.evaluate().cpu()
+        sums = self._evaluate()
         row = {
             "epoch": at.epoch,
             "step": at.step,

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import data
 from experiments.config.builders import build_model, build_reducer, check_parts
+from experiments.config.checks import gpus_of_job
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError, as_user_error, one_line
 from experiments.config.keys import from_yaml
@@ -151,7 +152,7 @@ def _note(line: str) -> None:
 
 
 def _check_devices(config: TrainConfig) -> None:
-    is_queued = config.cluster.slurm.gpus_per_node and not os.environ.get(LAUNCH)
+    is_queued = gpus_of_job(config.cluster) and not os.environ.get(LAUNCH)
     if is_queued or config.cluster.rdzv_endpoint == IN_JOB or is_rank():
         return  # the job runs on other machines, where this is checked again; ranks compare what each of them sees
     if not config.cluster.simulated:

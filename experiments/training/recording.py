@@ -55,9 +55,7 @@ class Recorder:
             writer.close()
 
 
-def step_row(
-    step: int, epoch: int, loss: float, lr: float, reduced: Reduced, step_s: float, time_s: float
-) -> dict[str, Any]:
+def step_row(step: int, epoch: int, loss: float, lr: float, reduced: Reduced, step_s: float) -> dict[str, Any]:
     """Return the record of a step, summed over its buckets."""
     stats = reduced.stats
     select_s, exchange_s = sum(s.select_s for s in stats), sum(s.exchange_s for s in stats)
@@ -85,7 +83,6 @@ def step_row(
         "load_s": reduced.load_s,
         "rest_s": max(step_s - reduced.compute_s - select_s - exchange_s, 0.0),
         "step_s": step_s,
-        "time_s": time_s,
         "skipped": any(s.skipped for s in stats),
     }
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
             raise folder.in_use()
         _print_notes(config)
         if config.cluster.simulated:
-            return take_part(config, folder, sys.argv, start_group(config))
+            with recorded_errors(folder, rank=0):
+                return take_part(config, folder, sys.argv, start_group(config))
         _start_ranks(config, folder)
     return True
 
@@ -127,14 +129,14 @@ def _start_ranks(config: TrainConfig, folder: RunFolder) -> None:
     from experiments.launching.elastic import start_ranks  # which ranks need not import
 
     _write_start(config, folder, sys.argv)
-    before = _manifest_time(folder)
+    began = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         number = start_ranks(folder, "experiments.training.run", config.cluster)
     except RankFailure:
         if folder.is_locked():  # another process was first
             raise folder.in_use() from None
         raise
-    if _manifest_time(folder) != before:  # else the run was stopped before its first step
+    if load_json(folder.manifest_path).get("started", "") >= began:  # else it was stopped before its first step
         print_resume(config, folder)
     if number and not folder.is_done():
         raise stopped(folder, number)
@@ -166,7 +168,8 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
             raise CannotStart(str(found))
     if ranks.rank == 0:
         _print_notes(config)
-    return take_part(config, folder_of(config), sys.argv, group)
+    with recorded_errors(folder := folder_of(config), ranks.rank):
+        return take_part(config, folder, sys.argv, group)
 
 
 def take_part(config: TrainConfig, folder: RunFolder, command: list[str], group: Group) -> bool:
@@ -193,7 +196,6 @@ def take_part(config: TrainConfig, folder: RunFolder, command: list[str], group:
         if is_over:
             leave_group()
             return False
-        owned.enter_context(recorded_errors(folder, rank))  # while this process owns the folder
         if store:
             owned.enter_context(notes.kept(folder, dist.PrefixStore("notes", store), config.cluster.timeout_s))
         is_done = run_rank(config, folder, command, group)
@@ -250,10 +252,6 @@ def _print_notes(config: TrainConfig) -> None:
         print(f"note: {line}", file=sys.stderr)
     if line := note_of_idle_gpus(config):
         print(line, file=sys.stderr)
-
-
-def _manifest_time(folder: RunFolder) -> int | None:
-    return folder.manifest_path.stat().st_mtime_ns if folder.manifest_path.exists() else None
 
 
 def print_resume(config: TrainConfig, folder: RunFolder) -> None:

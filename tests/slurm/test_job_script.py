@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from experiments import sweep
+from experiments.config.checks import gpus_of_job
 from experiments.config.compose import compose_run
 from experiments.config.identity import run_name
-from experiments.runs.run_folder import folder_of
+from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.job_script import Array, arrays_of, script
 from experiments.sweeps.slurm_queue import submit_array
 from experiments.training.preflight import prepare_runs
@@ -105,9 +106,10 @@ def test_a_queued_run_is_called_queued_and_stays_where_clean_removes(
             sweep.main()
         return capsys.readouterr().out
 
-    with_commands(tmp_path, squeue=f"echo '1 {array.name}'")
+    with_commands(tmp_path, squeue=f"echo '1 7 PENDING PartitionTimeLimit {array.name}'")
     first, second, last = sweep_says(study, "--list").splitlines()
     assert [first.split()[0], second.split()[0]] == ["queued", "stopped"]
+    assert "SLURM 7_1, pending (PartitionTimeLimit)" in first
     assert last == "2 runs: 1 stopped, 1 queued"
     assert "1 stopped, 1 queued" in sweep_says("status", study)
     sweep_says("clean", study, "--yes")
@@ -145,16 +147,52 @@ def test_a_dry_run_shows_all_and_without_sbatch_nothing_is_lost(
     jobs = [[*TINY, "cluster=slurm", "cluster.nnodes=2", f"output={tmp_path}/runs", f"seed={seed}"] for seed in (0, 1)]
     made = submit_array("study", jobs, prepare_runs(jobs), dry_run=True)
     assert "#SBATCH --array=1-2\n" in made
+    assert made.startswith("# trains on cpu, requests no GPUs")
     assert " ".join(jobs[1]) in made
     refused(lambda: submit_array("study", jobs, prepare_runs(jobs), dry_run=False), "--dry-run", "squeue")
     assert not (tmp_path / "runs").exists()
 
 
+GPUS = {  # settings of SLURM, and the GPUs that they request on each of two nodes
+    "slurm.gpus_per_node=3": 3,
+    "slurm.extra=['--gres=gpu:1']": 1,
+    "slurm.extra=['--gres=tmp:5G,gpu:a100:2(S:0-1)']": 2,
+    "slurm.extra=['--gres gpu']": 1,
+    "slurm.extra=['--gpus=a100:4,v100:4']": 4,
+    "slurm.extra=['-G 2']": 1,
+    "slurm.extra=['--gpus-per-task=4']": 4,
+    "slurm.extra=['--tres-per-task=cpu:2,gres/gpu:3']": 3,
+    "slurm.extra=['--constraint=gpu','--gres=tmp:5G']": 0,
+    "slurm.partition=gpu": 0,
+}
+
+
+@pytest.mark.parametrize(("word", "number"), GPUS.items())
+def test_gpus_are_counted_whichever_setting_of_sbatch_requests_them(word: str, number: int) -> None:
+    (array,) = arrays(["cluster=slurm", "cluster.nnodes=2", f"cluster.{word}"])
+    assert gpus_of_job(array.config.cluster) == number
+    assert array.device.startswith(f"trains on {'cuda' if number else 'cpu'}, requests {number or 'no'} GPUs")
+
+
+def test_a_study_makes_its_own_array(tmp_path: Path) -> None:
+    for option in ("--array=1-4", "-a 1"):
+        refused(lambda: compose_run([*TINY, f"cluster.slurm.extra=['{option}']"]), "cluster.slurm.throttle")
+
+
+def test_an_owner_is_named_as_scancel_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in {"JOB_ID": "4", "ARRAY_JOB_ID": "1", "ARRAY_TASK_ID": "3"}.items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
+    folder = RunFolder(tmp_path)
+    with folder.locked():
+        assert "(SLURM job 1_3)" in str(folder.owner())
+
+
 @pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (1, "cuda")])
+@pytest.mark.parametrize("word", ["gpus_per_node={}", "extra=['--gres=gpu:{}']"])
 def test_a_run_has_the_same_name_where_it_is_queued_and_in_its_job(
-    gpus: int, device: str, monkeypatch: pytest.MonkeyPatch
+    word: str, gpus: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [*TINY, "cluster=slurm", "cluster.nnodes=1", f"cluster.slurm.gpus_per_node={gpus}"]
+    words = [*TINY, "cluster=slurm", "cluster.nnodes=1", f"cluster.slurm.{word.format(gpus)}"]
     queued = compose_run(words)
     monkeypatch.setenv("MICRO_LAUNCH", "node")
     in_job = compose_run([*words, "cluster.rdzv_endpoint=localhost:0"])

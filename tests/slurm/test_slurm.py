@@ -163,7 +163,8 @@ def test_the_failed_row_alone_is_submitted_again(site: Site, study: Study) -> No
     assert "(rows 2) of 2 runs: 1 done, 0 queued or running" in reply
     try:
         assert site.job(array_of(reply))["ArrayTaskId"].split("%")[0] == "2"
-        assert in_queue(output) == {failed.path.name}
+        ((run, task),) = in_queue(output).items()
+        assert (run, task.partition(",")[0]) == (failed.path.name, f"SLURM {array_of(reply)}_2")
         assert study.submit() == "nothing to submit of 2 runs: 1 done, 1 queued or running"
     finally:
         site.cancel(array_of(reply))

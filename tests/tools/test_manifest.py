@@ -10,6 +10,10 @@ import torch
 
 from experiments.runs.git_state import git_state
 from experiments.runs.manifest import collect_manifest
+from experiments.runs.records import read_records
+from experiments.runs.run_folder import folder_of
+from experiments.training.run import execute
+from tests.tools.simulated_runs import IMAGES, configured
 
 NOTHING = {"revision": None, "dirty": None, "diff_sha256": None}
 
@@ -62,3 +66,14 @@ def test_the_state_of_the_code_is_its_revision_and_what_differs(
     assert not git_state(tmp_path)["dirty"]
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git_state(tmp_path) == NOTHING  # no git
+
+
+def test_threads_change_no_more_than_rounding_and_stand_in_the_manifest(tmp_path: Path) -> None:
+    losses = []
+    for number in (1, 2):
+        config = configured(tmp_path / str(number), *IMAGES, "batch_size=16", f"cluster.num_threads={number}")
+        execute(config)
+        folder = folder_of(config)
+        assert json.loads(folder.manifest_path.read_text())["num_threads"] == number
+        losses.append([row["loss"] for row in read_records(folder.steps_path)])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -28,7 +28,7 @@ SIZES = {
     "cifar100": {**IMAGES_32, "num_classes": 100},
     "imagenet": {"in_channels": 3, "image_size": 224, "num_classes": 1000},
     "digits": {"in_channels": 1, "image_size": 8, "num_classes": 10},
-    "wikitext2": {"num_words": 33_278},
+    "wikitext2": {"num_words": 33_278, "num_characters": 123, "word_length": 22},
     "ptb": {"num_words": 10_000},
     "manuals": {"num_words": 2000},
     "movielens20m": {"num_users": 138_493, "num_items": 26_744},

@@ -74,8 +74,10 @@ def test_a_folder_tells_its_state(tmp_path: Path, name: str) -> None:
 
 def test_the_state_of_each_run_is_a_line_and_the_last_line_counts(tmp_path: Path) -> None:
     folders = [make(tmp_path / name, FOLDERS[name][0]) for name in ("done", "failed", "stopped")]
-    lines = lines_of([*folders, RunFolder(tmp_path / "new")], queued=folders[1:])
-    assert lines[1].endswith("rank 1 failed: killed by SIGKILL")
+    waits = "SLURM 7_2, pending (PartitionTimeLimit)"
+    lines = lines_of([*folders, RunFolder(tmp_path / "new")], queued=dict.fromkeys(folders[1:], waits))
+    assert lines[1].endswith(f"{waits}; rank 1 failed: killed by SIGKILL")
+    assert lines[2].endswith(f"{waits}; resumes from step 12")
     assert lines[-1] == "4 runs: 1 done, 2 queued, 1 not started"
 
 

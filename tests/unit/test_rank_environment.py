@@ -69,6 +69,11 @@ def test_an_error_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert (found.rank, found.message, found.kind) == (3, "ValueError: one", Kind.ERROR)
     assert 'raise ValueError("one")' in (found.traceback or "")
     assert (tmp_path / "error.json").exists() == has_launcher
+    folder.failure_path.unlink()
+    folder.done_path.touch()
+    with pytest.raises(ValueError, match="two"), recorded_errors(folder, 3):
+        raise ValueError("two")
+    assert read_failure(folder) is None, "a finished run is not changed"
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def _check(settings: ComparisonSettings) -> None:
 def _make_file(stream: str, settings: ComparisonSettings, path: Path) -> None:
     """Write the gradients of a stream to a file, which all processes map into their memory.
 
-    They are drawn or recorded with one thread: its number changes a training's sums.
+    They are drawn or recorded with one thread: another number rounds a training's sums otherwise.
     """
     sizes: dict[str, Any] = {"num_steps": settings.num_steps, "world_size": max(settings.world_sizes)}
     sizes["max_gb"] = settings.max_gb
