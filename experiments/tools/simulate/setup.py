@@ -38,7 +38,7 @@ from experiments.tools.simulate.steps import (
 from experiments.training.schedule_problem import group_volume
 from micro.parts import known
 
-QUESTIONS = ("speedup", "breakdown", "timeline", "borders", "headline")
+QUESTIONS = ("speedup", "breakdown", "sizes", "timeline", "borders", "headline")
 SPARSE_SCHEDULES = [EXACT, "single"]
 POWERS = [2**power for power in range(12)]
 RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
