@@ -42,7 +42,7 @@ from experiments.reports.times import stage_times
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
 LONGEST_NAME = 30  # letters of a row in a figure of one column
 ON = "on_"  # begins the columns of seconds on a link
-DENSITY = {"density": "density", "density_error": "density error"}
+DENSITY = {"density": "density", "local_density": "chosen by rank 0", "density_error": "density error"}
 RESIDUAL = {"residual_norm": "norm of the residual"}
 SPLIT = ("forward", "backward", *STAGES[1:])  # stages where the two parts of computation are known
 STAGE_FILLS: dict[str, LineSettings] = {
@@ -182,7 +182,7 @@ def convergence_numbers(frames: Frames) -> pd.DataFrame:
 
 
 def density_numbers(steps: pd.DataFrame) -> pd.DataFrame:
-    """Per sparse method, seed and step: target_density, density and density_error, smoothed and thinned to be drawn.
+    """Per sparse method, seed and step: target_density and the columns DENSITY, smoothed and thinned to be drawn.
 
     Each is smoothed by a running median over a hundredth of a run's rows. Steps within a round of local steps, which
     exchange nothing, have none.
@@ -258,11 +258,11 @@ def draw_steps(numbers: pd.DataFrame, columns: Mapping[str, str], title: str, en
             mean, every = means[place], max(1, len(means[place]) // 6)
             marks = {"markevery": (place * every // len(look.MARKERS) % every, every), "linewidth": widths[place]}
             axes.plot(mean.index, mean, **(lines.of[key] if lines.of[key] is look.GREY_LINE else lines.of[key] | marks))
-        if column == "density":
+        if column != "density_error" and column in DENSITY:
             for _, own in numbers.groupby(METHOD):  # forms may have targets of their own, as with a warm-up
                 target = own.groupby("step")["target_density"].first()
                 axes.plot(target.index, target, zorder=1.5, **look.TARGET_LINE)
-            handles.append(Line2D([], [], label="target", **look.TARGET_LINE))
+            handles += [Line2D([], [], label="target", **look.TARGET_LINE)] if column == "density" else []
         axes.set_ylabel(name)
         parts.log_with_zero(axes, numbers[column])
     grid[-1].set_xlabel("step")

@@ -10,13 +10,14 @@ import yaml
 
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
+from experiments.config.method_names import description
 from experiments.config.paths import CONF
 from experiments.reports.forms import in_words
 from experiments.reports.frames import Frames, load
 from experiments.reports.html_page import below, escaped, fenced, write_html
 from experiments.reports.markdown import table
 from experiments.reports.measures import metric_of
-from experiments.reports.names import label
+from experiments.reports.names import in_order, label
 from experiments.reports.pages import summary_text
 from experiments.reports.provenance import origin_of
 from experiments.reports.table import TRAINING
@@ -124,7 +125,10 @@ def _runs(folder: Path) -> list[str]:
         lines.append([str(run["run"]), label(run["sparsifier"], run["variant"]), str(run["seed"]), score])
     manifests = [load_json(folder / run / "manifest.json") for run in frames.runs["run"]]
     shared = _common(list(frames.settings.values()))
+    methods = [[label(name), description(name).get("words", "")] for name in in_order(frames.runs["sparsifier"])]
     return [
+        "### Methods",
+        _table(["method", "what a worker sends"], methods),
         below(summary_text(frames), 2),
         f"### Runs ({len(lines)})",
         _table(["run", "method", "seed", "measure"], lines),

@@ -148,9 +148,9 @@ def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
         return trace, f"as measured on {trace.device}"
     if given == "published":
         found = gains.nearest(list(gains.headline(trace, gains.READINGS[:1])), gains.PUBLISHED[trace.model])
-        return rescaled(trace, found["compute_s"]), "chosen: nearest to the published gains"
+        return rescaled(trace, found["compute_s"]), "fitted to MG-WFBP's published gains"
     try:
-        return rescaled(trace, to_positive(given)), "as given"
+        return rescaled(trace, to_positive(given)), "assumed"
     except argparse.ArgumentTypeError:
         raise UserError(f"--compute-s must be a number above 0, 'trace' or 'published', got '{given}'") from None
 
