@@ -45,7 +45,7 @@ def _run(options: argparse.Namespace) -> int:
 
     try:
         for path in [
-            *([] if options.table else draw_all(frames, options.out, options.only or KINDS)),
+            *([] if options.table else draw_all(frames, options.out, options.only or KINDS, options.links)),
             *write_summary(frames, options.out),
         ]:
             print(path)
@@ -66,6 +66,8 @@ def parser() -> Parser:
     add_out(parser, "results/figures")
     help = f"of {', '.join(KINDS)}; all by default"
     add("--only", type=comma_list(str), default=[], metavar="KIND,KIND", help=help)
+    help = "of conf/networks.yaml: on which simulated workers' training time is drawn (%(default)s)"
+    add("--links", type=comma_list(str), default="ethernet_1gbit,ethernet_10gbit", metavar="NAME,NAME", help=help)
     add("--table", action="store_true", help="only the table, no figures")
     help = "refuse runs of different code, machines, versions of torch or numbers of runs at once side by side"
     add("--strict", action="store_true", help=help)

@@ -115,11 +115,13 @@ def usual_rules() -> dict[tuple[str, str], str | None]:
 
 @cache
 def description(method: str) -> dict[str, str]:
-    """Return the label and order of a method's yaml, or of a method that went; else an empty mapping."""
+    """Return label and order of a method's yaml, and in words what it does, or of a method that went; else nothing."""
     path = METHODS / f"{method}.yaml"
     if not path.is_file():
         return {key: str(value) for key, value in retired("sparsifier").get(method, {}).items()}
-    return {match[1]: match[2] for line in path.read_text().splitlines() if (match := COMMENT.fullmatch(line))}
+    comments = [line for line in path.read_text().splitlines() if line.startswith("# ")]
+    words = " ".join(line[2:] for line in comments if not COMMENT.fullmatch(line))
+    return {match[1]: match[2] for line in comments if (match := COMMENT.fullmatch(line))} | {"words": words}
 
 
 def place(method: str) -> tuple[float, str]:

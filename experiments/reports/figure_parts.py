@@ -76,6 +76,15 @@ def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSe
         axes.fill_between(x, low, high, color=line["color"], alpha=0.15, linewidth=0)
 
 
+def widths_of(curves: Sequence[pd.Series]) -> list[float]:
+    """Return the width of each line, all drawn in turn: one that later ones lie on is wider, and stays seen."""
+    hidden = [
+        sum(len(other) == len(own) and np.allclose(other, own, rtol=0.01) for other in curves[place + 1 :])
+        for place, own in enumerate(curves)
+    ]
+    return [1.2 + 1.4 * times for times in hidden]
+
+
 def draw_stacks(
     axes: Axes, lengths: pd.DataFrame, fills: Mapping[str, LineSettings], spread: NDArray[np.float64] | None = None
 ) -> None:
@@ -124,9 +133,11 @@ class Panel:
     def draw(self, axes: Axes, rows: pd.DataFrame, lines: Lines, **settings: object) -> None:
         """Draw the line of each form, with the range of its seeds as a band where the rows have one."""
         low, high = ("low", "high") if self.y == "value" else (f"{self.y}_min", f"{self.y}_max")
-        for place, (key, own) in enumerate(rows.groupby([*lines.by])):
-            own, every = own.sort_values(self.x), max(1, len(own) // 8)
-            marks = {"markevery": (place % every, every)} | settings
+        groups = [(key, own.sort_values(self.x)) for key, own in rows.groupby([*lines.by])]
+        widths = widths_of([own[self.y] for _, own in groups])
+        for place, ((key, own), width) in enumerate(zip(groups, widths, strict=True)):
+            every = max(1, len(own) // 8)
+            marks = {"markevery": (place % every, every), "linewidth": width} | settings
             line = lines.of[key] if lines.of[key] is GREY_LINE else lines.of[key] | marks
             least, most = (own[end if end in own else self.y] for end in (low, high))
             draw_band(axes, own[self.x], own[self.y], least, most, line)
@@ -185,7 +196,7 @@ def figure_of_facets(
     grid = figure.subplots(num_rows, columns, sharex=True, sharey="row", squeeze=False)
     for place, (key, own) in enumerate(groups):
         column = grid[place // columns * len(panels) :, place % columns]
-        column[0].set_title(", ".join(plain(human(str(word))) for word in key))
+        column[0].set_title(textwrap.fill(", ".join(plain(human(str(word))) for word in key), 34))
         for axes, panel in zip(column, panels, strict=False):
             panel.draw(axes, own, lines)
             panel.show_x(axes.xaxis)

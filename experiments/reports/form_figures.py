@@ -213,6 +213,8 @@ def draw_bytes(rows: pd.DataFrame, title: str) -> Figure:
         for share, marker in MARKS.items():
             face = color if row[f"num_{share}"] == row["num_seeds"] else "white"
             axes.plot(row[f"bytes_{share}"], height, color=color, marker=marker, markerfacecolor=face)
+        if pd.isna([row[f"bytes_{share}"] for share in MARKS]).all():
+            axes.text(0.01, height, "came to none", transform=axes.get_yaxis_transform(), va="center", fontsize=7)
     axes.set_xlabel("sent by a worker until then")
     parts.show_bytes(axes.xaxis)
     marks: LineSettings = {"color": look.BLACK, "linestyle": "none"}
@@ -237,6 +239,7 @@ def lines_of_forms(
     methods = in_order(rows["sparsifier"])
     of_methods = look.lines_of(methods, look.coloured_methods(ends))
     keys = set(rows[[*by]].itertuples(index=False, name=None))
+    alone = look.lines_of(sorted(keys)) if len(methods) == 1 else {}  # of one method each form has a colour
     kinds = sorted({key[1:] for key in keys}, key=lambda kind: (kind[0] != GRADIENTS, kind))
     of_sparse = [kind for kind in kinds if any(key[0] != "dense" and key[1:] == kind for key in keys)]
     lines, names = dict[Key, LineSettings](), dict[str, LineSettings]()
@@ -245,7 +248,9 @@ def lines_of_forms(
         places = own if method == "dense" or len(of_sparse) > len(look.DASHES) else of_sparse
         for kind in own:
             turn, dashes = divmod(places.index(kind), len(look.DASHES))
-            if line is not look.GREY_LINE:
+            if (method, *kind) in alone:
+                line = alone[method, *kind]
+            elif line is not look.GREY_LINE:
                 line = of_methods[method] | {"linestyle": look.DASHES[dashes]}
                 line |= {"marker": look.MARKERS[-turn]} if turn else {}
             lines[method, *kind] = line
@@ -275,7 +280,7 @@ def _names(rows: pd.DataFrame, *, with_rate: bool) -> list[str]:
     several = rows.loc[rows["sparsifier"] != "dense", "density"].nunique() > 1
     names = []
     for _, row in rows.iterrows():
-        density = f", {row['density']:g}" if several and row["sparsifier"] != "dense" else ""
+        density = f", {row['density']:g}" if several and row["density"] < 1 else ""
         best = f", best of {row['trials']}" if row["trials"] > 1 else ""
         rate = f", rate {row['rate']:g}{best}" if with_rate else ""
         names.append(in_legend(row["sparsifier"], row["form"]) + density + rate)

@@ -12,11 +12,13 @@ import pandas as pd
 from experiments.config.errors import UserError
 from experiments.config.identity import identity
 from experiments.config.keys import flat
+from experiments.config.units import human_count
+from experiments.planning.costs import Link
 from experiments.reports.frames import Frames
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import human, in_order
 from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points, run_rows
-from experiments.reports.times import RATES, exchange_s
+from experiments.reports.times import RATES, ethernet, exchange_s
 
 KEYS = [*TRAINING, *FORM, "metric"]
 BATCH = ["model", "dataset", "device", "batch_size"]  # a worker computes as long for one batch where these agree
@@ -63,6 +65,12 @@ def forms_of(frames: Frames) -> tuple[pd.DataFrame, pd.DataFrame]:
     return runs, forms(runs)
 
 
+def ends(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per run of some rows of the table of runs: its last evaluation, and ``gain``, more of it better."""
+    last = points(table).groupby("run", sort=False).tail(1)
+    return last.assign(gain=last["metric"].map(sign_of) * last["value"]).drop(columns="config")
+
+
 def with_settings(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with batch_size, sequences in a worker's batch, batches, those in a step, and their device."""
     columns = ["batch_size", "accumulate", "cluster.device"]
@@ -93,11 +101,17 @@ def beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
 def in_words(rows: pd.DataFrame) -> str:
     """Return what the trainings of some rows have in common: ``NeuMF on MovieLens-100K, 4 workers, 8 epochs``."""
     first = rows.iloc[0]
-    words = [f"{human(str(first['model']))} on {human(str(first['dataset']))}"]
+    words = [f"{model_in_words(first)} on {human(str(first['dataset']))}"]
     for column, unit in (("world_size", "worker"), ("epochs", "epoch")):
         if rows[column].nunique() == 1:
             words.append(f"1 {unit}" if first[column] == 1 else f"{first[column]} {unit}s")
     return ", ".join(words)
+
+
+def model_in_words(row: "pd.Series") -> str:
+    """Return the name of a run's model and, where it is known, how many parameters it has."""
+    size, name = row.get("parameters", math.nan), human(str(row["model"]))
+    return name if pd.isna(size) else f"{name} ({human_count(size)} parameters)"
 
 
 def at_best_rate(rows: pd.DataFrame) -> pd.DataFrame:
@@ -134,7 +148,7 @@ def loss_curves(table: pd.DataFrame) -> pd.DataFrame:
     found = found.assign(
         tokens=found["step"] * size,
         bytes=found["total_bytes"],
-        **{key: seconds_on_link(found, rate) for key, rate in RATES.items()},
+        **{key: seconds_on_link(found, ethernet(rate)) for key, rate in RATES.items()},
         test_loss=math.log(2) * found["value"],
     )
     grouped = found.groupby([*TRAINING, *FORM, "step"])
@@ -202,21 +216,20 @@ def _check_repetitions(runs: pd.DataFrame) -> None:
 
 def _seconds(last: pd.DataFrame, rate: str) -> pd.Series:
     """Return the seconds of each run on a link: what was sent, and the computation of the fastest run of that BATCH."""
-    own = seconds_on_link(last, RATES[rate]).where(last["num_collectives"].notna())
+    own = seconds_on_link(last, ethernet(RATES[rate])).where(last["num_collectives"].notna())
     return own.fillna(last[next(column for column, key in SECONDS.items() if key == rate)])
 
 
-def seconds_on_link(found: pd.DataFrame, rate: float) -> pd.Series:
+def seconds_on_link(found: pd.DataFrame, link: Link) -> pd.Series:
     """Return the seconds until each evaluation on a link: all computation, and all messages one after the other.
 
     Computation is that of the fastest run with the same BATCH: what ran beside others took longer.
 
     Args:
         found: ``points`` of rows with settings.
-        rate: bits per second.
     """
     computation = found.groupby(BATCH, dropna=False)["compute_s"].transform("min") * found["batches"] * found["step"]
-    return computation + exchange_s(found["total_bytes"], found["num_collectives"], found["world_size"], rate)
+    return computation + exchange_s(found["total_bytes"], found["num_collectives"], found["world_size"], link)
 
 
 def _with_levels(rows: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:

@@ -38,7 +38,7 @@ METHOD = ["sparsifier", "variant"]  # what one line of a figure stands for
 class Frames:
     """Finished runs of one source; ``steps`` and ``epochs`` carry the columns of ``runs``.
 
-    ``runs`` has one row per run: run, the keys of COLUMNS, accumulate, and ``variant``, which is empty unless
+    ``runs`` has one row per run: run, the keys of COLUMNS, accumulate, parameters, and ``variant``, empty unless
     runs of one experiment differ in more than the seed; it then names that difference, ``lr=0.1``. The density of
     a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
     does not measure it, and ``metric``, the key of the one that stands for the run.
@@ -105,6 +105,7 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -
     table = run_frame(configs)
     refuse_damaged(found, table["run"])
     manifests = {run: found[run].manifest() for run in table["run"]}
+    table["parameters"] = [float(manifests[run].get("num_parameters", "nan")) for run in table["run"]]  # type: ignore[arg-type]
     steps, epochs = (_records(found, table, kind) for kind in NUMBERS)
     return Frames(
         runs=table,

@@ -21,10 +21,13 @@ class Column(NamedTuple):
 Columns = Mapping[str, Column]
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table of cells as they are given, the first column to the left, the others to the right."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
+    """Return a Markdown table of cells as they are given, the first column to the left, others to the right.
+
+    ``words``: all to the left.
+    """
     frame = pd.DataFrame(list(rows), columns=list(columns))
-    alignment = ["left", *["right"] * (len(columns) - 1)]
+    alignment = ["left", *["left" if words else "right"] * (len(columns) - 1)]
     return str(frame.to_markdown(index=False, disable_numparse=True, colalign=alignment))
 
 

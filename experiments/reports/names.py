@@ -49,6 +49,10 @@ OTHERS = {  # models, data sets and schedules by the key of their registry
     "mgwfbp": "merged (MG-WFBP)",
     "exact": "exact plan",
     "ddp": "DDP's own",
+    "ethernet_1gbit": "1 Gbit/s",
+    "ethernet_10gbit": "10 Gbit/s",
+    "gaussiank_ib": "InfiniBand (16 ranks)",
+    "v100_56gib": "56 Gbit/s InfiniBand",
 }
 
 

@@ -16,11 +16,12 @@ from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.paths import CONF
 from experiments.reports import markdown, tables
-from experiments.reports.forms import forms, forms_of, in_words, ordered
+from experiments.reports.forms import ends, forms, forms_of, in_words, ordered
 from experiments.reports.frames import Frames
 from experiments.reports.measures import metric_of
 from experiments.reports.provenance import described, differences, unlike
 from experiments.reports.table import TRAINING, origins
+from experiments.reports.times import stage_times
 from experiments.runs.files import write_atomic, write_csv
 
 PAGES = CONF / "page"
@@ -139,9 +140,11 @@ def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> lis
 
 
 def write_summary(frames: Frames, out: Path) -> list[Path]:
-    """Write summary.csv and summary.md; return the paths."""
-    _, numbers = forms_of(frames)
-    return [write_csv(numbers, out / "summary.csv"), write_atomic(out / "summary.md", summary_text(frames))]
+    """Write summary.csv, ends.csv with a row for each run, and summary.md; return the paths."""
+    runs, numbers = forms_of(frames)
+    last = ends(runs).merge(stage_times(frames.steps)[["forward_ms"]], on="run", how="left")
+    tables = [write_csv(numbers, out / "summary.csv"), write_csv(last, out / "ends.csv")]
+    return [*tables, write_atomic(out / "summary.md", summary_text(frames))]
 
 
 def summary_text(frames: Frames) -> str:

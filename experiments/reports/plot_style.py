@@ -51,6 +51,24 @@ Dashes = tuple[int, tuple[float, ...]] | str
 DASHES: tuple[Dashes, ...] = ("-", DASHED, DOTTED, DASHDOT, LONG)
 MARKERS = "os^vDPX<>*ph"
 
+# The colour and the mark of a method in every figure where no other has them: alike on all figures of a paper's page.
+HOME = {
+    "dense": (BLACK, "o"),
+    "exact": (BLACK, "*"),
+    "exact plan": (BLACK, "*"),
+    "micro": (VERMILLION, "s"),
+    "topk": (BLUE, "^"),
+    "topk_gather": (BLUE, "^"),
+    "single": (BLUE, "v"),
+    "one bucket": (BLUE, "v"),
+    **dict.fromkeys(("cltk", "randomk", "oktopk", "qsgd", "demo_tiles", "layerwise", "by layer (WFBP)"), (GREEN, "D")),
+    **dict.fromkeys(("threshold", "gtopk", "terngrad", "gaussiank_published"), (ORANGE, "v")),
+    **dict.fromkeys(("sidco", "oktopk_published", "topk_range_float"), (PURPLE, "P")),
+    **dict.fromkeys(("exdyna", "gaussiank", "fft", "sparseloco", "demo_momentum", "ddp", "DDP's own"), (SKY, "X")),
+    **dict.fromkeys(("micro_published", "dsa", "fft_feedback", "sparseloco_published", "demo_senders"), (WINE, "<")),
+    **dict.fromkeys(("mgwfbp", "merged (MG-WFBP)"), (VERMILLION, "p")),
+}
+
 GREY_LINE: LineSettings = {"color": LIGHT, "linestyle": "-", "linewidth": 0.6, "zorder": 1.2}
 TARGET_LINE: LineSettings = {"color": BLACK, "linewidth": 0.8, "linestyle": (0, (1, 1.5))}
 
@@ -63,22 +81,34 @@ def plain(text: str) -> str:
 def lines_of(keys: Iterable[Key], preferred: Iterable[Key] | None = None) -> dict[Key, LineSettings]:
     """Return the line of each method of one figure: no two have one colour, and those without one are GREY_LINE.
 
-    Dense is black and MiCRO vermillion in every figure.
+    A method has its HOME's colour and mark, unless another one of the figure has that colour; dense is black and MiCRO
+    vermillion in every figure. A schedule of dense gradients is a method here.
 
     Args:
         keys: methods, or tuples that begin with one, in the order of the legend.
         preferred: those that have a colour, as far as there are colours; None: the first.
     """
-    own, free, lines = dict(ALWAYS), list(FREE), dict[Key, LineSettings]()
     keys = list(dict.fromkeys(keys))
-    chosen = set(keys if preferred is None else preferred)
+    names = {key: _line_name(key) for key in keys if preferred is None or key in {*preferred}}
+    own: dict[Key, tuple[str, str]] = {}
+    for key in sorted(names, key=lambda key: names[key] not in ALWAYS):
+        if names[key] in HOME and HOME[names[key]][0] not in {color for color, _ in own.values()}:
+            own[key] = HOME[names[key]]
+    taken = [*(color for color, _ in own.values()), *ALWAYS.values()]
+    free = [color for color in FREE if color not in taken]
+    lines = dict[Key, LineSettings]()
     for place, key in enumerate(keys):
-        method = str(key[0] if isinstance(key, tuple) else key)
-        color = (own.pop(method, None) or (free.pop(0) if free else None)) if key in chosen else None
-        dashes = "-" if color == ALWAYS.get(method) else DASHES[place % len(DASHES)]
-        line: LineSettings = {"color": color, "linestyle": dashes, "marker": MARKERS[place % len(MARKERS)]}
-        lines[key] = line if color else GREY_LINE
+        color, mark = own.get(key) or (free.pop(0) if free and key in names else "", MARKERS[place % len(MARKERS)])
+        dashes = "-" if color in ALWAYS.values() else DASHES[place % len(DASHES)]
+        lines[key] = {"color": color, "linestyle": dashes, "marker": mark} if color else GREY_LINE
     return lines
+
+
+def _line_name(key: Hashable) -> str:
+    """Return the name in HOME of a method, or of a tuple that begins with one; of dense its schedule."""
+    method, *others = key if isinstance(key, tuple) else (key,)
+    schedule = str(others[0]).removeprefix("schedule=") if others else ""
+    return schedule if method == "dense" and schedule in HOME else str(method)
 
 
 def coloured_methods(ends: pd.Series) -> list[str] | None:
@@ -93,8 +123,8 @@ def coloured_methods(ends: pd.Series) -> list[str] | None:
 
 
 def highlight(method: str) -> str:
-    """Return the colour of a method in a figure that names it beside its row: that of dense, of MiCRO, or of all."""
-    return ALWAYS.get(method, BLUE)
+    """Return the colour of a method in a figure that names it beside its row; of those without a HOME blue."""
+    return HOME.get(method, (BLUE, "o"))[0]
 
 
 @contextmanager

@@ -14,22 +14,35 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from experiments.config.errors import UserError
+from experiments.config.networks import load_network
 from experiments.config.schema import SIMULATED
 from experiments.reports import figure_parts as parts
 from experiments.reports import plot_style as look
 from experiments.reports.figure_parts import Lines, Panel, figure_of_lines, head, save
 from experiments.reports.form_figures import draw_by_density, draw_bytes, draw_forms, draw_lengths, lines_of_forms
-from experiments.reports.forms import FORM, TRAINING, at_several_lengths, forms_of, in_words, sign_of
+from experiments.reports.forms import (
+    FORM,
+    TRAINING,
+    at_several_lengths,
+    forms_of,
+    in_words,
+    model_in_words,
+    seconds_on_link,
+    sign_of,
+    with_settings,
+)
 from experiments.reports.frames import METHOD, STAGES, Frames
 from experiments.reports.measures import metric_of
 from experiments.reports.names import KINDS, human, in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.reports.provenance import differences
+from experiments.reports.table import points
 from experiments.reports.times import stage_times
 
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
 LONGEST_NAME = 30  # letters of a row in a figure of one column
-DENSITY = {"density": "density", "density_error": "density error"}
+ON = "on_"  # begins the columns of seconds on a link
+DENSITY = {"density": "density", "local_density": "chosen by rank 0", "density_error": "density error"}
 RESIDUAL = {"residual_norm": "norm of the residual"}
 SPLIT = ("forward", "backward", *STAGES[1:])  # stages where the two parts of computation are known
 STAGE_FILLS: dict[str, LineSettings] = {
@@ -45,15 +58,21 @@ Drawn = tuple[str, Figure, pd.DataFrame, pd.Series]
 """A figure: the name of its files, itself, the numbers that are in it, and the runs that these are of."""
 
 
-def draw_all(frames: Frames, out: Path, kinds: Collection[str] = KINDS) -> list[Path]:
+def draw_all(
+    frames: Frames, out: Path, kinds: Collection[str] = KINDS, links: Sequence[str] = ("ethernet_10gbit",)
+) -> list[Path]:
     """Draw and write every figure of these kinds that the runs allow; returns the paths written.
 
     Below a figure stands in what the origins of its runs differ.
 
+    Args:
+        links: networks of conf/networks.yaml, on which the time of simulated workers is drawn.
+
     Raises:
-        UserError: the runs allow none.
+        UserError: the runs allow none, or no such network.
     """
     written = []
+    frames = replace(frames, epochs=with_link_times(frames, links))
     for drawn in (_of_steps, _of_forms, _of_workers):
         for name, figure, numbers, runs in drawn(frames, kinds):
             stem = out / re.sub(r"[^\w.-]", "_", name)
@@ -74,7 +93,8 @@ def _of_steps(frames: Frames, kinds: Collection[str]) -> Iterator[Drawn]:
             own = frames.of(runs[is_whole | (runs["density"] == density)])
             clusters = " and ".join(sorted(own.runs["cluster"].unique()))
             workers = f"{world_size} workers ({clusters})" if int(str(world_size)) > 1 else "1 worker"
-            title = f"{human(str(model))} on {human(str(dataset))}, {workers}, density\N{NO-BREAK SPACE}{density:g}"
+            name = model_in_words(own.runs.iloc[0])
+            title = f"{name} on {human(str(dataset))}, {workers}, density\N{NO-BREAK SPACE}{density:g}"
             ends = last_values(own.epochs)
             if look.coloured_methods(ends):
                 name = metric_of(own.epochs["metric"]).name
@@ -125,17 +145,36 @@ def last_values(epochs: pd.DataFrame) -> pd.Series:
     return ends.groupby(level=0).max()
 
 
-def convergence_numbers(frames: Frames) -> pd.DataFrame:
-    """Per method and epoch: num_seeds, mean step, time_s and total_bytes, and the measure with its _min and _max.
+def with_link_times(frames: Frames, links: Sequence[str]) -> pd.DataFrame:
+    """Return the epochs of runs with the seconds until then on each link, a column ON and its name.
 
-    total_bytes is what a worker sent until then. A measure is NaN, not that of fewer seeds, where one is not finite.
+    A run of simulated workers computed for all of them in turn; on a link each computes for itself, and messages of
+    the run's bytes follow one after the other. Choosing what to send is left out.
+    """
+    found = points(with_settings(forms_of(frames)[0]))
+    for name in links:
+        networks = {n: load_network(name).link_of(max(2, n)) for n in found["world_size"].unique()}
+        for n, link in networks.items():
+            own = found["world_size"] == n
+            found.loc[own, f"{ON}{name}"] = seconds_on_link(found[own], link)
+    times = found[["run", "step", *(f"{ON}{name}" for name in links)]].drop_duplicates(["run", "step"])
+    return frames.epochs.merge(times, on=["run", "step"], how="left")
+
+
+def convergence_numbers(frames: Frames) -> pd.DataFrame:
+    """Per method and epoch: num_seeds, mean step, seconds and total_bytes, and the measure with its _min and _max.
+
+    total_bytes is what a worker sent until then; the seconds are time_s, and of simulated workers those on links (see
+    ``with_link_times``). A measure is NaN, not that of fewer seeds, where one is not finite.
     """
     key = metric_of(frames.epochs["metric"]).key
     total = frames.steps.groupby("run")["bytes_sent"].cumsum()
     sent = frames.steps[["run"]].assign(step=frames.steps["step"] + 1.0, total_bytes=total).sort_values("step")
     epochs = pd.merge_asof(frames.epochs.sort_values("step"), sent, on="step", by="run")
     by_epoch = epochs.groupby([*METHOD, "epoch"])
-    means = by_epoch[["step", "time_s", "total_bytes"]].mean()
+    links = [name for name in epochs if name.startswith(ON)]
+    is_simulated = links and (epochs["cluster"] == SIMULATED).all()
+    means = by_epoch[["step", *(links if is_simulated else ["time_s"]), "total_bytes"]].mean()
     means.insert(0, "num_seeds", by_epoch.size())
     scores = by_epoch[key]
     spread = {"": scores.mean(skipna=False), "_min": scores.min(skipna=False), "_max": scores.max(skipna=False)}
@@ -143,7 +182,7 @@ def convergence_numbers(frames: Frames) -> pd.DataFrame:
 
 
 def density_numbers(steps: pd.DataFrame) -> pd.DataFrame:
-    """Per sparse method, seed and step: target_density, density and density_error, smoothed and thinned to be drawn.
+    """Per sparse method, seed and step: target_density and the columns DENSITY, smoothed and thinned to be drawn.
 
     Each is smoothed by a running median over a hundredth of a run's rows. Steps within a round of local steps, which
     exchange nothing, have none.
@@ -190,16 +229,17 @@ def draw_convergence(numbers: pd.DataFrame, title: str, ends: pd.Series) -> Figu
 
     Takes ``convergence_numbers``. Of many methods those that ended best have colour, band and a place in the legend.
     """
-    metric, longest = metric_of(numbers.columns), numbers["time_s"].max()
-    seconds, unit = (3600, "h") if longest > 2 * 3600 else (60, "min") if longest > 5 * 60 else (1, "s")
-    panels = [
-        Panel(x="step", y=metric.key, x_name="step", show_y=partial(parts.show_metric, metric=metric)),
-        Panel(x="time_s", y=metric.key, x_name=f"training time ({unit})"),
-        Panel(x="total_bytes", y=metric.key, x_name="sent per worker", show_x=parts.show_bytes),
-    ][: 3 if numbers["total_bytes"].max() > 0 else 2]
-    drawn = numbers.assign(time_s=numbers["time_s"] / seconds)
-    lines = _lines(numbers, ends)
-    return figure_of_lines(title, drawn, panels, lines, height=2.7)
+    metric = metric_of(numbers.columns)
+    panels = [Panel(x="step", y=metric.key, x_name="step", show_y=partial(parts.show_metric, metric=metric))]
+    for column in (name for name in numbers if name == "time_s" or name.startswith(ON)):
+        longest, link = numbers[column].max(), column.removeprefix(ON)
+        seconds, unit = (3600, "h") if longest > 2 * 3600 else (60, "min") if longest > 5 * 60 else (1, "s")
+        name = f"training time ({unit})" if link == column else f"time at {human(link)} ({unit}),\ncomputed"
+        panels.append(Panel(x=column, y=metric.key, x_name=name))
+        numbers = numbers.assign(**{column: numbers[column] / seconds})
+    if numbers["total_bytes"].max() > 0:
+        panels.append(Panel(x="total_bytes", y=metric.key, x_name="sent per worker", show_x=parts.show_bytes))
+    return figure_of_lines(title, numbers, panels, _lines(numbers, ends), height=2.8)
 
 
 @style()
@@ -210,17 +250,19 @@ def draw_steps(numbers: pd.DataFrame, columns: Mapping[str, str], title: str, en
     lines = _lines(numbers, ends)
     handles = [*lines.handles]
     for axes, (column, name) in zip(grid, columns.items(), strict=True):
+        means = [own.groupby("step")[column].mean() for _, own in numbers.groupby(METHOD)]
+        widths = parts.widths_of(means)
         for place, (key, own) in enumerate(numbers.groupby(METHOD)):
             for _, seed in [] if lines.of[key] is look.GREY_LINE else own.groupby("seed"):
                 axes.plot(seed["step"], seed[column], color=lines.of[key]["color"], linewidth=0.4, alpha=0.4)
-            mean = own.groupby("step")[column].mean()
-            every = max(1, len(mean) // 6)
-            axes.plot(mean.index, mean, markevery=(place * every // len(look.MARKERS) % every, every), **lines.of[key])
-        if column == "density":
+            mean, every = means[place], max(1, len(means[place]) // 6)
+            marks = {"markevery": (place * every // len(look.MARKERS) % every, every), "linewidth": widths[place]}
+            axes.plot(mean.index, mean, **(lines.of[key] if lines.of[key] is look.GREY_LINE else lines.of[key] | marks))
+        if column != "density_error" and column in DENSITY:
             for _, own in numbers.groupby(METHOD):  # forms may have targets of their own, as with a warm-up
                 target = own.groupby("step")["target_density"].first()
                 axes.plot(target.index, target, zorder=1.5, **look.TARGET_LINE)
-            handles.append(Line2D([], [], label="target", **look.TARGET_LINE))
+            handles += [Line2D([], [], label="target", **look.TARGET_LINE)] if column == "density" else []
         axes.set_ylabel(name)
         parts.log_with_zero(axes, numbers[column])
     grid[-1].set_xlabel("step")

@@ -28,7 +28,7 @@ ORIGIN = {  # column -> what an origin calls it
 POINT = ["epochs_done", "step", "value", "total_bytes", "num_collectives"]  # of a curve, at each evaluation
 STEP_MEANS = ["target_density", "density_error", "build_up", "imbalance"]
 STEP_TIMES = ["step_compute_s", "select_s", "exchange_s", "rest_s", "total_s", "step_1gbit_s", "step_100mbit_s"]
-OPTIONAL = [*STEP_MEANS, *STEP_TIMES]  # a file without any value of one has no such column
+OPTIONAL = ["parameters", *STEP_MEANS, *STEP_TIMES]  # a file without any value of one has no such column
 NUMBERS = ["seed", "num_seeds", "measured_density", "low", "high", "compute_s", "at_100mbit_s", "at_1gbit_s", *OPTIONAL]
 COLUMNS = [
     *("run", "kind", "studies", *TRAINING, *FORM, "seed", "num_seeds", "metric", "measured_density", "low", "high"),
@@ -41,9 +41,10 @@ kind: ``run``, or ``mean``: what is known of several runs of which no record is 
 ends of their range; ``reached``, for 90, 95 and 99 % of dense's end the share, how many of them came there, and the
 means of their bytes and epochs; and the seconds of the whole run on links. studies: NAME or NAME/PART of conf/sweep.
 form: in what it differs from the usual settings of its study. measured_density: a mean over steps. compute_s:
-seconds in which a worker computes for one batch, a median. STEP_MEANS: means over applied steps. STEP_TIMES: seconds
-of a step and its stages, medians, and the same step on slower links. config: its settings as JSON, without those that
-change no number. curve: POINT at each evaluation, commas within and semicolons between; what is not known is empty.
+seconds in which a worker computes for one batch, a median. parameters: of the model. STEP_MEANS: means over applied
+steps. STEP_TIMES: seconds of a step and its stages, medians, and the same step on slower links. config: its settings
+as JSON, without those that change no number. curve: POINT at each evaluation, commas within and semicolons between;
+what is not known is empty.
 """
 
 

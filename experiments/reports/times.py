@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from experiments.planning.costs import Link
 from experiments.reports.frames import STAGES
 
 WARM_UP_STEPS = 10  # caches, allocators and connections settle; left out of times where a run is long enough
@@ -36,12 +37,17 @@ def stage_times(steps: pd.DataFrame) -> pd.DataFrame:
     sent = by_run[["bytes_sent", "num_collectives"]].mean()
     is_known = (facts["world_size"] > 1) & (facts["cluster"] != "simulated")
     for column, rate in RATES.items():
-        messages_s = exchange_s(sent["bytes_sent"], sent["num_collectives"], facts["world_size"], rate)
+        messages_s = exchange_s(sent["bytes_sent"], sent["num_collectives"], facts["world_size"], ethernet(rate))
         times[column] = (times["total_ms"] - times["exchange_ms"] + 1000 * messages_s).where(is_known)
     return times
 
 
-def exchange_s(sent: pd.Series, calls: pd.Series, world_size: "int | pd.Series", rate: float) -> pd.Series:
+def ethernet(rate: float) -> Link:
+    """Return a link of Ethernet with so many bits per second."""
+    return Link(LATENCY_S, 8 * FRAME / rate)
+
+
+def exchange_s(sent: pd.Series, calls: pd.Series, world_size: "int | pd.Series", link: Link) -> pd.Series:
     """Return the seconds that messages take over a link: computed from what was sent, nothing is timed.
 
     Each collective counts as an all-reduce by ring, 2 (n - 1) messages one after the other: at most as many.
@@ -49,9 +55,8 @@ def exchange_s(sent: pd.Series, calls: pd.Series, world_size: "int | pd.Series",
     Args:
         sent: bytes of one worker.
         calls: collectives that these are of.
-        rate: bits per second.
     """
-    return LATENCY_S * (2 * (world_size - 1) * calls) + 8 * FRAME * sent / rate
+    return link.alpha_s * (2 * (world_size - 1) * calls) + link.beta_s * sent
 
 
 def _rounds(steps: pd.DataFrame) -> pd.Series:

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
 from experiments.config.keys import to_yaml
+from experiments.config.networks import load_network
 from experiments.config.paths import ROOT
 from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.frames import load
@@ -34,7 +35,6 @@ from experiments.runs.run_folder import RunFolder
 from experiments.sweeps.job_script import arrays_of, script
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
-from experiments.tools.simulate.networks import load_network
 from micro.checkpoints.rank_states import state_of
 from tests.refusals import refused
 

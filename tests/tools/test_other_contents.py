@@ -16,6 +16,7 @@ from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.keys import to_yaml
+from experiments.config.networks import load_network
 from experiments.config.paths import CONF
 from experiments.planning.documents import BadFile
 from experiments.planning.schedules.base import Plan
@@ -29,7 +30,6 @@ from experiments.runs.status import failure_log, failure_reason, last_step, save
 from experiments.sweeps.listing import describe
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
-from experiments.tools.simulate.networks import load_network
 from experiments.training.preflight import check_runs
 from tests.finished_runs import finished
 from tests.tools.simulated_runs import IMAGES, configured

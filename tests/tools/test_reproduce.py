@@ -20,6 +20,7 @@ import yaml
 
 from experiments import figures, reproduce
 from experiments.config.compose import compose_runs
+from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.paths import CONF
 from experiments.reports.pages import load_page
@@ -27,7 +28,7 @@ from experiments.sweeps import study
 from experiments.tools.reproduce import papers, parts
 from experiments.tools.reproduce.paper_page import write_paper_page
 from experiments.tools.reproduce.papers import Paper, Part, load_paper
-from experiments.tools.reproduce.verdicts import Question, answer
+from experiments.tools.reproduce.verdicts import FAILS, HOLDS, UNDECIDED, Claim, verdicts
 from experiments.training.run import execute
 from tests.refusals import refused
 
@@ -73,11 +74,12 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def part_of(folder: Path, *words: str, name: str = "some") -> Part:
-    return Part(name=name, shows="<i>shown</i>", words=words, folder=folder / name, claim="best <b>of all</b>")
+    return Part(name=name, shows="<i>shown</i>", words=words, folder=folder / name)
 
 
 def paper_of(*parts: Part) -> Paper:
-    return Paper(key="k", name="Name & co", source="<source>", scale="small", parts=parts)
+    claim = Claim(says="best <b>of all</b>", source="a", numbers="a.csv", rows="a", value="a", here="a", at_least=0)
+    return Paper(key="k", name="Name & co", source="<source>", scale="small", parts=parts, claims=(claim,))
 
 
 @pytest.mark.parametrize(
@@ -98,14 +100,20 @@ def test_every_command_of_every_paper_is_understood(name: str, scale: str, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", papers.known_papers())
 def test_every_part_of_every_paper_runs_in_a_new_folder(name: str, tmp_path: Path) -> None:
-    for part in load_paper(name, "small", out=tmp_path / "new" / "out", root="missing").parts:
+    paper = load_paper(name, "small", out=tmp_path / "new" / "out", root="missing")
+    for part in paper.parts:
         tool, *words = part.words
         if part.trains:
             words[0] = a_few_runs_of(words[0], tmp_path)
         assert in_this_process(replace(part, words=(tool, *words, *SMALL[tool]))) == 0, part
         assert any((part.runs or part.folder).iterdir())
-        for question in part.verdicts:
-            assert answer(question, part.folder).startswith("Ours: ")
+    for claim in paper.claims:
+        for verdict in verdicts(claim, tmp_path / "new" / "out"):
+            assert verdict.verdict in (HOLDS, FAILS, UNDECIDED)
+            assert "there is no" not in verdict.here
+    captions = read_yaml(CONF / "captions.yaml")
+    for figure in (tmp_path / "new").rglob("*.png"):
+        assert any(figure.stem.startswith(start) for start in captions), figure
 
 
 def a_few_runs_of(name: str, folder: Path) -> str:
@@ -138,7 +146,7 @@ def test_folders_may_have_spaces_and_quotes_in_their_names(tmp_path: Path) -> No
         ("small: sweep tiny", "small: sweeep tiny", "must begin with one of"),
         ("{runs} --out", "{ruins} --out", "'ruins'"),
         ("parts:", "parts: [", "tiny.yaml"),
-        ("shows: Two runs", "shows: Two runs\n    verdicts: [{numbers: a.csv}]", "missing"),
+        ("parts:", "claims: [{numbers: a.csv}]\nparts:", "missing"),
     ],
 )
 def test_a_bad_file_is_named(tiny: Path, tmp_path: Path, before: str, after: str, said: str) -> None:
@@ -164,8 +172,8 @@ def test_page_escapes_what_it_is_given_and_loads_only_what_stands_beside_it(tmp_
     assert loads(text) == ["some/a%20figure.png"]
     assert "Name &amp; co" in text
     assert "<i>shown" not in text
-    assert "The paper: best &lt;b&gt;of all&lt;/b&gt;." in text
-    assert "<h3>Head</h3>" in text
+    assert "best &lt;b&gt;of all&lt;/b&gt;" in text
+    assert text.index("Verdicts</h2>") < text.index("<img") < text.index("<h3>Head</h3>")
     assert write_paper_page(paper_of(part), tmp_path).read_text() == text
 
 
@@ -173,34 +181,56 @@ def test_page_says_what_is_missing(tmp_path: Path) -> None:
     part = part_of(tmp_path, "sweep", "demo", f"output={tmp_path}/runs", name="training")
     text = write_paper_page(paper_of(part_of(tmp_path, "figures"), part), tmp_path).read_text()
     assert "holds no finished run" in text
-    assert text.count("<h2") == 1, "a part that left nothing is not mentioned"
+    assert "No figure: it was not carried out" in text
 
 
 NUMBERS = pd.DataFrame(
-    {"method": ["ours", "ours", "theirs", "theirs"], "size": [1, 4, 1, 4], "cost": [2.0, 3.0, 4.0, 3.5], "form": ""}
+    {
+        "method": ["ours", "ours", "ours", "theirs", "theirs", "theirs"],
+        "seed": [0, 1, 2, 0, 1, 2],
+        "size": [1, 4, 10, 1, 16, 100],
+        "cost": [2.0, 3.0, 2.5, 4.0, 3.5, 3.0],
+        "busy": [10.0, 11.0, 10.0, 10.0, 12.0, 13.0],
+        "form": "",
+    }
 )
-THEIRS = {"value": "cost_beside - cost", "beside": "method == 'theirs'"}
-VERDICTS = {  # of a question on NUMBERS: what is asked beside rows "method == 'ours'", and its answer
-    "2 to 3, 2 of 2. The claim *holds*": {"holds": "value <= 3"},
-    "2 to 3, 1 of 2. The claim *holds in part*": {"holds": "value < 3"},
-    "2 to 3, 0 of 2. The claim *does not hold here*": {"holds": "value < 2"},
-    "2 to 2, 1 of 1. The claim *holds*": {"holds": "value < 3", "per": ["method"]},
-    "0.5 to 2, 1 of 2. The claim *holds in part*": {"holds": "value > 1", "per": ["size"], **THEIRS},
-    "0.5 to 1.5, 2 of 2. The claim *holds*": {"holds": "value > 0", "nearest": "cost", **THEIRS},
-    "the runs have nothing to compare": {"holds": "value > 0", "rows": "method == 'nobody'"},
-    "there is no other.csv": {"holds": "value > 0", "numbers": "other.csv"},
+PAIRED = {"value": "cost_beside - cost", "beside": "method == 'theirs'", "per": ["seed"]}  # 2, 0.5, 0.5
+SEEDS = PAIRED | {"over": "seed", "here": "{mean:.2f} ± {half:.2f}"}
+ALONG = {"value": "cost_beside - cost", "beside": "method == 'theirs'", "along": "size"}
+VERDICTS = {  # of a claim on NUMBERS: what it asks beside rows "method == 'ours'", and its answer
+    "2 to 3, 3 of 3 | holds": {"at_most": 3},
+    "2 to 3, 2 of 3 | does not hold": {"at_most": 2.9},
+    "Ours: 2 to 3, 3 of 3 | holds": {"at_most": 3, "each": ["kind"], "rows": "method == 'ours'"},
+    "0.5 to 2, 3 of 3 | holds": {"at_least": 0.5, **PAIRED},
+    "1.00 ± 2.15 | undecided": {"at_least": 0, **SEEDS},
+    "1.00 ± 2.15 | holds": {"at_least": -2, **SEEDS},
+    "1.00 ± 2.15 | does not hold": {"at_least": 4, **SEEDS},
+    "2 ± inf | undecided": {
+        "at_least": 0,
+        **SEEDS,
+        "rows": "method == 'ours' and seed == 0",
+        "here": "{mean:g} ± {half}",
+    },
+    "differs by a factor of 1.30 between paired runs | undecided": {"at_least": 0.5, **PAIRED, "steady": "busy"},
+    "0.75 to 2, 3 of 3 | holds": {"at_least": 0, **ALONG},
+    "0.75 to 2, 2 of 2 | holds": {"at_least": 0, **ALONG, "rows": "method == 'ours' and size < 10 or size == 1000"},
+    "nothing to compare | undecided": {"at_least": 0, "rows": "method == 'nobody'"},
+    "there is no other.csv | undecided": {"at_least": 0, "numbers": "other.csv"},
 }
 
 
 def asked(tmp_path: Path, **asked: Any) -> str:
-    NUMBERS.to_csv(tmp_path / "n.csv", index=False)
+    NUMBERS.assign(kind="Ours").to_csv(tmp_path / "n.csv", index=False)
     usual = {
+        "says": "",
+        "source": "",
         "numbers": "n.csv",
         "rows": "method == 'ours'",
         "value": "cost",
-        "says": "{least:g} to {most:g}, {there} of {all}.",
+        "here": "{least:g} to {most:g}, {there} of {all}",
     }
-    return answer(Question(**usual | asked), tmp_path)
+    (found,) = verdicts(Claim(**usual | asked), tmp_path)
+    return f"{found.here} | {found.verdict}"
 
 
 @pytest.mark.parametrize("said", VERDICTS)
@@ -208,8 +238,9 @@ def test_a_verdict_is_drawn_from_the_numbers(said: str, tmp_path: Path) -> None:
     assert said in asked(tmp_path, **VERDICTS[said])
 
 
-def test_a_question_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    refused(lambda: asked(tmp_path, value="prize", holds="value > 0"), "n.csv", "prize", error=UserError)
+def test_a_claim_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    refused(lambda: asked(tmp_path, value="prize", at_least=0), "n.csv", "prize", error=UserError)
+    refused(lambda: asked(tmp_path), "at_least or at_most", error=ValueError)
 
 
 def test_a_reproduction_runs_once_and_again_finds_nothing_to_do(

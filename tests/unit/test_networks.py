@@ -8,16 +8,9 @@ from typing import Any
 import pytest
 
 from experiments.config.errors import UserError
+from experiments.config.networks import LinkValues, NetworkPreset, Nodes, known_networks, load_network
 from experiments.planning.costs import Flat
-from experiments.tools.simulate.networks import (
-    LinkValues,
-    NetworkPreset,
-    Nodes,
-    known_networks,
-    load_network,
-    network_choices,
-    nodes_of,
-)
+from experiments.tools.simulate.networks import network_choices, nodes_of
 from tests.refusals import NOTHING, refused
 
 GOOD = "name: x\ninterconnect: y\nsource: z\n"

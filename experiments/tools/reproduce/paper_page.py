@@ -1,27 +1,38 @@
-"""The page of a paper's reproduction: what each part left, and the runs, code, data and machines that it is from."""
+"""The page of a paper's reproduction: verdicts, figures, how to repeat it, tables, and what all of it is from."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import yaml
 
+from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
-from experiments.reports.frames import load
+from experiments.config.method_names import description
+from experiments.config.paths import CONF
+from experiments.reports.forms import in_words
+from experiments.reports.frames import Frames, load
 from experiments.reports.html_page import below, escaped, fenced, write_html
 from experiments.reports.markdown import table
 from experiments.reports.measures import metric_of
-from experiments.reports.names import label
+from experiments.reports.names import in_order, label
 from experiments.reports.pages import summary_text
 from experiments.reports.provenance import origin_of
+from experiments.reports.table import TRAINING
 from experiments.runs.files import load_json, write_atomic
-from experiments.tools.reproduce.papers import Paper, Part
+from experiments.tools.reproduce.papers import SCALES, Paper, Part
 from experiments.tools.reproduce.parts import seconds_of
-from experiments.tools.reproduce.verdicts import answer
+from experiments.tools.reproduce.verdicts import verdicts
 
 MACHINE = ("host", "platform", "cuda", "num_threads")  # keys of a manifest, shown as they are
+CAPTIONS = CONF / "captions.yaml"  # what a figure shows, by how its name begins
+SUMMARY = "summary.md"  # of runs, which the page shows itself
+HOW = """\
+*Here* is what was measured or simulated at this scale. ± is the 95 % interval of the mean of differences between runs
+with the same seed; *undecided*: the bound lies within it. Simulated values have no interval: all of them must hold."""
+Settings = Mapping[str, object]
 
 
 def write_paper_page(paper: Paper, out: Path) -> Path:
@@ -32,46 +43,78 @@ def write_paper_page(paper: Paper, out: Path) -> Path:
     Raises:
         OSError: the page cannot be written.
     """
-    note = f"{paper.source}. Reproduced at {paper.scale} scale; nothing here is the paper's own figure."
-    blocks = [f"# {escaped(paper.name)}", escaped(note)]
-    for part in paper.parts:
-        if shown := _training(part) if part.trains else _drawn(part, out):
-            blocks += [*_head(part, out), *shown]
+    scale = f"Reproduced at {paper.scale} scale: {SCALES[paper.scale]}. No number here is the paper's own"
+    drawn = [part for part in paper.parts if not part.trains]
+    blocks = [
+        f"# {escaped(paper.name)}",
+        escaped(f"{paper.source}. {scale}, but in the column of claims."),
+        *(["## Verdicts", _verdicts(paper, out), HOW] if paper.claims else []),
+        *([f"What is known of the paper: {escaped(paper.known)}"] if paper.known else []),
+        "## Figures",
+        *(block for part in drawn for block in _figures(part, out)),
+        "## How to repeat it",
+        f"`python -m experiments.reproduce {paper.key} --scale {paper.scale}` carries out all of these:",
+        fenced("\n".join(_command(part, out) for part in paper.parts)),
+        "## Tables",
+        *(block for part in drawn for block in _reports(part, out)),
+        "## Runs, machines, configurations",
+        *(block for folder in dict.fromkeys(part.runs for part in paper.parts if part.runs) for block in _runs(folder)),
+    ]
     text = "\n\n".join(blocks) + "\n"
     write_atomic(out / "page.md", text)
     return write_html(text, f"{paper.name}, {paper.scale} scale", out / "index.html")
 
 
-def _head(part: Part, out: Path) -> list[str]:
-    claim = [escaped(f"The paper: {part.claim}.")] if part.claim else []
+def _verdicts(paper: Paper, out: Path) -> str:
+    rows = []
+    for claim in paper.claims:  # a claim is written once
+        for place, verdict in enumerate(verdicts(claim, out)):
+            rows.append(verdict if place == 0 else verdict._replace(claim="", source=""))
+    return _table(["the paper claims", "source", "here", "verdict"], rows)
+
+
+def _command(part: Part, out: Path) -> str:
     seconds = seconds_of(part, out)
-    took = [] if seconds is None else [f"Made in {seconds:.0f} s by:"]
-    answers = [answer(question, part.folder) for question in part.verdicts]
-    return [f"## {escaped(part.shows)}", *claim, *answers, *took, fenced(part.command)]
+    took = "not carried out yet" if seconds is None else f"{seconds:.0f} s"
+    return f"{part.command}  # {part.name}: {took}"
 
 
-def _drawn(part: Part, out: Path) -> list[str]:
-    """Return the figures and the reports of a part that does not train; nothing where it left none."""
-    figures = [block for path in sorted(part.folder.rglob("*.png")) for block in _figure(path, out)]
-    return [*figures, *(below(path.read_text(), 2) for path in sorted(part.folder.rglob("*.md")))]
+def _figures(part: Part, out: Path) -> Iterator[str]:
+    """Yield the figures that a part left, or a sentence that it left none."""
+    paths = sorted(part.folder.rglob("*.png"))
+    yield f"### {escaped(part.shows)}"
+    captions = {start: " ".join(text.split()) for start, text in read_yaml(CAPTIONS).items()}
+    for path in paths:
+        kind = max((start for start in captions if path.stem.startswith(start)), key=len, default="")
+        yield from _figure(path, out, captions.pop(kind, ""))  # said once for all figures of a kind
+        captions.setdefault(kind, "")
+    if not paths:
+        files = [path.name for path in sorted(part.folder.rglob("*")) if path.is_file()]
+        left = f"it left {', '.join(files)}" if files else "it was not carried out"
+        yield f"No figure: {escaped(left)}."
 
 
-def _figure(path: Path, out: Path) -> list[str]:
-    """Return a figure, and a sentence that names the files beside it."""
+def _figure(path: Path, out: Path, caption: str) -> list[str]:
+    """Return what a figure shows in words, the figure, and the files beside it."""
     name, numbers, runs = path.relative_to(out), path.with_suffix(".csv"), path.with_name(f"{path.stem}.runs.txt")
-    words = f"{path.stem}: the same for print is {name.with_suffix('.pdf')}"
+    beside = [f"for print [{path.stem}.pdf](<{quote(name.with_suffix('.pdf').as_posix())}>)"]
     if numbers.exists():
-        words += f", its {len(numbers.read_text().splitlines()) - 1} rows of numbers are in {numbers.name}"
+        rows = len(numbers.read_text().splitlines()) - 1
+        beside.append(f"{rows} rows of [numbers](<{quote(name.with_suffix('.csv').as_posix())}>)")
     if runs.exists():
-        words += f", and {len(runs.read_text().splitlines())} runs went into it"
-    return [f"![{escaped(path.stem)}](<{quote(name.as_posix())}>)", f"*{escaped(words)}.*"]
+        beside.append(f"of {len(runs.read_text().splitlines())} runs")
+    picture = f"![{escaped(path.stem)}](<{quote(name.as_posix())}>)"
+    return [*([escaped(caption)] if caption else []), picture, f"*{', '.join(beside).capitalize()}.*"]
 
 
-def _training(part: Part) -> list[str]:
-    """Return the table of a study's finished runs, and what they are from."""
-    assert part.runs is not None
+def _reports(part: Part, out: Path) -> list[str]:
+    return [below(path.read_text(), 2) for path in sorted(part.folder.rglob("*.md")) if path.name != SUMMARY]
+
+
+def _runs(folder: Path) -> list[str]:
+    """Return the tables of a study's finished runs, their settings, and what they are from."""
     try:
-        frames = load(part.runs)
+        frames = load(folder)
     except UserError as error:
         return [escaped(str(error))]
     last = frames.epochs.groupby("run").tail(1).set_index("run")
@@ -80,27 +123,43 @@ def _training(part: Part) -> list[str]:
         metric = metric_of([last.loc[run["run"], "metric"]])
         score = f"{metric.name} {metric.format(last.loc[run['run'], metric.key])}"
         lines.append([str(run["run"]), label(run["sparsifier"], run["variant"]), str(run["seed"]), score])
-    manifests = [load_json(part.runs / run / "manifest.json") for run in frames.runs["run"]]
+    manifests = [load_json(folder / run / "manifest.json") for run in frames.runs["run"]]
+    shared = _common(list(frames.settings.values()))
+    methods = [[label(name), description(name).get("words", "")] for name in in_order(frames.runs["sparsifier"])]
     return [
+        "### Methods",
+        _table(["method", "what a worker sends"], methods),
         below(summary_text(frames), 2),
         f"### Runs ({len(lines)})",
         _table(["run", "method", "seed", "measure"], lines),
-        "### Configuration that they share",
-        fenced(_shared(list(frames.settings.values())), "yaml"),
+        *_settings(frames, shared),
         "### Code, data and machines",
         _table(["what", "runs", "value"], _facts(manifests)),
     ]
 
 
+def _settings(frames: Frames, shared: Settings) -> Iterator[str]:
+    """Yield the settings of each training beside those of all, and these."""
+    for _, own in frames.runs.groupby(TRAINING, sort=False):
+        common = _common([frames.settings[run] for run in own["run"]])
+        yield f"### Settings of {escaped(in_words(own))}"
+        yield fenced(_yaml({key: value for key, value in common.items() if key not in shared}), "yaml")
+    yield "### Settings of all runs"
+    yield fenced(_yaml(shared), "yaml")
+
+
 def _table(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return table(names, [[escaped(cell) for cell in line] for line in lines])
+    return table(names, [[escaped(cell) for cell in line] for line in lines], words=True)
 
 
-def _shared(configs: Sequence[Mapping[str, object]]) -> str:
+def _common(configs: Sequence[Settings]) -> Settings:
     """Return the settings in which all configurations agree, by dotted keys."""
     first = configs[0]
-    common = {key: first[key] for key in first if all(config.get(key, ...) == first[key] for config in configs)}
-    return str(yaml.safe_dump(common, sort_keys=True, allow_unicode=True))
+    return {key: first[key] for key in first if all(config.get(key, ...) == first[key] for config in configs)}
+
+
+def _yaml(settings: Settings) -> str:
+    return str(yaml.safe_dump(dict(settings), sort_keys=True, allow_unicode=True))
 
 
 def _facts(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:

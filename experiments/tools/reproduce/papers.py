@@ -10,12 +10,16 @@ from typing import Any
 from experiments.config.conf_files import check_name, read_yaml
 from experiments.config.errors import UserError, check_choice, one_line
 from experiments.config.paths import CONF
-from experiments.tools.reproduce.verdicts import Question
+from experiments.tools.reproduce.verdicts import Claim
 
 FOLDER = CONF / "paper"
 MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
 SWEEP = "sweep"
-SCALES = ("paper", "small", "medium")  # medium: small models on real data, as long as dense improves; few have it
+SCALES = {
+    "small": "tiny models and data that need no download, for minutes on a laptop",
+    "medium": "small models on real data, trained as long as dense training improves",
+    "paper": "the paper's models, data, epochs and workers",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +27,14 @@ class Part:
     """One command of a reproduction: ``words``, a module of experiments first.
 
     Attributes:
-        shows: what it shows, in words; ``claim``: what the paper says of that, empty where it is not known.
+        shows: what it shows, in words.
         folder: where it writes, unless it trains.
-        verdicts: whether the claim holds here, asked of what the command writes.
     """
 
     name: str
     shows: str
     words: tuple[str, ...]
     folder: Path
-    claim: str = ""
-    verdicts: tuple[Question, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -59,13 +60,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """A paper's reproduction at one scale: what it is called, where it appeared, and the parts in their order."""
+    """A paper's reproduction at one scale: its name, where it appeared, what it claims, the parts in their order.
+
+    ``known`` says what is known of the paper's text and figures, and from where.
+    """
 
     key: str
     name: str
     source: str
     scale: str
     parts: tuple[Part, ...]
+    claims: tuple[Claim, ...] = ()
+    known: str = ""
 
 
 def known_papers() -> list[str]:
@@ -89,7 +95,8 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
         parts = [
             _part(name, given, given[scale], places | {"here": out / name}, overrides) for name, given in own.items()
         ]
-        name, source = content["name"], content["source"]
+        name, source, known = content["name"], content["source"], content.get("known", "")
+        claims = tuple(Claim(**each) for each in content.get("claims", ()))
     except (AttributeError, ValueError, TypeError) as error:
         raise UserError(f"{path}: {one_line(error)}") from None
     except KeyError as error:
@@ -99,7 +106,7 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
     if not parts:
         others = [each for each in SCALES if any(each in given for given in content["parts"].values())]
         raise UserError(f"paper {key} has nothing at scale {scale}: choose one of {', '.join(others)}")
-    return Paper(key=key, name=name, source=source, scale=scale, parts=tuple(parts))
+    return Paper(key=key, name=name, source=source, scale=scale, parts=tuple(parts), claims=claims, known=known)
 
 
 def _part(name: str, given: Mapping[str, Any], command: str, places: dict[str, Any], overrides: Sequence[str]) -> Part:
@@ -108,9 +115,7 @@ def _part(name: str, given: Mapping[str, Any], command: str, places: dict[str, A
     if words[0] not in MODULES:
         raise ValueError(f"a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
     words += overrides if words[0] == SWEEP else ()
-    verdicts = tuple(Question(**each | {"per": tuple(each.get("per", ()))}) for each in given.get("verdicts", ()))
-    about = {"shows": given["shows"], "claim": given.get("claim", "")}
-    return Part(name=name, words=tuple(words), folder=places["here"], verdicts=verdicts, **about)
+    return Part(name=name, words=tuple(words), folder=places["here"], shows=given["shows"])
 
 
 def value_of(word: str) -> str:

@@ -1,77 +1,154 @@
-"""Whether what a paper shows holds here: a question to the numbers beside a figure, and a sentence with the answer."""
+"""Whether what a paper claims holds here: each claim asked of a table that a part writes, and answered in one row.
 
-from collections.abc import Sequence
+A claim holds where all its values are within its bounds, and does not where one is not. Of values that differ by seed
+the interval of their mean counts (95 %, Student's t): where it reaches beyond a bound and does not lie beyond it,
+nothing is decided.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from experiments.config.errors import UserError, one_line
+from experiments.reports.names import human, label
 
 BESIDE = "_beside"  # ends the columns of the rows that are compared with
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # of 2, 3, ... values; the last of more, too
+DISTURBED = 1.25  # times as long for the same work: other programs ran
+UNITS = {"workers": "{} workers", "world_size": "{} workers", "numel": "{:,} elements", "bits": "{} bits"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One question to a table that a part writes, in the words of ``DataFrame.query`` and ``DataFrame.eval``.
+class Claim:
+    """One claim of a paper, in the words of ``DataFrame.query`` and ``DataFrame.eval`` asked of a table.
 
     Attributes:
-        numbers: name of the table, a CSV in the part's folder.
+        says: what the paper claims; ``source``: where it says so.
+        numbers: the table, a CSV below the folder of the reproduction.
         rows: which of its rows are asked about.
         beside: rows that each of these is compared with, where they agree in ``per``; their columns end in BESIDE.
-        per: columns. Without ``beside``, of the rows that agree in them the least value counts.
-        nearest: a column; of the rows beside, each is compared with the one that is nearest in it.
-        value: of a row, or of a row and one beside.
-        holds: a condition on ``value``.
-        says: the answer; {least}, {most}: of the values, {there}, {all}: how many of them hold, and how many there are.
+        along: a column; the numbers of the rows beside are interpolated at its value, over its logarithm.
+        value: of a row, or of a row and one beside; to be from ``at_least`` to ``at_most``.
+        each: columns; rows that agree in them are judged together.
+        over: the column of repetitions, such as seed; none: every value counts.
+        steady: a column of the time that the same work took in both: where it differs by DISTURBED nothing is decided.
+        here: the answer; {mean} and {half} of the interval, {least} and {most} of the values, {there} of {all} hold.
     """
 
+    says: str
+    source: str
     numbers: str
     rows: str
     value: str
-    holds: str
-    says: str
+    here: str
+    at_least: float = -np.inf
+    at_most: float = np.inf
     beside: str = ""
     per: Sequence[str] = ()
-    nearest: str = ""
+    along: str = ""
+    each: Sequence[str] = ()
+    over: str = ""
+    steady: str = ""
+
+    def __post_init__(self) -> None:
+        if self.at_least == -np.inf and self.at_most == np.inf:
+            raise ValueError(f"claim '{self.says}' needs at_least or at_most")
 
 
-def answer(question: Question, folder: Path) -> str:
-    """Return the sentence of a question, with its verdict: *holds*, *holds in part* or *does not hold here*.
+class Verdict(NamedTuple):
+    """A row of the table of verdicts."""
 
-    Raises:
-        UserError: the question does not fit the table.
-    """
-    path = folder / question.numbers
+    claim: str
+    source: str
+    here: str
+    verdict: str
+
+
+def verdicts(claim: Claim, folder: Path) -> Iterator[Verdict]:
+    """Yield the verdicts of a claim, one for each group of rows. Raises: UserError: it does not fit the table."""
+    path = folder / claim.numbers
     if not path.exists():
-        return f"Ours: not measured, there is no {question.numbers}."
+        yield Verdict(claim.says, claim.source, f"not measured: there is no {claim.numbers}", UNDECIDED)
+        return
     try:
-        values = _values(question, pd.read_csv(path, dtype={"form": str}))
-        there = _evaluated(pd.DataFrame({"value": values}), question.holds)
+        judged = list(_judged(claim, pd.read_csv(path, dtype={"form": str})))
     except (KeyError, ValueError, TypeError, NameError, AttributeError, SyntaxError) as error:
         raise UserError(f"{path}: a verdict cannot be told: {one_line(error)}") from None
-    if values.empty:
-        return "Ours: not measured, the runs have nothing to compare."
+    if not judged:
+        yield Verdict(claim.says, claim.source, "not measured: nothing to compare", UNDECIDED)
+    for here, verdict in judged:
+        yield Verdict(claim.says, claim.source, here, verdict)
+
+
+def _judged(claim: Claim, table: pd.DataFrame) -> Iterator[tuple[str, str]]:
+    rows = _compared(claim, table.assign(form=table["form"].fillna("")) if "form" in table else table)
+    rows = rows.assign(asked=pd.Series(rows.eval(claim.value, engine="python"), index=rows.index, dtype=float))
+    rows = rows[rows["asked"].notna()]
+    groups = rows.groupby([*claim.each], sort=False) if claim.each else [((), rows)]
+    for key, own in groups:
+        if len(own):
+            here, verdict = _of_group(claim, own)
+            yield ": ".join(filter(None, [", ".join(map(_word, claim.each, key)), here])), verdict
+
+
+def _compared(claim: Claim, table: pd.DataFrame) -> pd.DataFrame:
+    rows = table.query(claim.rows, engine="python")
+    if not claim.beside:
+        return rows
+    beside = table.query(claim.beside, engine="python")
+    if claim.along:
+        return _interpolated(rows, beside.sort_values(claim.along), claim.along)
+    how = {"how": "inner", "on": list(claim.per)} if claim.per else {"how": "cross"}
+    return rows.merge(beside, suffixes=("", BESIDE), **how)
+
+
+def _interpolated(rows: pd.DataFrame, beside: pd.DataFrame, column: str) -> pd.DataFrame:
+    inside = rows[rows[column].between(beside[column].min(), beside[column].max())]
+    at, known = np.log(inside[column]), np.log(beside[column])
+    numbers = beside.select_dtypes("number")
+    return inside.assign(**{f"{name}{BESIDE}": np.interp(at, known, numbers[name]) for name in numbers})
+
+
+def _of_group(claim: Claim, rows: pd.DataFrame) -> tuple[str, str]:
+    values = rows.groupby(claim.over)["asked"].mean() if claim.over else rows["asked"]
+    there = values.between(claim.at_least, claim.at_most)
     found = {"least": values.min(), "most": values.max(), "there": int(there.sum()), "all": len(values)}
-    verdict = "holds" if there.all() else "holds in part" if there.any() else "does not hold here"
-    return f"Ours: {question.says.format(**found)} The claim *{verdict}*."
+    found |= {"mean": values.mean(), "half": _half(values)}
+    verdict = HOLDS if there.all() else FAILS
+    if claim.over:
+        low, high = found["mean"] - found["half"], found["mean"] + found["half"]
+        if low >= claim.at_least and high <= claim.at_most:
+            verdict = HOLDS
+        else:
+            verdict = FAILS if high < claim.at_least or low > claim.at_most else UNDECIDED
+    here = claim.here.format(**found)
+    if claim.steady and (words := _unsteady(rows, claim.steady)):
+        return f"{here}; {words}", UNDECIDED
+    return here, verdict
 
 
-def _values(question: Question, table: pd.DataFrame) -> pd.Series:
-    table = table.assign(form=table["form"].fillna("")) if "form" in table else table
-    rows, per = table.query(question.rows, engine="python"), list(question.per)
-    if not question.beside:
-        values = _evaluated(rows, question.value)
-        return values.groupby([rows[column] for column in per]).min() if per else values
-    beside = table.query(question.beside, engine="python")
-    named = rows.assign(row_number=range(len(rows)))
-    joined = named.merge(beside, how="inner" if per else "cross", on=per or None, suffixes=("", BESIDE))
-    if question.nearest:
-        ratio = joined[question.nearest] / joined[f"{question.nearest}{BESIDE}"]
-        joined = joined.assign(away=np.abs(np.log(ratio))).sort_values("away").drop_duplicates("row_number")
-    return _evaluated(joined, question.value)
+def _half(values: pd.Series) -> float:
+    if len(values) < 2:
+        return float("inf")
+    return float(T_95[min(len(values) - 2, len(T_95) - 1)] * values.std() / np.sqrt(len(values)))
 
 
-def _evaluated(rows: pd.DataFrame, expression: str) -> pd.Series:
-    return pd.Series(rows.eval(expression, engine="python"), index=rows.index, dtype=float).dropna()
+def _unsteady(rows: pd.DataFrame, column: str) -> str:
+    pairs = rows[[column, f"{column}{BESIDE}"]]
+    ratio = (pairs.max(axis=1) / pairs.min(axis=1)).max()
+    if ratio < DISTURBED:
+        return ""
+    return f"WARNING: the machine was disturbed, {column} differs by a factor of {ratio:.2f} between paired runs"
+
+
+def _word(column: str, value: object) -> str:
+    """Return what a group has in a column, for people."""
+    column, beside, _ = column.partition(BESIDE)
+    name = label(str(value)) if column in ("sparsifier", "method") else human(str(value))
+    words = UNITS[column].format(value) if column in UNITS else name
+    return f"over {words}" if beside and column in ("sparsifier", "method") else words

@@ -109,6 +109,19 @@ def draw_breakdown(numbers: pd.DataFrame, density: str) -> Figure:
 
 
 @style()
+def draw_sizes(numbers: pd.DataFrame, title: str) -> Figure:
+    """Bytes of each tensor and when backward completes it; columns tensor, num_bytes, ready_ms."""
+    panel = Panel(x="tensor", x_name="tensor, in the order of backward")
+    panels = [
+        replace(panel, y="num_bytes", y_name="bytes of the tensor", show_y=_show_amounts(human_bytes)),
+        replace(panel, y="ready_ms", y_name="gradient complete after (ms)"),
+    ]
+    lines = parts.named_lines(["what"], {("tensors",): {"color": look.BLUE, "marker": ".", "linewidth": 0.5}}, str)
+    drawn = numbers.assign(what="tensors")
+    return parts.figure_of_lines(title, drawn, panels, lines, height=2.6, sharey=False, markevery=1, linewidth=0.5)
+
+
+@style()
 def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) -> Figure:
     """Up to which rate of a link each method is faster than dense; columns model, method, workers, border.
 

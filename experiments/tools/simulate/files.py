@@ -2,12 +2,16 @@
 
 from collections.abc import Iterator
 
+import pandas as pd
+
+from experiments.planning.traces import Trace
 from experiments.reports.figure_parts import Content
+from experiments.reports.names import human
 from experiments.tools.simulate import figures
 from experiments.tools.simulate.method_choices import DENSE
 from experiments.tools.simulate.setup import RATES, Frames, Setup
 from experiments.tools.simulate.steps import EXACT
-from experiments.tools.simulate.tables import SETTING, level_report, report
+from experiments.tools.simulate.tables import SETTING, level_report, nearest_gains, report
 
 
 def files(setup: Setup, frames: Frames, command: str) -> Iterator[tuple[str, Content]]:
@@ -17,12 +21,17 @@ def files(setup: Setup, frames: Frames, command: str) -> Iterator[tuple[str, Con
     yield "simulate", report(setup, frames, command)
     drawn = steps[(steps["method"] == DENSE) | (steps["schedule"] == EXACT)]
     several = drawn["workers"].nunique() > 1  # one number alone makes no line
-    for (network, algorithm), shown in drawn.groupby(["network", "algorithm"], sort=False) if several else ():
+    assumed = drawn["compute_s"].map(" ({:.3g} s of computation, ".format) + drawn["model"].map(setup.assumed) + ")"
+    titled = drawn.assign(model=drawn["model"].map(human) + assumed)
+    for (network, algorithm), shown in titled.groupby(["network", "algorithm"], sort=False) if several else ():
         title = f"Simulated speed-up, {network}, {algorithm}"
         title += "" if (shown["method"] == DENSE).all() else f", {density}"
         yield f"speedup-{network}-{algorithm}", (figures.draw_speedups(shown, title), shown)
     for key, shown in drawn.groupby(SETTING[:3], sort=False) if "breakdown" in setup.questions else ():
         yield f"breakdown-{'-'.join(map(str, key))}", (figures.draw_breakdown(shown, density), shown)
+    for trace in setup.recorded if "sizes" in setup.questions else ():
+        rows = tensor_numbers(trace)
+        yield f"sizes-{trace.model}", (figures.draw_sizes(rows, f"{human(trace.model)} on {trace.device}"), rows)
     for key, rows in frames["timeline"].groupby(SETTING[:3], sort=False) if "timeline" in frames else ():
         yield f"timeline-{'-'.join(map(str, key))}", (figures.draw_timeline(rows), rows)
     if "levels" in frames:
@@ -38,3 +47,10 @@ def files(setup: Setup, frames: Frames, command: str) -> Iterator[tuple[str, Con
         rows = frames["headline"]
         title = "Step of other schedules / step of MG-WFBP at 64 workers, beside the published"
         yield "headline", (figures.draw_headline(rows, title), rows)
+        yield "nearest", nearest_gains(rows)
+
+
+def tensor_numbers(trace: Trace) -> pd.DataFrame:
+    """Return a row per tensor in the order of backward; columns tensor (from 1), name, num_bytes, ready_ms."""
+    rows = [(layer.name, layer.num_bytes, 1e3 * layer.ready_s) for layer in trace.layers]
+    return pd.DataFrame(rows, columns=["name", "num_bytes", "ready_ms"]).assign(tensor=range(1, len(rows) + 1))

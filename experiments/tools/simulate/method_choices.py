@@ -22,11 +22,15 @@ MEMORY_GB_S = 240.0  # assumed: neither measured nor published
 SORTED, SLICED = ("topk", "leader"), ("micro", "exdyna")  # a leader sorts while all others wait for it
 SCANNED = ("reused", "threshold", "gaussiank", "dgc", "sidco")
 SORT_S = 2.18896957e-10  # s of s x log2(x) for the top-k of a P102-100, literal in the public code of OMGS-SGD
-MATRICES = "powersgd"
+MATRICES, FREQUENCIES, EVERYTHING = "powersgd", "fft", "everything"
 # Of a matrix method: kept (12) and cleared (4), copied to matrices (8), two products read it (8), one takes from it
 # (8), one writes the update (4), which is looked through (4); thin factors, and arithmetic with four columns, are left
 # out.
 MATRIX_BYTES = 48
+# Of the transform there and back, each three passes that read and write; what is kept is sorted as for a top-k of half
+# as many, for a frequency has two parts.
+TRANSFORM_BYTES = 2 * 3 * 8
+CODE_BYTES = 12  # an element is read for the scale and for its code, and the mean is written
 SHARE_BYTES = 20  # copied into shards (8), the parts received added up (4), the updates put in place (8)
 SCAN_BYTES, KEEP_BYTES = 4, 16  # read once to compare; residual + gradient, kept (12), and the gradient cleared (4)
 
@@ -36,11 +40,15 @@ def formula_s(selector: str, numel: float, world_size: int, bytes_per_s: float) 
 
     Every method adds the residual and clears the gradient, 16 bytes an element; one with a threshold reads all of it
     once more, 4 bytes, one with exclusive slices reads a share of 1 in ``world_size``; an exact top-k takes s x
-    log2(x). PowerSGD's products of matrices with a few columns pass through memory too. Starting a kernel costs
-    nothing.
+    log2(x). PowerSGD's products of matrices with a few columns pass through memory too, and so do quantisers and FFT's
+    transforms. Starting a kernel costs nothing.
     """
     if selector == MATRICES:
         return MATRIX_BYTES * numel / bytes_per_s
+    if selector == EVERYTHING:
+        return CODE_BYTES * numel / bytes_per_s
+    if selector == FREQUENCIES:
+        return TRANSFORM_BYTES * numel / bytes_per_s + SORT_S * numel / 2 * math.log2(max(numel / 2, 2))
     kept_s = KEEP_BYTES * numel / bytes_per_s
     if selector in SORTED:
         return kept_s + SORT_S * numel * math.log2(max(numel, 2))
@@ -125,7 +133,7 @@ def methods_of(given: Sequence[str], density: float, *, table: Path | None, memo
 
 def _selector(method: str, reducer: micro.Reducer) -> str:
     selector = reducer.selector.full_name if isinstance(reducer, micro.SparseReducer) else method
-    known = (*SORTED, *SLICED, *SCANNED, MATRICES)
+    known = (*SORTED, *SLICED, *SCANNED, MATRICES, FREQUENCIES, EVERYTHING)
     if selector not in known:
         raise UserError(
             f"no formula for the selection of {method} ({selector}), only for {', '.join(known)}: measure it "

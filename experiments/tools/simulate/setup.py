@@ -38,7 +38,7 @@ from experiments.tools.simulate.steps import (
 from experiments.training.schedule_problem import group_volume
 from micro.parts import known
 
-QUESTIONS = ("speedup", "breakdown", "timeline", "borders", "headline")
+QUESTIONS = ("speedup", "breakdown", "sizes", "timeline", "borders", "headline")
 SPARSE_SCHEDULES = [EXACT, "single"]
 POWERS = [2**power for power in range(12)]
 RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
@@ -148,9 +148,9 @@ def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
         return trace, f"as measured on {trace.device}"
     if given == "published":
         found = gains.nearest(list(gains.headline(trace, gains.READINGS[:1])), gains.PUBLISHED[trace.model])
-        return rescaled(trace, found["compute_s"]), "chosen: nearest to the published gains"
+        return rescaled(trace, found["compute_s"]), "fitted to MG-WFBP's published gains"
     try:
-        return rescaled(trace, to_positive(given)), "as given"
+        return rescaled(trace, to_positive(given)), "assumed"
     except argparse.ArgumentTypeError:
         raise UserError(f"--compute-s must be a number above 0, 'trace' or 'published', got '{given}'") from None
 

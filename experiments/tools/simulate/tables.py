@@ -6,11 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.config.units import three_digits
+from experiments.config.networks import load_network
+from experiments.config.units import human_count
 from experiments.reports.markdown import Column, Columns, table
 from experiments.reports.names import human, in_order, label
 from experiments.tools.simulate.method_choices import DENSE
-from experiments.tools.simulate.networks import load_network
 from experiments.tools.simulate.published_gains import PUBLISHED, nearest
 from experiments.tools.simulate.setup import Setup
 
@@ -74,11 +74,7 @@ def rate_name(value: float) -> str:
     """Write bits per second: ``100M``, ``10G``; never and always, where there is no border."""
     if value in (0, math.inf):
         return "always" if value else "never"
-    for unit in ("", "k", "M", "G"):
-        if value < 999.5:
-            return f"{value:.3g}{unit}"
-        value /= 1000
-    return f"{three_digits(value)}T"
+    return human_count(value)
 
 
 def speedups(steps: pd.DataFrame) -> str:
@@ -137,15 +133,28 @@ def _title(setting: tuple[Hashable, ...]) -> str:
     return f"{human(str(model))} on {network}, {algorithm}, {compute_s:.3g} s of computation"
 
 
-def _gains(headline: pd.DataFrame) -> str:
-    lines = []
-    for (model, grain, fitted_at), rows in headline.groupby(["model", "grain", "fitted_at"], sort=False):
+def nearest_gains(headline: pd.DataFrame) -> pd.DataFrame:
+    """Return the row of each reading with the computation nearest to the published gains; ``away`` is how far both are.
+
+    most_layerwise and most_single are the largest gains of that reading.
+    """
+    found = []
+    for (model, _, _), rows in headline.groupby(["model", "grain", "fitted_at"], sort=False):
         records: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
         best = nearest(records, PUBLISHED[str(model)])
-        reading = f"{human(str(model))}, by {grain} ({best['num_sent']}), fit of {fitted_at}"
+        away = math.hypot(*(best[f"over_{name}"] / best[f"published_{name}"] - 1 for name in ("layerwise", "single")))
+        most = {f"most_{name}": rows[f"over_{name}"].max() for name in ("layerwise", "single")}
+        found.append(best | {"away": away} | most)
+    return pd.DataFrame(found)
+
+
+def _gains(headline: pd.DataFrame) -> str:
+    lines = []
+    for best in nearest_gains(headline).to_dict("records"):
+        reading = f"{human(best['model'])}, by {best['grain']} ({best['num_sent']}), fit of {best['fitted_at']}"
         published = [f"{best[name]:g}" for name in ("published_layerwise", "published_single")]
-        ours = [f"{best[name]:.3g}" for name in ("compute_s", "over_layerwise", "over_single")]
-        lines.append([reading, *published, *ours, *rows[["over_layerwise", "over_single"]].max().map("{:.3g}".format)])
+        ours = ("compute_s", "over_layerwise", "over_single", "most_layerwise", "most_single")
+        lines.append([reading, *published, *(f"{best[name]:.3g}" for name in ours)])
     names = ["reading", "published / WFBP", "published / SyncEASGD", "nearest, s", "ours", "ours", "largest", "largest"]
     return table(names, lines)
 
