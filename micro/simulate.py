@@ -107,7 +107,7 @@ class Simulation:
     @property
     def arrived(self) -> Arrived | None:
         """What returns where the last step sent something, (numel,) bool; None where it did so everywhere."""
-        return self._states[0].arrived
+        return self._states[0].latest.arrived
 
     def residuals(self) -> list[Tensor]:
         """Return each rank's residual (numel,), not copied; empty where the reducer keeps none."""
