@@ -108,7 +108,7 @@ class Simulation:
     @property
     def arrived(self) -> Arrived | None:
         """A function that returns which elements the last step sent, (numel,) bool; None if it sent all."""
-        return self._states[0].arrived
+        return self._states[0].latest.arrived
 
     def residuals(self) -> list[Tensor]:
         """Return each rank's residual (numel,), not copied; empty if the reducer keeps none."""

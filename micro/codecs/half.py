@@ -12,10 +12,7 @@ from micro.kernels.code import Code, Kind
 
 class _Cast(Codec):
     wire_dtype: ClassVar[torch.dtype]
-
-    @property
-    def code(self) -> Code | None:
-        return Code(Kind.HALF if self.wire_dtype is torch.float16 else Kind.BFLOAT16)
+    code: ClassVar[Code]  # type: ignore[misc]  # as every codec's of the class
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         return 2 * count
@@ -34,6 +31,7 @@ class Half(_Cast):
 
     name: ClassVar[str] = "half"
     wire_dtype: ClassVar[torch.dtype] = torch.float16
+    code: ClassVar[Code] = Code(Kind.HALF)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +40,4 @@ class BFloat16(_Cast):
 
     name: ClassVar[str] = "bfloat16"
     wire_dtype: ClassVar[torch.dtype] = torch.bfloat16
+    code: ClassVar[Code] = Code(Kind.BFLOAT16)  # type: ignore[misc]

@@ -221,7 +221,7 @@ def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -
     work = ALL_GATHER(filled.view(-1), sent, group=group, async_op=True)
 
     def received() -> list[Tensor]:
-        whole = filled[:, :length].contiguous()
+        whole = filled if filled.shape[1] == length else filled[:, :length].contiguous()
         if len(rows) == 1:
             return [_answer(requests[0], whole)]
         parts = whole.split([row.nbytes for row in rows], dim=1)
@@ -279,7 +279,7 @@ def _parts(request: AllGatherLists | AllToAll) -> tuple[Tensor, list[int], list[
     if isinstance(request, AllToAll):
         return request.mine, list(request.sizes), list(request.received)
     num_ranks = request.comm.world_size
-    return request.mine.repeat(num_ranks), [request.mine.numel()] * num_ranks, list(request.counts)
+    return torch.cat([request.mine] * num_ranks), [request.mine.numel()] * num_ranks, list(request.counts)
 
 
 def _sum(requests: Sequence[AllReduce], group: Group) -> tuple[Any, Taken]:

@@ -167,8 +167,8 @@ class Comm:
 
     def for_reduction(self) -> Self:
         """Return these ranks for one of several reductions under way: with a clock of its own, the step's traffic."""
-        own = copy.copy(self)
-        own.clock = Clock()
+        own = object.__new__(type(self))
+        vars(own).update(vars(self), clock=Clock())
         return own
 
     def levels(self, ranks_per_node: int, device: torch.device) -> Levels:

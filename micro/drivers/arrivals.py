@@ -1,6 +1,6 @@
 """What of each parameter's gradient came with the last step: an optimizer for sparse updates asks here.
 
-A driver notes it by parameter when a step is decided; nothing is computed before somebody asks.
+A bucket's parameters refer to what its state says of the last step; nothing is computed before somebody asks.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from micro.reducers.base import Reducer
-from micro.reducers.outcome import Arrived
+from micro.reducers.outcome import Arrived, Latest
 from micro.reducers.quantized import Quantized
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import innermost
@@ -25,24 +25,25 @@ class Arrival:
     """What came for one parameter.
 
     Attributes:
-        place: of the parameter in its vector.
+        latest: of the parameter's vector.
+        place: of the parameter in it.
         refusal: why sums of gradients are not what comes, in one line; None where they are.
     """
 
-    arrived: Arrived | None = None
+    latest: Latest
     place: slice | None = None
     refusal: str | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether a value came for every element."""
-        return self.arrived is None
+        return self.latest.arrived is None
 
     def mask(self) -> Tensor:
         """Return for which elements a value came, (numel,) bool in the order of the parameter's memory."""
-        assert self.arrived is not None
+        assert self.latest.arrived is not None
         assert self.place is not None
-        return self.arrived()[self.place]
+        return self.latest.arrived()[self.place]
 
 
 _last: Any = WeakTensorKeyDictionary()
@@ -58,16 +59,25 @@ def note(
     parameters: Mapping[str, Tensor], layout: Layout, arrived: Arrived | None, *, refusal: str | None = None
 ) -> None:
     """Note what came for the ``parameters`` of a vector of this layout."""
-    once = None if arrived is None else cache(arrived)
-    for name, place in layout.slices():
-        if name in parameters:
-            _last[parameters[name]] = Arrival(once, place, refusal)
+    note_latest(parameters, layout, Latest(), arrived, refusal=refusal)
+
+
+def note_latest(
+    parameters: Mapping[str, Tensor], layout: Layout, latest: Latest, arrived: Arrived | None, *, refusal: str | None
+) -> None:
+    """Note the same in ``latest``, to which the parameters refer from the first time on."""
+    latest.arrived = None if arrived is None else cache(arrived)
+    if not latest.is_followed:
+        latest.is_followed = True
+        for name, place in layout.slices():
+            if name in parameters:
+                _last[parameters[name]] = Arrival(latest, place, refusal)
 
 
 def note_whole(parameters: Mapping[str, Tensor]) -> None:
     """Note that whole gradients come for these parameters from now on."""
     for parameter in parameters.values():
-        _last[parameter] = Arrival()
+        _last[parameter] = Arrival(Latest())
 
 
 def refusal(reducer: Reducer) -> str | None:

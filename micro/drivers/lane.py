@@ -22,6 +22,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -142,10 +143,12 @@ class CallerLane(Lane):
 
     @torch.no_grad()
     def _take(self, task: Task, ready: Any) -> None:
+        kind = self._device.type
+        # a backward inside of autocast would have the reducer's products rounded too
+        rounds = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
         if self._stream is not None:
             self._stream.wait_event(ready)
-        # a backward inside of autocast would have the reducer's products rounded too
-        with torch.autocast(self._device.type, enabled=False), torch.cuda.stream(self._stream):
+        with rounds, nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             task()
 
 

@@ -15,14 +15,13 @@ from micro.comm.loop import Reduce, Running, carried_out
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather
 from micro.comm.requests import Reduction as Requests
-from micro.drivers.arrivals import note, note_whole, refusal
+from micro.drivers.arrivals import note_latest, note_whole, refusal
 from micro.drivers.loss_scale import LossScale
 from micro.drivers.memory_order import as_in_memory, logical, orders_of_shards
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.outcome import Outcome, arrived_at
-from micro.reducers.scope import joined
 from micro.reducers.stats import StepStats
-from micro.values.flat import Layout
+from micro.values.flat import Layout, joined
 from micro.values.nonfinite import Finding, NonFiniteGradient, SkippedSteps
 
 Clip = Callable[[Sequence[Tensor], float], Requests[None]]
@@ -57,7 +56,7 @@ class _Begun:
     """
 
     running: Running[Outcome]
-    layout: Layout
+    state: BucketState
     vectors: Sequence[Vector]
     grad: Tensor
 
@@ -275,8 +274,10 @@ class Reductions:
             limit = self.clip * self._loss_scale.value
             carried_out(self._clip_([vector.grad for vector in vectors], limit), self.comm)
         for part in [vectors] if self.whole_model and vectors else [[vector] for vector in vectors]:
-            layout = joined([vector.layout for vector in part])
-            grad = part[0].grad if len(part) == 1 else torch.cat([vector.grad for vector in part])
+            layout, grad = part[0].layout, part[0].grad
+            if len(part) > 1:
+                layout = layout.kept(joined, *[vector.layout for vector in part[1:]])
+                grad = torch.cat([vector.grad for vector in part])
             state = self.states.of(layout, grad.dtype, grad.device)
             if self.bucket_names:
                 self.comm.begin_step()  # what came before the first is counted with it
@@ -284,7 +285,7 @@ class Reductions:
             reduce = partial(self.reducer.reduction, state, grad)
             if unused is not None and state.pieces():
                 reduce = partial(_without_unused, reduce, state, partial(unused, part))
-            self._begun.append(_Begun(self.comm.loop.begin(reduce, self.comm, shares=self._shares), layout, part, grad))
+            self._begun.append(_Begun(self.comm.loop.begin(reduce, self.comm, shares=self._shares), state, part, grad))
 
     def advance(self) -> None:
         """Send a round of messages; end reductions that need no more, but for the last that was begun."""
@@ -320,7 +321,8 @@ class Reductions:
         for begun, outcome in self._ended:
             grad = begun.grad
             arrived = outcome.arrived if is_finite else partial(arrived_at, (), grad.numel(), grad.device)
-            note(self._parameters, begun.layout, arrived, refusal=self._refusal)
+            state = begun.state
+            note_latest(self._parameters, state.layout, state.latest, arrived, refusal=self._refusal)
             if scales and not is_finite:
                 grad.fill_(torch.inf)
         if not scales:

@@ -194,8 +194,9 @@ def gather_indices(
         return selection.indices
     if transport.overlap is Overlap.LEADER:
         return (yield from _from_leader(selection, counts, numel, transport))
-    is_plain = isinstance(codec, Int32)  # its length does not depend on the range
-    spans = (None if is_plain else selection.spans) or ((0, numel),) * comm.world_size
+    if isinstance(codec, Int32):  # a shorter range makes it no shorter, and one list follows the other
+        return (yield AllGatherLists(mine=selection.indices, counts=counts, kind="indices"))
+    spans = selection.spans or ((0, numel),) * comm.world_size
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)
     sizes = yield Once(
@@ -204,8 +205,6 @@ def gather_indices(
     received = yield AllGatherLists(mine=mine, counts=sizes, kind="indices")
 
     def decode() -> Tensor:
-        if is_plain:
-            return codec.decode(received, sum(counts), numel)
         lists = zip(received.split(sizes), counts, spans, strict=True)
         return torch.cat([codec.decode(wire, count, b - a) + a for wire, count, (a, b) in lists])
 

@@ -21,7 +21,7 @@ from micro.exchanges.base import (
 from micro.exchanges.predicted_traffic import Choice
 from micro.kernels.reference import are_first, places_of
 from micro.predicted_traffic import Calls
-from micro.values.finite import Finite, flag_of, is_zero, negated
+from micro.values.finite import Finite, is_zero, negated, with_flag
 from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues
 
 
@@ -72,8 +72,8 @@ def mean_of(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Ten
         the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
     """
     if transport.wire.values.lossless:
-        bad = flag_of(negated(transport.step.is_finite), values.dtype, values.device)
-        mean = (yield AllReduce(mine=torch.cat([values, bad]))) / transport.comm.world_size
+        total = yield AllReduce(mine=with_flag(values, negated(transport.step.is_finite)))
+        mean = total.div_(transport.comm.world_size)
         return mean[:-1], values, is_zero(mean[-1])
     rest, mean = torch.empty_like(values), torch.empty_like(values)
     is_finite, _, _ = yield from mean_encoded_(values, transport, rest=rest, mean=mean)

@@ -18,7 +18,7 @@ from micro.comm.requests import Reduction
 from micro.feedback import Memory
 from micro.parts import NoState, Part, StatefulPart
 from micro.predicted_traffic import Bucket, Volume
-from micro.reducers.outcome import Arrived, Outcome, arrived_at, decide
+from micro.reducers.outcome import Latest, Outcome, arrived_at, decide
 from micro.reducers.stats import StepStats
 from micro.selectors.base import Selector
 from micro.values.flat import Layout, regroup
@@ -38,7 +38,7 @@ class BucketState:
         factors: matrices by parameter name, where a method approximates with them.
         spare: (numel,) memory for the next message, while all values travel, or for copies of matrices; not saved.
         wire: bytes for the messages of such steps, where values are encoded; not saved.
-        arrived: where the last step of ``Reducer.step`` sent something; None: everywhere. Not saved.
+        latest: where the last step sent something. Not saved.
         broken_by: what ended a step in its middle, in one line; None while every step is whole.
     """
 
@@ -51,7 +51,7 @@ class BucketState:
     factors: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
     wire: Tensor | None = None
-    arrived: Arrived | None = None
+    latest: Latest = field(default_factory=Latest)
     broken_by: str | None = None
 
     def break_off(self, error: BaseException) -> None:
@@ -202,7 +202,7 @@ class Reducer(Part, ABC):
         except BaseException as error:
             state.break_off(error)
             raise
-        state.arrived = partial(arrived_at, (), grad.numel(), grad.device) if stats.skipped else outcome.arrived
+        state.latest.arrived = partial(arrived_at, (), grad.numel(), grad.device) if stats.skipped else outcome.arrived
         return stats
 
     def reduce_buckets_(

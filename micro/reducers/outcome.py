@@ -18,6 +18,19 @@ Arrived = Callable[[], Tensor]
 """Returns (numel,) bool: at which elements an update holds what was sent, the same on all ranks."""
 
 
+@dataclass(slots=True)
+class Latest:
+    """What came of a bucket with its last step.
+
+    Attributes:
+        arrived: at which elements something was sent; None: at all of them.
+        is_followed: whether the bucket's parameters refer to this; see micro.drivers.arrivals.
+    """
+
+    arrived: Arrived | None = None
+    is_followed: bool = False
+
+
 def _nothing() -> None:
     """Change nothing."""
 

@@ -1,6 +1,5 @@
 """The vector in which a method selects: a bucket, each parameter, or the whole model."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -9,7 +8,6 @@ from micro.reducers.sparse import SparseReducer
 from micro.reducers.two_level import TwoLevel
 from micro.reducers.wrapping import WrappingReducer
 from micro.selectors.per_tensor import PerTensor
-from micro.values.flat import Layout
 
 Scope = Literal["bucket", "tensor", "model"]
 """Where indices are selected: within each of DDP's buckets, each parameter, or the whole model."""
@@ -37,11 +35,3 @@ def scoped(reducer: Reducer, scope: Scope | str) -> Reducer:
     if why:
         raise ValueError(f"scope=tensor: selector {reducer.selector.full_name} {why}: use scope=bucket")
     return replace(reducer, selector=PerTensor(selector=reducer.selector))
-
-
-def joined(layouts: Sequence[Layout]) -> Layout:
-    """Return the layout of all buckets in one vector, in which scope=model selects and which one exchange sends."""
-    if len(layouts) == 1:
-        return layouts[0]
-    names = tuple(name for layout in layouts for name in layout.names)
-    return Layout(names, tuple(shape for layout in layouts for shape in layout.shapes))

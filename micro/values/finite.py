@@ -36,6 +36,13 @@ def flag_of(is_finite: Finite, dtype: torch.dtype, device: torch.device) -> Tens
     return torch.full((1,), int(is_finite), dtype=dtype, device=device)
 
 
+def with_flag(values: Tensor, flag: Finite) -> Tensor:
+    """Return ``values`` (m,) and 1 behind them where the flag holds, else 0: (m + 1,)."""
+    if isinstance(flag, Tensor):
+        return torch.cat([values, flag_of(flag, values.dtype, values.device)])
+    return torch.nn.functional.pad(values, (0, 1), value=float(flag))
+
+
 def negated(flag: Finite) -> Finite:
     """Return whether it is not so."""
     return ~flag if isinstance(flag, Tensor) else not flag

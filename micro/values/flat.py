@@ -108,6 +108,12 @@ class Layout:
         return {name: vector[place] for name, place in self.slices()}
 
 
+def joined(*layouts: Layout) -> Layout:
+    """Return the layout of several vectors, one behind the other in one."""
+    names = tuple(name for layout in layouts for name in layout.names)
+    return Layout(names, tuple(shape for layout in layouts for shape in layout.shapes))
+
+
 def real(tensor: Tensor) -> Tensor:
     """Return ``tensor`` as real numbers: itself, or a view (..., 2) of real and imaginary parts where it is complex."""
     return torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor

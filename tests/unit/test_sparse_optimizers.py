@@ -67,7 +67,7 @@ def test_what_arrived_is_known_alike_on_all_ranks_and_holds_every_update(row: Ro
     for step in range(3):
         draw = torch.Generator().manual_seed(step)
         found = simulation.step(torch.randn(world_size, layout.numel, generator=draw))
-        masks = [state.arrived and state.arrived() for state in simulation._states]
+        masks = [state.latest.arrived and state.latest.arrived() for state in simulation._states]
         if masks[0] is None:
             assert masks == [None] * world_size
             continue

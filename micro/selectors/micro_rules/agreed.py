@@ -234,7 +234,7 @@ def cut(counts: Tensor, k: int) -> Cut:
         counts: (world_size, NUM_BINS) int32, in the host's memory.
     """
     rows = counts.tolist()
-    totals = [sum(column) for column in zip(*rows, strict=True)]
+    totals = [*map(sum, zip(*rows, strict=True))]
     above, last = 0, NUM_BINS - 1
     while last > 0 and above + totals[last] < k:
         above += totals[last]
