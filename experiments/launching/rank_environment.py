@@ -83,6 +83,16 @@ def check_shape(words: Iterable[str], ranks: RankEnvironment, environ: Mapping[s
         )
 
 
+def shape_of(ranks: RankEnvironment, environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return how many ranks each machine has, and how many machines: one with all where their numbers differ."""
+    if "LOCAL_WORLD_SIZE" in environ:
+        here = _number(environ, "LOCAL_WORLD_SIZE", lowest=1)
+    else:
+        num_nodes = _number(environ, "SLURM_STEP_NUM_NODES", lowest=1) if "SLURM_STEP_NUM_NODES" in environ else 1
+        here = -(-ranks.world_size // num_nodes)
+    return (here, ranks.world_size // here) if ranks.world_size % here == 0 else (ranks.world_size, 1)
+
+
 def first_host(nodelist: str) -> str:
     """Return the first host of a SLURM node list: ``node01`` for ``node[01-03,7],gpu1``."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodelist)

@@ -28,7 +28,7 @@ from experiments.config.schema import TrainConfig
 from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, handled, name_of, raise_stop
 from experiments.launching.failures import RankFailure, recorded_errors
 from experiments.launching.process_lifetime import LAUNCHER_PID, die_with_parent, leave
-from experiments.launching.rank_environment import RankEnvironment
+from experiments.launching.rank_environment import RankEnvironment, shape_of
 from experiments.launching.stalls import notes
 from experiments.reports.measures import METRICS
 from experiments.runs.checkpoints import remove_all
@@ -154,6 +154,7 @@ def join(config: TrainConfig, ranks: RankEnvironment) -> bool:
     die_with_parent()
     group = start_group(config)
     config.cluster.device = group[0].type  # auto is what the ranks have found
+    config.cluster.nproc_per_node, config.cluster.nnodes = shape_of(ranks)  # as config.yaml has them, for a rerun
     problem = None
     try:
         if ranks.local_rank == 0:  # for its host

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from experiments.runs.records import read_records
+from experiments.runs.run_folder import RunFolder
+from experiments.sweeps.rerun import saved_config
 from tests.dist.commands import run
 from tests.dist.processes import ranks
 from tests.dist.rank_functions import join_where_the_folder_fails, train
@@ -42,6 +44,13 @@ def test_a_run_leaves_all_that_is_promised_and_is_not_run_twice(tmp_path: Path) 
 def test_what_fails_on_rank_0_before_the_first_step_ends_all_ranks(tmp_path: Path) -> None:
     raised = ranks(2).run_apart(join_where_the_folder_fails, "model=mlp", "dataset=synthetic", f"output={tmp_path}")
     assert all("RecursionError: injected" in message for message in raised)
+
+
+def test_the_layout_that_torchrun_gave_is_recorded_so_that_the_run_can_be_repeated(tmp_path: Path) -> None:
+    ended = ranks(3).run_apart(train, "dataset=synthetic", *SMALL, "epochs=1", f"output={tmp_path}")
+    assert [each.returncode for each in ended] == [0, 0, 0]
+    cluster = saved_config(RunFolder(only_run(tmp_path)), []).cluster
+    assert (cluster.world_size, cluster.nproc_per_node, cluster.nnodes) == (3, 3, 1)
 
 
 ROUNDS = ("rounds.every=4", "optimizer=adam", "lr=0.005", "rounds.fragments=2", "rounds.delay=1", "rounds.mix=0.8")

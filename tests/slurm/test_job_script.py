@@ -174,9 +174,9 @@ def test_gpus_are_counted_whichever_setting_of_sbatch_requests_them(word: str, n
     assert array.device.startswith(f"trains on {'cuda' if number else 'cpu'}, requests {number or 'no'} GPUs")
 
 
-def test_a_study_makes_its_own_array(tmp_path: Path) -> None:
-    for option in ("--array=1-4", "-a 1"):
-        refused(lambda: compose_run([*TINY, f"cluster.slurm.extra=['{option}']"]), "cluster.slurm.throttle")
+@pytest.mark.parametrize("option", ["--array=1-4", "-a 1"])
+def test_a_study_makes_its_own_array(option: str) -> None:
+    refused(lambda: compose_run([*TINY, f"cluster.slurm.extra=['{option}']"]), "cluster.slurm.throttle")
 
 
 def test_an_owner_is_named_as_scancel_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

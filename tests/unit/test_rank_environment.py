@@ -9,6 +9,7 @@ from experiments.launching.rank_environment import (
     RankEnvironment,
     check_shape,
     read_rank_environment,
+    shape_of,
 )
 from experiments.runs.run_folder import RunFolder
 from tests.refusals import refused
@@ -45,6 +46,21 @@ def without(environ: dict[str, str], name: str) -> dict[str, str]:
 )
 def test_read_rank_environment(environ: dict[str, str], place: RankEnvironment | None) -> None:
     assert read_rank_environment(environ) == place
+
+
+@pytest.mark.parametrize(
+    ("environ", "shape"),
+    [
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}, (2, 4)),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, (8, 1)),  # machines with different numbers
+        (TORCHRUN, (8, 1)),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, (2, 2)),
+    ],
+)
+def test_what_started_the_ranks_says_how_many_a_machine_has(environ: dict[str, str], shape: tuple[int, int]) -> None:
+    ranks = read_rank_environment(environ)
+    assert ranks
+    assert shape_of(ranks, environ) == shape
 
 
 def test_an_error_of_a_connection_is_the_loss_of_another_rank() -> None:
