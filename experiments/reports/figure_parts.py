@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, NullLocator, SymmetricalLogLocator
 from numpy.typing import NDArray
 
 from experiments.config.units import human_bytes, three_digits
@@ -274,12 +274,12 @@ def show_values(axis: XAxis | YAxis, values: Iterable[float]) -> None:
 
 
 def show_bytes(axis: XAxis | YAxis, most: int = 4) -> None:
-    """Make an axis of bytes logarithmic, with about so many numbers: a narrow panel takes two."""
+    """Make an axis of bytes logarithmic, with about so many numbers: a narrow panel takes three."""
     axis.axes.margins(x=0.1)
     plain_log(axis)
     low, high = axis.get_view_interval()
     if axis.get_scale() == "log" and high > 10 * low:
-        axis.set_major_locator(LogLocator(subs=(1,) if high > 300 * low or most < 4 else (1, 3), numticks=most))
+        axis.set_major_locator(LogLocator(subs=(1,) if high > 300 * low else (1, 3), numticks=most))
     axis.set_major_formatter(lambda value, _: human_bytes(value))
 
 
@@ -292,6 +292,8 @@ def log_with_zero(axes: Axes, values: pd.Series) -> None:
     decade = 1e-3 if math.isnan(least) else max(1e-4, 10 ** math.floor(math.log10(least)))
     axes.set_yscale("symlog", linthresh=decade)
     axes.set_ylim(bottom=-0.4 * decade)
+    subs = (1.0, 2.0, 5.0) if axes.get_ylim()[1] < 100 * decade else (1.0,)  # one decade has one power of ten
+    axes.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=decade, subs=subs))
     plain_ticks(axes.yaxis)
 
 

@@ -176,7 +176,7 @@ def draw_forms(rows: pd.DataFrame, title: str) -> Figure:
         handles.append(Line2D([], [], label="the form at its other rates", color=look.BLACK, linestyle="none", **RING))
     parts.show_metric(left.xaxis, metric)
     right.set_xlabel("sent by a worker")
-    parts.show_bytes(right.xaxis, most=2)
+    parts.show_bytes(right.xaxis, most=3)
     head(figure, f"{title}: {SPREAD}", handles)
     return figure
 

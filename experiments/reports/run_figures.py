@@ -32,7 +32,7 @@ from experiments.reports.forms import (
     with_settings,
 )
 from experiments.reports.frames import METHOD, STAGES, Frames
-from experiments.reports.measures import metric_of
+from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import KINDS, human, in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.reports.provenance import differences
@@ -230,7 +230,11 @@ def draw_convergence(numbers: pd.DataFrame, title: str, ends: pd.Series) -> Figu
     Takes ``convergence_numbers``. Of many methods those that ended best have colour, band and a place in the legend.
     """
     metric = metric_of(numbers.columns)
-    panels = [Panel(x="step", y=metric.key, x_name="step", show_y=partial(parts.show_metric, metric=metric))]
+    first = Panel(x="step", y=metric.key, x_name="step", show_y=partial(parts.show_metric, metric=metric))
+    if top := _most_shown(numbers, metric):
+        title += f"; beyond {metric.format(top)} nothing is drawn"
+        first = replace(first, also=lambda axes, _: axes.set_ylim(top=top))
+    panels = [first]
     for column in (name for name in numbers if name == "time_s" or name.startswith(ON)):
         longest, link = numbers[column].max(), column.removeprefix(ON)
         seconds, unit = (3600, "h") if longest > 2 * 3600 else (60, "min") if longest > 5 * 60 else (1, "s")
@@ -240,6 +244,13 @@ def draw_convergence(numbers: pd.DataFrame, title: str, ends: pd.Series) -> Figu
     if numbers["total_bytes"].max() > 0:
         panels.append(Panel(x="total_bytes", y=metric.key, x_name="sent per worker", show_x=parts.show_bytes))
     return figure_of_lines(title, numbers, panels, _lines(numbers, ends), height=2.8)
+
+
+def _most_shown(numbers: pd.DataFrame, metric: Metric) -> float:
+    """Return where the axis of a measure ends that one method's values would fill alone; 0: it shows all."""
+    worst = numbers.groupby(METHOD)[f"{metric.key}_max"].max()
+    top = float(2 * worst.median())
+    return top if not metric.higher_is_better and worst.max() > top else 0.0
 
 
 @style()

@@ -191,8 +191,10 @@ def _marks(rows: pd.DataFrame) -> dict[str, LineSettings]:
         named = {method for error in ERRORS for method in front_methods(rows, error)} | set(ALWAYS_NAMED)
         methods = [method for method in methods if method in named]
     marks: dict[str, LineSettings] = {}
-    for place, method in enumerate(methods):
-        color = look.ALWAYS.get(method, look.FREE[(place + place // len(look.MARKERS)) % len(look.FREE)])
-        marks[method] = {"color": color, "marker": look.MARKERS[place % len(look.MARKERS)], "markersize": 5}
+    free = [(look.FREE[n % len(look.FREE)], look.MARKERS[n % len(look.MARKERS)]) for n in range(2 * MOST_NAMED)]
+    for method in methods:
+        own = look.HOME.get(method, free[0])
+        color, mark = free.pop(0) if own in [(line["color"], line["marker"]) for line in marks.values()] else own
+        marks[method] = {"color": color, "marker": mark, "markersize": 5}
         marks[method] |= {"linestyle": "none", "markerfacecolor": "none" if method.endswith("_published") else color}
     return marks

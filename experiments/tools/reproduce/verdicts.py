@@ -20,7 +20,7 @@ BESIDE = "_beside"  # ends the columns of the rows that are compared with
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # of 2, 3, ... values; the last of more, too
 DISTURBED = 1.25  # times as long for the same work: other programs ran
-UNITS = {"workers": "{} workers", "world_size": "{} workers", "numel": "{:,} elements", "bits": "{} bits"}
+UNITS = {"workers": "{} workers", "world_size": "{} workers", "numel": "{:,} elements", "stream": "{} gradients"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
