@@ -182,5 +182,5 @@ class RoundWorkers(Workers):
             on_round=ended.append,
             comm=comm,
         )
-        local.count_by_hand()
+        local.use_manual_steps()
         return Replica(model, optimizer, local, ended)

@@ -123,14 +123,14 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: micro.PerTensor(selector=micro.TopK(scope="layer")), "selector", "topk"),
     (lambda: micro.PerTensor(selector=micro.PerTensor(selector=TOPK)), "selector", "per_tensor topk"),
     *(
-        (lambda each=each: ScaledElements(selector=each), word, "weighs each parameter")
+        (lambda each=each: ScaledElements(selector=each), word, "weights each parameter")
         for each, word in (
             *((micro.TopK(scope="layer"), "topk"), (Deft(), "deft")),
             (ScaledElements(selector=MICRO), "scaled_elements"),
         )
     ),
-    (lambda: ScaledElements(selector=micro.RandomK()), "randomk", "magnitudes"),
-    (lambda: ScaledElements(selector=micro.Estimated(fit="gaussiank")), "gaussiank", "law"),
+    (lambda: ScaledElements(selector=micro.RandomK()), "randomk", "magnitude"),
+    (lambda: ScaledElements(selector=micro.Estimated(fit="gaussiank")), "gaussiank", "distribution"),
     (lambda: ScaledElements(selector=MICRO, memory=-0.1), "memory", -0.1),
     (lambda: ScaledElements(selector=MICRO, eps=0.0), "eps", 0.0),
     (lambda: micro.ErrorFeedback(decay=0.0), "decay", 0.0),
