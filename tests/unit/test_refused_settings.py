@@ -167,7 +167,7 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: Link(-1.0, 0.0), "alpha_s", -1.0),
     (lambda: Flat(LINK, 2, "rings"), "algorithm", "rings"),
     (lambda: nodes(2, 2, rails=3), "rails", 3),
-    (lambda: seconds_of(TWO_LEVELS, Flat(LINK, 4)), "two speeds", NOTHING),
+    (lambda: seconds_of(TWO_LEVELS, Flat(LINK, 4)), "network of nodes", NOTHING),
     (lambda: seconds_of(TWO_LEVELS, nodes(4, 1)), "2 ranks per node", 4),
     (lambda: top_k_error(torch.zeros(3), torch.ones(1)), "zeros", NOTHING),
     (lambda: top_k_error(torch.ones(3), torch.tensor([1.5])), "shares", [1.5]),
