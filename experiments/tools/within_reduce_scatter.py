@@ -1,10 +1,10 @@
-"""Codes in FSDP2's reduce-scatter beside its own: bytes of a rank, and where a small GPT ends.
+"""Compare codecs in FSDP2's reduce-scatter with its own: bytes per rank, and the final loss of a small GPT.
 
 torchrun --nproc-per-node 2 -m experiments.tools.within_reduce_scatter FILE   # of ASCII text
 
-A GPT of 2 layers of 64, 200 steps of AdamW at a rate of 0.003, windows of 32 bytes, 16 a rank. Bits per byte are of the
-last tenth of the text, which is not trained on. *Sent*: kB of a rank in the reduce-scatter of a step, counted for
-codes, at best for FSDP's own.
+A GPT of 2 layers of 64, 200 steps of AdamW at a rate of 0.003, windows of 32 bytes, 16 a rank. Bits per byte are those
+of the last tenth of the text, which is held out. *Sent*: kB per rank in the reduce-scatter of a step, counted for
+codecs, the minimum for FSDP's own.
 """
 
 import math
@@ -25,7 +25,7 @@ from micro.fsdp import attach_within
 from models.gpt import gpt
 
 LENGTH, BATCH, STEPS, RATE, SEEDS = 32, 16, 200, 3e-3, 3
-FORMS: dict[str, tuple[int, str]] = {  # bytes of a value in FSDP's reduce-scatter, and the codec in its place
+FORMS: dict[str, tuple[int, str]] = {  # bytes per value in FSDP's reduce-scatter, and the codec that replaces it
     "FSDP, float32": (4, ""),
     "FSDP, bfloat16": (2, ""),
     **{f"attach_within, {codec}": (4, codec) for codec in ("bfloat16", "int8", "fp8")},
@@ -33,7 +33,7 @@ FORMS: dict[str, tuple[int, str]] = {  # bytes of a value in FSDP's reduce-scatt
 
 
 def trained(text: Tensor, seed: int, width: int, codec: str) -> tuple[float, float]:
-    """Train once; return the bits per byte of held-out text, and the kB that a rank sends in a step."""
+    """Train once; return the bits per byte of held-out text, and the kB sent per rank and step."""
     torch.manual_seed(seed)
     rank, size, end = dist.get_rank(), dist.get_world_size(), len(text) * 9 // 10
     model: Any = gpt(num_words=128, hidden=64, num_layers=2, num_heads=4, max_length=LENGTH, positions="rope")
