@@ -1,4 +1,4 @@
-"""Everything that a simulation writes: steps.csv, simulate.md, levels.md, and the figures with their numbers."""
+"""Write the files of a simulation: steps.csv, simulate.md, levels.md, and figures with their numbers."""
 
 from collections.abc import Iterator
 
@@ -11,12 +11,12 @@ from experiments.tools.simulate.tables import SETTING, level_report, report
 
 
 def files(setup: Setup, frames: Frames, command: str) -> Iterator[tuple[str, Content]]:
-    """Yield the name of each file, and what is in it."""
+    """Yield the name and content of each file."""
     steps, density = frames["steps"], f"density {setup.density:g}"
     yield "steps", steps
     yield "simulate", report(setup, frames, command)
     drawn = steps[(steps["method"] == DENSE) | (steps["schedule"] == EXACT)]
-    several = drawn["workers"].nunique() > 1  # one number alone makes no line
+    several = drawn["workers"].nunique() > 1  # a single number makes no line
     for (network, algorithm), shown in drawn.groupby(["network", "algorithm"], sort=False) if several else ():
         title = f"Simulated speed-up, {network}, {algorithm}"
         title += "" if (shown["method"] == DENSE).all() else f", {density}"

@@ -21,13 +21,13 @@ HIERARCHICAL, BEST = "hierarchical", "best"
 MEASURED = "measured"  # of a table
 NETWORKS = CONF / "networks.yaml"
 ALGORITHMS = (*costs.ALGORITHMS, HIERARCHICAL, BEST)
-INTRA, RANKS_PER_NODE = "v100_pcie", 8  # of nodes that --algorithm hierarchical asks for
+INTRA, RANKS_PER_NODE = "v100_pcie", 8  # default nodes for --algorithm hierarchical
 File = TypeVar("File", Trace, LinkTable, SelectTable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A collective took alpha_s + beta_s x bytes: of an all-reduce's vector, of all ranks' rows in an all-gather."""
+    """A fit alpha_s + beta_s x bytes: of an all-reduce's vector, or of all rows in an all-gather."""
 
     world_size: int
     alpha_s: float
@@ -40,10 +40,11 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkValues:
-    """A link by itself; what is None is to be given in a copy of the file.
+    """The parameters of a link; a copy of the file must set those that are None.
 
-    ``alpha_s``, ``beta_s`` and ``gamma_s`` are seconds a message, a byte, and a byte to add. Without beta_s it follows
-    from ``rate_bps``, the bits a second that travel, and ``overhead``, the bytes that travel for one of payload.
+    ``alpha_s``, ``beta_s`` and ``gamma_s`` are seconds per message, per byte sent, and per byte added. By default
+    beta_s follows from ``rate_bps``, bits per second on the link, and ``overhead``, bytes on the link per byte of
+    payload.
     """
 
     alpha_s: float | None = None
@@ -60,7 +61,7 @@ class LinkValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """The nodes that a network joins: their ranks, and the name in conf/networks.yaml of the network within a node."""
+    """The nodes of a network: number of ranks, and the name in conf/networks.yaml of the network within a node."""
 
     ranks_per_node: int
     intra: str
@@ -72,12 +73,12 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPreset:
-    """A network as its file describes it: fits of a collective for rising numbers of ranks, or a link.
+    """A network from its file: fits of a collective for ascending numbers of ranks, or a link.
 
     Attributes:
-        source: where the numbers stand, and how they were read.
-        fitted, algorithm, fitted_on: the collective that was fitted, its assumed algorithm, and sizes of messages.
-        nodes: that the network joins; None: its ranks reach each other alike.
+        source: origin of the numbers.
+        fitted, algorithm, fitted_on: the fitted collective, its assumed algorithm, and sizes of messages.
+        nodes: joined by the network; None: equal links between all ranks.
     """
 
     name: str
@@ -101,7 +102,7 @@ class NetworkPreset:
             raise ValueError(f"world_size of fits must rise, got {', '.join(map(str, sizes))}")
 
     def link_of(self, world_size: int) -> Link:
-        """Return the link between two of ``world_size`` ranks, from the fit for the most ranks that are not more.
+        """Return the link between ``world_size`` ranks, from the fit with the largest number of ranks up to that.
 
         Raises:
             UserError: a value of the link is missing.
@@ -110,7 +111,7 @@ class NetworkPreset:
             fit = [self.fits[0], *(fit for fit in self.fits if fit.world_size <= world_size)][-1]
             if self.fitted == "all_reduce":
                 return scaled(fit.alpha_s, fit.beta_s, fit.world_size, self.algorithm)
-            beta_s = fit.beta_s * fit.world_size  # a byte of one rank is world_size bytes of all
+            beta_s = fit.beta_s * fit.world_size  # one byte per rank is world_size bytes in all
             return scaled(fit.alpha_s, beta_s, fit.world_size, self.algorithm, op="gather_rows")
         link, missing = self.link, f"network {self.name} has no {{}}: put its entry and its name into a yaml, with {{}}"
         if link.alpha_s is None:
@@ -121,17 +122,17 @@ class NetworkPreset:
         return Link(link.alpha_s, beta_s, link.gamma_s)
 
     def network(self, world_size: int, algorithm: str | None = None) -> Network:
-        """Return the costs of ``world_size`` ranks that reach each other alike; by default by the fit's algorithm."""
+        """Return the cost model of ``world_size`` ranks with equal links; the default algorithm is the fit's."""
         link = self.link_of(world_size)
         if algorithm == BEST:
             return Best(tuple(Flat(link, world_size, each) for each in costs.ALGORITHMS))
         return Flat(link, world_size, algorithm or self.algorithm)
 
     def node_network(self, nodes: Nodes, algorithm: str, world_size: int) -> NodeNetwork:
-        """Return the costs of ``world_size`` ranks in nodes that this network joins; fewer than a node's are one node.
+        """Return the cost model of ``world_size`` ranks in nodes joined by this network, at least one node.
 
         Raises:
-            UserError: a node would not be full, or a value of a link is missing.
+            UserError: the ranks do not fill nodes, or a value of a link is missing.
         """
         local = min(nodes.ranks_per_node, world_size)
         if world_size % local:
@@ -148,7 +149,7 @@ class NetworkPreset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkChoice:
-    """A network with an algorithm of the all-reduce: ``of`` gives its costs for a number of workers, in ``nodes``."""
+    """A network with an all-reduce algorithm: ``of`` returns the cost model for a number of workers, in ``nodes``."""
 
     name: str
     algorithm: str
@@ -166,12 +167,12 @@ def network_choices(
     ranks_per_node: int | None = None,
     two_level: bool = False,
 ) -> Iterator[NetworkChoice]:
-    """Yield a network of conf/networks.yaml, of a yaml or of a measured table, once with each algorithm; None: its own.
+    """Yield a network (of conf/networks.yaml, a yaml or a measured table) with each algorithm; None: its default.
 
-    ``two_level`` says that nodes are needed whatever the algorithm.
+    ``two_level``: nodes are required with any algorithm.
 
     Raises:
-        UserError: no such network, a value of it is missing, or workers that do not fill its nodes.
+        UserError: no such network, a missing value, or workers that do not fill its nodes.
     """
     if Path(name).suffix == ".json":
         if two_level:
@@ -190,15 +191,15 @@ def network_choices(
         if nodes:
             of = partial(preset.node_network, nodes, algorithm)
         for world_size in workers:
-            of(world_size)  # a missing value is an error before anything is computed
+            of(world_size)  # reports a missing value before anything is computed
         yield NetworkChoice(name=preset.name, algorithm=algorithm, workers=workers, of=of, nodes=nodes)
 
 
 def nodes_of(preset: NetworkPreset, algorithm: str, intra: str | None, ranks_per_node: int | None) -> Nodes:
-    """Return the nodes that workers are in: as given, else as the network's file has it.
+    """Return the nodes of the workers: as given, otherwise from the network's file.
 
     Raises:
-        UserError: nothing says what joins the ranks of a node, or how many they are.
+        UserError: the network within a node, or the number of its ranks, is unknown.
     """
     own = preset.nodes
     if own is None and algorithm == HIERARCHICAL:
@@ -226,10 +227,10 @@ def known_networks() -> list[str]:
 
 
 def load_network(name_or_path: str | Path) -> NetworkPreset:
-    """Return a network of conf/networks.yaml by name, or that of a yaml by its path (with a suffix).
+    """Return a network of conf/networks.yaml by name, or of a yaml file by its path (with a suffix).
 
     Raises:
-        UserError: no such network, a file that cannot be read, a field missing, unknown or out of its range.
+        UserError: no such network, an unreadable file, a field that is missing, unknown or out of range.
     """
     path, name = Path(name_or_path), str(name_or_path)
     if path.suffix in (".yaml", ".yml"):
@@ -243,6 +244,6 @@ def load_network(name_or_path: str | Path) -> NetworkPreset:
 
 
 def load_measured(kind: type[File], path: Path) -> File:
-    """Return what a file of experiments.profile holds. Raises: UserError: it cannot be used."""
+    """Read a file of experiments.profile. Raises: UserError: it cannot be used."""
     with as_user_error(BadFile):
         return kind.load(path)
