@@ -129,7 +129,7 @@ class NetworkPreset:
         return Flat(link, world_size, algorithm or self.algorithm)
 
     def node_network(self, nodes: Nodes, algorithm: str, world_size: int) -> NodeNetwork:
-        """Return the cost model of ``world_size`` ranks in nodes joined by this network, at least one node.
+        """Return the cost model of ``world_size`` ranks in nodes joined by this network; too few make one node.
 
         Raises:
             UserError: the ranks do not fill nodes, or a value of a link is missing.
