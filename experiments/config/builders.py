@@ -1,4 +1,4 @@
-"""Build the parts that a configuration names: model, reducer, schedule. Checks that need these parts are here too.
+"""Build the configured parts (model, reducer, schedule), with the checks that need these parts.
 
 The only module of this package that imports torch and micro.
 """

@@ -1,6 +1,6 @@
-"""Run a command of Hydra's, whose mistakes are one line in place of its usage or a traceback.
+"""Run a Hydra command, and print a user's mistake in one line instead of usage or a traceback.
 
-With HYDRA_FULL_ERROR=1 the traceback stands before the line. A fault of the program itself always has its own.
+With HYDRA_FULL_ERROR=1 the traceback comes before the line. Bugs always have a traceback.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Types of options: each reads one word, and says in the project's words what is allowed."""
+"""Types of command-line options: each parses one word and names the allowed values in its error."""
 
 import argparse
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Start the ranks of a run on this node by torch's elastic agent, and say in one line why they failed.
+"""Start the ranks of a run on this node with torch's elastic agent, and report a failure in one line.
 
-The agent starts the processes, redirects their output, passes signals on, starts them again, and ends them. This module
-gives it the run's settings, keeps its log off the terminal, and finds the rank that caused the others to fail.
+The agent starts, restarts and ends the processes, redirects their output, and forwards signals. This module passes the
+run's settings, keeps the agent's log off the terminal, and finds the rank that failed first.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""Pages: which runs, which tables and figures, what to say, as a yaml of conf/page has them; the summary is one."""
+"""Write pages from a yaml of conf/page: its runs, tables, figures and text. The summary is such a page."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The table of runs, of run folders and of published studies alike: a row per run with its settings and its curve."""
+"""The table of runs, from run folders or published studies: one row per run with its settings and curve."""
 
 import json
 from collections.abc import Mapping

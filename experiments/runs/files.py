@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, verified by size and SHA-256, and what is said where a disk takes none."""
+"""Write files atomically, verify them by size and SHA-256, and report full or failing disks."""
 
 import errno
 import hashlib

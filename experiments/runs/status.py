@@ -1,4 +1,4 @@
-"""The state of a run, read from its folder alone by one function for all commands; and DONE, the last file of a run."""
+"""Read the state of a run from its folder, for all commands; and DONE, the last file of a run."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""How the ranks of a run meet, and on what device each computes."""
+"""Form the process group of a run, and choose each rank's device."""
 
 import os
 import socket

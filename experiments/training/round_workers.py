@@ -1,4 +1,4 @@
-"""The workers of a run with local steps: one of them is this process, or all are in it."""
+"""The workers of a run with local steps: one per process, or all simulated in one process."""
 
 import copy
 import time

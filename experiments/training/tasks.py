@@ -1,4 +1,4 @@
-"""Tasks: the model, the data, the loss and the measures of a run, chosen by the kind of its model."""
+"""Tasks: model, data, loss and measures of a run, by the kind of its model."""
 
 import math
 from abc import ABC, abstractmethod

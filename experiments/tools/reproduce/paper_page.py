@@ -1,4 +1,4 @@
-"""The page of a paper's reproduction: what each part left, and the runs, code, data and machines that it is from."""
+"""Write the page of a paper's reproduction: the results of each part, and their runs, code, data and machines."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Whether what a paper shows holds here: a question to the numbers beside a figure, and a sentence with the answer."""
+"""Check whether a paper's claims hold here, from the numbers of a figure, and write the answer as a sentence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
