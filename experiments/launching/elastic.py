@@ -130,8 +130,8 @@ def _not_met(cluster: ClusterConfig, error: Exception, *, met_before: bool) -> s
     """Return in words why the nodes did not meet."""
     where = f"at cluster.rdzv_endpoint={cluster.rdzv_endpoint}"
     if isinstance(error, RendezvousTimeoutError) and not met_before:
-        return f"not all {cluster.nnodes} nodes came {where}: start the run on each, with the same settings"
-    words = f"the nodes {'met no more' if met_before else 'could not meet'} {where}: {short_line(str(error))}"
+        return f"not all {cluster.nnodes} nodes joined {where}: start the run on each, with the same settings"
+    words = f"the nodes {'lost each other' if met_before else 'could not meet'} {where}: {short_line(str(error))}"
     return f"{words}; check host, port, and the output of the other nodes"
 
 

@@ -90,7 +90,7 @@ class Notes:
             if behind.host == socket.gethostname() and behind.pid != os.getpid():
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(behind.pid, signal.SIGKILL)  # it would not end by itself
-            stood = f"stood for {time.time() - behind.since:.0f} s in {behind} (pid {behind.pid} on {behind.host})"
+            stood = f"was stuck for {time.time() - behind.since:.0f} s in {behind} (pid {behind.pid} on {behind.host})"
             waited = f"the others waited for it in step {self._note.step} until cluster.timeout_s={limit_s:g}"
             raise StalledRank(behind.rank, f"{stood}; {waited}") from error
         finally:

@@ -98,7 +98,7 @@ def load_page(name: str) -> Page:
         drawings = [Drawing(**given) for given in found.pop("figures", [])]
         page = Page(name=name, **found | {"tables": [Table(**given) for given in found["tables"]]}, figures=drawings)
     except (KeyError, TypeError) as error:
-        raise UserError(f"{PAGES / name}.yaml is no page: {error}") from None
+        raise UserError(f"{PAGES / name}.yaml is not a page: {error}") from None
     for table in page.tables:
         check_choice(f"{name}: show", tables.KINDS, table.show)
         for column in table.columns:

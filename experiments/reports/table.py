@@ -147,7 +147,7 @@ def _read(path: Path) -> pd.DataFrame:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, pd.errors.ParserError) as error:
-        raise UserError(f"{path} is no table of runs: {one_line(error)}") from None
+        raise UserError(f"{path} is not a table of runs: {one_line(error)}") from None
     return rows
 
 

@@ -90,7 +90,7 @@ def read_state(checkpoint: Checkpoint, workers: Workers) -> Saved:
         random = parts[sources[0]]["random"] if sources[0] == workers.ranks[0] else None
         return Saved(Position(**shared.pop("position")), shared, own, random, checkpoint.records)
     except (LookupError, TypeError, ValueError) as error:
-        raise Damaged(f"{checkpoint.path} is no checkpoint of a run: {type(error).__name__}: {error}") from None
+        raise Damaged(f"{checkpoint.path} is not a checkpoint of a run: {type(error).__name__}: {error}") from None
 
 
 def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:

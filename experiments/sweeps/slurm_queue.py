@@ -76,7 +76,7 @@ def queued_folders(configs: Iterable[TrainConfig]) -> set[RunFolder]:
             RunFolder(output / run) for output in outputs if arrays_folder(output).is_dir() for run in in_queue(output)
         }
     except UserError as error:
-        print(f"note: which runs are queued is not known: {error}", file=sys.stderr)
+        print(f"note: queued runs are unknown: {error}", file=sys.stderr)
         return set()
 
 

@@ -57,7 +57,7 @@ def check_task(config: TrainConfig, info: data.DatasetInfo) -> None:
         raise UserError(f"peak_tflops is for {', '.join(COUNTED)}, got it for {name}: leave it out")
     for key, unused in _UNUSED.items():
         if key not in task.needs and (given := getattr(config.dataset, key)) != unused:
-            raise UserError(f"dataset.{key} means nothing for model {name}, got {given}: leave it out")
+            raise UserError(f"dataset.{key} has no effect for model {name}, got {given}: leave it out")
     task.check(config, info)
 
 
