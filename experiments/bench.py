@@ -1,10 +1,10 @@
 """Measure what a step costs: ``python -m experiments.bench NAME``.
 
-step   every method's reduction against its floor, the memory traffic that no sparse step can avoid, or, with --against
-       REVISION, against another revision of this code
-network  training over links of a known rate, on hosts that are network namespaces: methods, schedules and local steps,
-       measured and predicted, with the kernel's count of bytes (needs root)
-gpu    what a machine with GPUs does with this code, in half an hour: kernels, gloo and NCCL, every method, DDP, FSDP2,
+step   each method's reduction, relative to its floor (the memory traffic of any sparse step), or, with --against
+       REVISION, to another revision of this code
+network  training over links of a known rate, between network namespaces: methods, schedules and local steps, measured
+       and predicted, with the kernel's count of bytes (needs root)
+gpu    a test and benchmark of a machine with GPUs, in half an hour: kernels, gloo and NCCL, every method, DDP, FSDP2,
        mixed precision
 
 Each prints its tables as Markdown and writes them with their numbers into the folder --out, some with a figure. Times
@@ -42,14 +42,14 @@ def _run(options: argparse.Namespace, words: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = Parser("experiments.bench", description=__doc__)
     commands = parser.add_subparsers(dest="benchmark", required=True)
     for benchmark in (step, network, gpu):
         command = commands.add_parser(
             benchmark.NAME, help=(benchmark.__doc__ or "").splitlines()[0], description=benchmark.__doc__
         )
-        command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder of the tables")
+        command.add_argument("--out", type=to_path, default=Path("results/bench"), help="folder for the tables")
         benchmark.add_arguments(command)
         command.set_defaults(run=benchmark.run)
     return parser

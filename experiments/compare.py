@@ -1,13 +1,13 @@
 """Run every method on the same gradients and compare: ``python -m experiments.compare``.
 
-Methods are those of conf/sparsifier, built as training builds them, on simulated ranks. The gradients are drawn from
-known laws, or recorded from a real training (the stream `recorded`; KEY=VALUE words describe that training).
+Methods are those of conf/sparsifier, built as in training, on simulated ranks. Gradients are drawn from known
+distributions, or recorded from a real training (the stream `recorded`, configured by KEY=VALUE).
 
     python -m experiments.compare --methods topk,cltk,micro --streams normal,recorded --world-sizes 4,16
     python -m experiments.compare --max-gb 8 model=resnet20 dataset=cifar10 dataset.root=DIR
 
-Writes compare.csv (a row per method, stream and number of workers), compare.md and figures; after Ctrl-C, of what is
-done so far.
+Writes compare.csv (a row per method, stream and number of workers), compare.md and figures; after Ctrl-C, those of the
+finished part.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from experiments.tools.shared.selection_times import REPEATS, wide_spread
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for a mistake, 1 where a method failed, 130 after Ctrl-C."""
+    """Run the command; return the exit code: 2 for a mistake, 1 if a method failed, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     return run_command(lambda: _run(words))
 
@@ -62,7 +62,7 @@ def _run(words: list[str]) -> int:
 
 @contextmanager
 def _progress_bar() -> Iterator[Callable[[str, int], None]]:
-    """Show on a terminal which measurement ended, and how many there are."""
+    """Show on a terminal the last finished measurement, and how many there are."""
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("measuring")
@@ -74,7 +74,7 @@ def _progress_bar() -> Iterator[Callable[[str, int], None]]:
 
 
 def check_options(options: argparse.Namespace) -> ComparisonSettings:
-    """Return what the command line asks for. Raises: UserError."""
+    """Return the settings of the command line. Raises: UserError."""
     methods = select_names(options.methods, known_methods(), "methods")
     given = vars(options) | {
         "methods": methods,
@@ -89,7 +89,7 @@ def check_options(options: argparse.Namespace) -> ComparisonSettings:
 
 
 def parser() -> Parser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = Parser("experiments.compare", description=__doc__)
     words, number, numbers = comma_list(str), whole_number(), comma_list(whole_number())
     lengths, default = comma_list_or_none(number), "100000,1000000,5000000,20000000"
@@ -97,14 +97,20 @@ def parser() -> Parser:
         ("--methods", words, [], "A,B", "names of conf/sparsifier; all by default"),
         ("--streams", words, [], "A,B", f"of {', '.join([*SHAPES, RECORDED])}; all by default"),
         ("--world-sizes", numbers, "2,4,8,16,32,64", "N,N", "numbers of workers (%(default)s)"),
-        ("--density", to_density, 0.01, None, "target of every method, in (0, 1] (%(default)s)"),
-        ("--densities", comma_list(to_density), [], "P,P", "further ones, for error over compression, last stream"),
+        ("--density", to_density, 0.01, None, "target density of every method, in (0, 1] (%(default)s)"),
+        (
+            "--densities",
+            comma_list(to_density),
+            [],
+            "P,P",
+            "more target densities, for error over compression on the last stream",
+        ),
         ("--numel", number, 50_000, None, "length d of drawn gradients (%(default)s)"),
         ("--steps", number, 60, None, "steps of each run (%(default)s)"),
         ("--seed", whole_number(0, LARGEST_SEED), 0, None, "of drawn gradients (%(default)s)"),
         ("--select-numel", lengths, default, "D,D", "lengths of timed selections, or the word none (%(default)s)"),
-        ("--repeats", number, REPEATS, None, "steps that each time is the median of (%(default)s)"),
-        ("--max-gb", to_positive, 1.0, None, "memory that gradients may take (%(default)s)"),
+        ("--repeats", number, REPEATS, None, "steps behind each median time (%(default)s)"),
+        ("--max-gb", to_positive, 1.0, None, "most memory for gradients (%(default)s)"),
     ]
     for name, kind, usual, metavar, help in options:
         parser.add_argument(name, type=kind, default=usual, metavar=metavar, help=help)

@@ -1,10 +1,10 @@
-"""What this machine can do, and whether sparsifying can pay on it: ``python -m experiments.doctor``.
+"""Check what this machine has, and predict whether sparsifying pays on it: ``python -m experiments.doctor``.
 
-    python -m experiments.doctor --nproc 8                     # can eight workers train here, and on what
-    python -m experiments.doctor --link-mbit 100,1000          # ... and what would pay on these links
+    python -m experiments.doctor --nproc 8                     # can eight workers train here, on which devices
+    python -m experiments.doctor --link-mbit 100,1000          # ... and which methods pay on these links
     python -m experiments.doctor --json
 
-Each check stands alone: what is not there (-) or fails (!) is one line, and the exit code stays 0.
+Checks are independent: a missing part (-) or a failed check (!) is one line, and the exit code stays 0.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from experiments.tools.doctor.findings import Finding, carry_out, show, to_json
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out all checks and show what they find; returns 0, 2 for a mistake, or 130 after Ctrl-C."""
+    """Run all checks and show their findings; return 0, 2 for a mistake, or 130 after Ctrl-C."""
     return run_command(lambda: _run(_parser().parse_args(arguments)))
 
 
@@ -52,7 +52,7 @@ def _checks(options: argparse.Namespace) -> dict[str, dict[str, Callable[[], Ite
 
 
 def _link(options: argparse.Namespace) -> Iterator[Finding]:
-    from experiments.tools.doctor.link import link  # torch, which --help need not wait for
+    from experiments.tools.doctor.link import link  # imports torch, which --help should not wait for
 
     yield from link(options.link_mbit, options.latency_us, options.nproc, options.trace)
 
@@ -60,10 +60,16 @@ def _link(options: argparse.Namespace) -> Iterator[Finding]:
 def _parser() -> Parser:
     parser = Parser("experiments.doctor", description=__doc__)
     add, workers, rates = parser.add_argument, whole_number(1, MOST_ON_A_MACHINE), comma_list(to_positive)
-    add("--nproc", type=workers, default=4, metavar="N", help="workers to ask about (%(default)s)")
-    add("--link-mbit", type=rates, default=[], metavar="RATE,RATE", help="other links to ask about, in Mbit/s")
-    add("--latency-us", type=to_positive, metavar="US", help="latency of those links; by default what is measured here")
-    help = "of experiments.profile backward, to predict with; else a published one"
+    add("--nproc", type=workers, default=4, metavar="N", help="number of workers to check for (%(default)s)")
+    add(
+        "--link-mbit",
+        type=rates,
+        default=[],
+        metavar="RATE,RATE",
+        help="rates of other links to predict for, in Mbit/s",
+    )
+    add("--latency-us", type=to_positive, metavar="US", help="latency of those links; by default as measured here")
+    help = "trace of experiments.profile backward for predictions; by default a published one"
     add("--trace", type=to_path, metavar="FILE", help=help)
     add("--json", action="store_true", help="one JSON document instead of text")
     return parser

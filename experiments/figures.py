@@ -1,4 +1,4 @@
-"""Redraw every figure and table from the run folders alone: ``python -m experiments.figures``."""
+"""Redraw all figures and tables from run folders: ``python -m experiments.figures``."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ RUNS = Path("results/runs")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
+    """Run the command; return the exit code: 2 for a mistake, 130 after Ctrl-C."""
     return run_command(lambda: _run(parser().parse_args(arguments)))
 
 
@@ -40,7 +40,7 @@ def _run(options: argparse.Namespace) -> int:
         raise UserError(f"{error.filename or 'the runs'}: {error.strerror or error}") from None
     if options.strict and (lines := unlike(frames.studies(), frames.origins)):
         raise UserError(f"runs side by side are of {'; '.join(lines)}: leave some out, or leave out --strict")
-    # A pipe has no width: wide enough that no name is cut.
+    # A pipe has no width: use one that cuts no names.
     console = Console(width=None if sys.stdout.isatty() else 120)
 
     try:
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def parser() -> Parser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     description = "Redraw every figure (PDF, PNG and the numbers as CSV) and the summary table from finished runs."
     epilog = "example: python -m experiments.figures dataset=digits sparsifier=dense,topk,micro"
     parser = Parser("experiments.figures", description=description, epilog=epilog)

@@ -16,7 +16,7 @@ TEXTS, IMAGES, FIGURES = ROOT / "results/published", ROOT / "docs/images", Path(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
+    """Run the command; return the exit code: 2 for a mistake, 130 after Ctrl-C."""
     return run_command(lambda: _run(parser().parse_args(arguments)))
 
 
@@ -36,7 +36,7 @@ def _run(options: argparse.Namespace) -> int:
         from experiments.sweeps.study import parts_of, planned_runs, studies
 
         for folder in options.runs:
-            in_folders(folder)  # a mistake is said before all studies are composed, which takes a while
+            in_folders(folder)  # reports a mistake before all studies are composed, which takes a while
         plans = {part: planned_runs(part) for study in studies() for part in parts_of(study)}
         for path in add(finished_rows(options.runs, [load_page(name) for name in page_names()], plans)):
             print(path)
@@ -50,7 +50,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def parser() -> Parser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     description = "Write pages of conf/page and their figures from the table of runs in results/published/runs."
     epilog = "example: python -m experiments.pages long --runs results/study"
     parser = Parser("experiments.pages", description=description, epilog=epilog)

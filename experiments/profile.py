@@ -1,12 +1,11 @@
-"""Measure what a plan of communication is made from: ``python -m experiments.profile backward|link|select``.
+"""Measure the inputs of schedules and simulations: ``python -m experiments.profile backward|link|select``.
 
 backward  when backward completes each gradient of a model: a trace
-link      how long each collective takes over its size: a table of the link
-select    what each method costs beside its collectives, over the number of elements: a table of selections
+link      seconds of each collective by size: a table of the link
+select    computation of each method by number of elements, without collectives: a table of selections
 
-Each writes one file and prints what is in it. The ranks are processes that the
-command starts; under torchrun or srun, on several hosts for instance, it joins the ranks it is given, and rank 0
-writes.
+Each writes one file and prints its content. The command starts its ranks; under torchrun or srun, for instance on
+several hosts, it joins their ranks, and rank 0 writes.
 
     python -m experiments.profile backward model=resnet18 dataset=cifar10 dataset.root=DIR --out trace.json
 """
@@ -29,7 +28,7 @@ from experiments.tools.ranks.group import measuring_ranks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
+    """Run the command; return the exit code: 2 for a mistake, 1 for a failed rank, 130 after Ctrl-C."""
     return run_command(lambda: _run(parser().parse_args(arguments)), stopped="nothing was written")
 
 
@@ -55,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def parser() -> Parser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = Parser("experiments.profile", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="backward|link|select")
     for module in (backward, link, select):
@@ -63,7 +62,9 @@ def parser() -> Parser:
         command.add_argument(
             "--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks to start (%(default)s)"
         )
-        command.add_argument("--device", default="auto", metavar="|".join(DEVICES), help="auto: GPUs where enough")
+        command.add_argument(
+            "--device", default="auto", metavar="|".join(DEVICES), help="auto: GPUs if there are enough"
+        )
         command.add_argument(
             "--out", type=to_path, default=Path(f"results/profile/{module.NAME}.json"), help="file (%(default)s)"
         )

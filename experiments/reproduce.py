@@ -1,9 +1,9 @@
 """Run a paper's study and draw its figures: ``python -m experiments.reproduce PAPER --scale small|medium|paper``.
 
-A paper is a file of conf/paper: commands in their order, for a laptop (small), as published (paper), and for some small
-models on real data for as long as they learn (medium). Runs that are
-finished are not run again, nor is a part whose command and inputs did not change. A part that fails ends the command.
-All that is found is collected in one page, page.md, and index.html for a browser, with the figures beside them.
+A paper is a file of conf/paper with a list of commands for each scale: for a laptop (small), for small models on real
+data until they have converged (medium), and as published (paper). Finished runs, and parts whose command and inputs did
+not change, are skipped. A failed part ends the command. Results are collected in one page, page.md, and index.html for
+a browser, in a folder with the figures.
 
     python -m experiments.reproduce micro --scale small
     python -m experiments.reproduce oktopk --scale paper --root DATA cluster=local
@@ -24,11 +24,11 @@ from experiments.tools.reproduce.papers import SCALES, known_papers, load_paper
 from experiments.tools.reproduce.parts import check, reproduce
 
 DATA = "data/cache"  # folder of the data sets
-SETTLED = ("output", "dataset.root")  # settings that are options here
+SETTLED = ("output", "dataset.root")  # settings with an option here
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for a mistake, 1 where a part failed, 130 after Ctrl-C."""
+    """Run the command; return the exit code: 2 for a mistake, 1 if a part failed, 130 after Ctrl-C."""
     return run_command(lambda: _run(parser().parse_intermixed_args(arguments)), stopped="the same command resumes")
 
 
@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _root(given: Path | None) -> str:
-    """Return the folder of the data sets. Raises: UserError: one is given, and is no folder."""
+    """Return the folder of the data sets. Raises: UserError: it is not a folder."""
     if given is not None and not given.expanduser().is_dir():
         raise UserError(
             f"--root must be the folder of the data sets, {given} is none: see python -m data.prepare --list"
@@ -61,14 +61,14 @@ def _root(given: Path | None) -> str:
 
 
 def parser() -> Parser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = Parser("experiments.reproduce", description=__doc__)
     parser.add_argument("paper", help=f"one of {', '.join(known_papers())}")
     add_settings(parser, help="settings for every run of its studies")
     parser.add_argument("--scale", default="small", help=f"one of {', '.join(SCALES)} (%(default)s)")
     parser.add_argument("--root", type=to_path, metavar="DIR", help=f"folder of the data sets ({DATA})")
     parser.add_argument("--out", type=to_path, metavar="DIR", help="results/papers/PAPER-SCALE by default")
-    parser.add_argument("--again", action="store_true", help="redo tables and figures that did not change, too")
+    parser.add_argument("--again", action="store_true", help="also redo unchanged tables and figures")
     return parser
 
 

@@ -1,15 +1,15 @@
-"""How a step would go on other networks, with up to thousands of workers: ``python -m experiments.simulate``.
+"""Predict a step on other networks, with up to thousands of workers: ``python -m experiments.simulate``.
 
-Puts together traces of models (``python -m experiments.profile backward``), models of networks (conf/networks.yaml,
-or a measured table) and schedules, and computes what a step takes: nothing is trained.
+Combines traces of models (``python -m experiments.profile backward``), models of networks (conf/networks.yaml, or a
+measured table) and schedules, and computes the time of a step: nothing is trained.
 
     python -m experiments.simulate --trace results/published/traces/resnet50.json --workers 4,64,1024
 
     python -m experiments.simulate --network nvlink_25gbe --two-level
 
-Writes tables (csv, simulate.md) and figures: speed-up over workers; when backward computes and each group travels; up
-to which bandwidth each method is faster than dense; the published gains of merged gradients beside ours. With
---two-level also levels.md, and figures of speed-up and bytes in one level and in two.
+Writes tables (csv, simulate.md) and figures: speed-up over workers; timelines of backward and exchanges; the bandwidth
+below which each method is faster than dense; gains of merged gradients, published and ours. With --two-level also
+levels.md, and figures of speed-up and bytes with one level and two.
 """
 
 import shlex
@@ -32,7 +32,7 @@ TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googl
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
+    """Run the command; return the exit code: 2 for a mistake, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     return run_command(lambda: _run(words), stopped="nothing was written")
 
@@ -51,10 +51,10 @@ check_options = setup_of  # before the first part of a paper runs
 
 
 def parser() -> Parser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = Parser("experiments.simulate", description=__doc__)
     add, names, numbers = parser.add_argument, comma_list(str), comma_list(whole_number())
-    help = "of models; the published by default"
+    help = "traces of models; by default the published ones"
     add("--trace", type=comma_list(to_path), default=TRACES, metavar="FILE,FILE", help=help)
     help = "of conf/networks.yaml, a yaml of such an entry with its name, or a table (json) of experiments.profile "
     help += "link, for its own number of workers only (%(default)s)"
@@ -76,7 +76,7 @@ def parser() -> Parser:
     add("--methods", type=names, default=methods, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
     add("--density", type=to_density, default=0.001, help="of sparse methods, in (0, 1] (%(default)s)")
     add("--grain", choices=list(GRAINS), default="layer", help="what a group is made of (%(default)s)")
-    add("--select", type=to_path, metavar="FILE", help="table of experiments.profile select; a formula by default")
+    add("--select", type=to_path, metavar="FILE", help="table of experiments.profile select; by default a formula")
     help = "bandwidth of memory in that formula, in GB/s; the default is an assumption of ours, neither measured nor "
     help += "published (%(default)s)"
     add("--memory-gb-s", type=to_positive, default=MEMORY_GB_S, help=help)

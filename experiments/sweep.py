@@ -42,10 +42,12 @@ def main() -> None:
 
 def _run(words: list[str]) -> int:
     parser = _parser(f"{_STUDY}: {', '.join(studies())}", epilog=_VERBS_HELP)
-    parser.add_argument("--list", action="store_true", help="show the runs and their state, start none")
-    parser.add_argument("--dry-run", action="store_true", help="the same; for SLURM: what would be submitted")
+    parser.add_argument("--list", action="store_true", help="show the runs and their state, start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the job script, submit nothing")
     parser.add_argument("--jobs", metavar="N", default="auto", help="runs at once; auto: by cores (%(default)s)")
-    parser.add_argument("--backend", choices=("local", "slurm"), default="local", help="where it runs (%(default)s)")
+    parser.add_argument(
+        "--backend", choices=("local", "slurm"), default="local", help="where runs are executed (%(default)s)"
+    )
     parser.add_argument("--on-error", choices=("continue", "stop"), default="continue", help="after a failed run")
     given = parser.parse_intermixed_args(words)
     if read_rank_environment():

@@ -1,14 +1,14 @@
 """Check the theory of top-k, or of FFT, on the gradients of a real training: ``python -m experiments.theory``.
 
-Trains with top-k and error feedback on simulated workers and looks at rank 0's accumulators (gradient + residual) in an
-early, a middle and a late step: are they bell-shaped, does the curve of their squared magnitudes stay below its line,
-does the error of top-k keep within (1 - k/d)^2, and what does each way to find the largest cost.
+Trains with top-k and error feedback on simulated workers and examines rank 0's accumulators (gradient + residual) in an
+early, a middle and a late step: whether they are bell-shaped, whether the curve of their squared magnitudes is below
+its line, whether the error of top-k is within (1 - k/d)^2, and what each way to find the largest magnitudes costs.
 
     python -m experiments.theory --density 0.001 model=resnet20 dataset=cifar10 dataset.root=DIR
 
-Source of the theory: Shi, Chu, Cheung and See, arXiv 1911.08772. Writes theory.csv, theory.md and figures. --of fft: it
-trains with FFT sparsification instead, and draws the distribution of gradients and frequencies, the numbers and the
-error of the range-based float, what each stage costs, and the link at which they pay.
+Source of the theory: Shi, Chu, Cheung and See, arXiv 1911.08772. Writes theory.csv, theory.md and figures. --of fft
+trains with FFT sparsification instead, and draws the distribution of gradients and frequencies, the values and the
+error of the range-based float, the cost of each stage, and the rate of a link at which it pays.
 """
 
 import sys
@@ -31,7 +31,7 @@ from experiments.tools.theory.measure import accumulators, check, operator_times
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for a mistake, 130 after Ctrl-C."""
+    """Run the command; return the exit code: 2 for a mistake, 130 after Ctrl-C."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     return run_command(lambda: _run(words), stopped="what was written before stays")
 
@@ -67,18 +67,18 @@ def _run(words: list[str]) -> int:
 
 
 def parser() -> Parser:
-    """Return what reads the command line."""
+    """Return the parser of the command line."""
     parser = Parser("experiments.theory", description=__doc__)
     add, lengths = parser.add_argument, comma_list_or_none(whole_number())
     add("--world-size", type=whole_number(), default=4, help="simulated workers (%(default)s)")
     add("--of", choices=("topk", "fft"), default="topk", help="whose theory (%(default)s)")
-    add("--density", type=to_density, default=0.01, help="of top-k, in (0, 1] (%(default)s)")
-    steps, help = comma_list(whole_number(0)), "steps to look at, from 0 (%(default)s)"
+    add("--density", type=to_density, default=0.01, help="density of top-k, in (0, 1] (%(default)s)")
+    steps, help = comma_list(whole_number(0)), "steps to examine, from 0 (%(default)s)"
     add("--steps", type=steps, default="5,50,150", metavar="N,N", help=help)
     default = "100000,1000000,5000000,20000000"
-    help = "lengths at which the operators are timed; the word none leaves it out (%(default)s)"
+    help = "lengths at which operators are timed, or none (%(default)s)"
     add("--numel", type=lengths, default=default, metavar="D,D", help=help)
-    help = "steps that each time is the median of (%(default)s)"
+    help = "steps behind each median time (%(default)s)"
     add("--repeats", type=whole_number(), default=REPEATS, help=help)
     add_out(parser, "results/figures/theory")
     add_settings(parser, help="the training, as for experiments.train; its default model and data when none is given")

@@ -1,4 +1,4 @@
-"""Make the W&B mirror of runs again, from their folders alone: ``python -m experiments.track RUN_FOLDER``."""
+"""Recreate the W&B mirror of runs from their folders: ``python -m experiments.track RUN_FOLDER``."""
 
 import argparse
 import sys
@@ -19,7 +19,7 @@ from experiments.tracking.wandb_mirror import mirror
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 2 for a mistake, 1 where W&B fails, 130 after Ctrl-C."""
+    """Run the command; return the exit code: 2 for a mistake, 1 if W&B fails, 130 after Ctrl-C."""
     return run_command(lambda: _run(_parser().parse_args(arguments)))
 
 
@@ -34,7 +34,7 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{where}: upload it with: wandb sync {where}" if tracking.mode == "offline" else where)
     except UserError:
         raise
-    except Exception as error:  # whatever wandb raises
+    except Exception as error:  # any error of wandb
         print_error(f"W&B: {one_line(error)}")
         return 1
     return 0
@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "experiments.track",
-        description="Make the W&B mirror of runs from their folders, in place of the one that they had.",
+        description="Recreate the W&B mirror of runs from their folders, replacing the earlier one.",
         epilog="example: python -m experiments.track results/runs/* --mode offline",
     )
     parser.add_argument("folders", type=to_path, nargs="+", metavar="RUN_FOLDER", help="what a run left behind")
@@ -54,7 +54,7 @@ def _parser() -> Parser:
 
 
 def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
-    """Return the options given, completed by the settings of the run. Raises: UserError: it is no run, or damaged."""
+    """Return the given options, completed by the run's settings. Raises: UserError: not a run, or damaged."""
     for path in (folder.config_path, folder.manifest_path):
         if not path.exists():
             raise UserError(f"{folder.path} has no {path.name}: name the folder of a run that has begun")

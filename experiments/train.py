@@ -3,12 +3,12 @@
     python -m experiments.train model=resnet20 dataset=cifar10 dataset.root=DIR sparsifier=micro density=0.001
     python -m experiments.train -m sparsifier=dense,topk,micro seed=0,1
 
-The command starts its own workers; under torchrun or srun it joins the ranks that these start. A finished run is not
-run again. An unfinished run resumes from its last checkpoint, and records what came after it anew. Ctrl-C, SIGTERM and
-SIGUSR1 save a run and stop it; a second Ctrl-C does not wait for that.
+The command starts its workers; under torchrun or srun it joins their ranks. A finished run is skipped. An unfinished
+run resumes from its last checkpoint and rewrites later records. Ctrl-C, SIGTERM and SIGUSR1 save a run and stop it; a
+second Ctrl-C stops without saving.
 
-Words are those of Hydra. micro-train is the same command; eval "$(micro-train -sc install=bash)" has a shell complete
-it.
+The command line is Hydra's. micro-train is the same command; eval "$(micro-train -sc install=bash)" completes it in a
+shell.
 """
 
 import sys
@@ -29,20 +29,20 @@ from experiments.launching.rank_environment import check_shape, read_rank_enviro
 
 @hydra.main(config_path=str(CONF), config_name=NAME, version_base="1.3")
 def run(composed: DictConfig) -> float | None:
-    """Carry out one run; return its last measure, which a sweeper may optimize."""
+    """Run one training; return its last measure, which a sweeper may optimize."""
     job = HydraConfig.get()
-    with job_of_hydra(), chdir(job.runtime.cwd):  # where the command was given, also with hydra.job.chdir=true
+    with job_of_hydra(), chdir(job.runtime.cwd):  # the directory of the command, even with hydra.job.chdir=true
         ranks = read_rank_environment()
         if ranks:
             check_shape(job.overrides.task, ranks)
         config = typed(composed, joined_world_size=ranks.world_size if ranks else None)
-        from experiments.training.run import carry_out  # imports torch: most mistakes are reported before that
+        from experiments.training.run import carry_out  # imports torch: report most mistakes before
 
         return carry_out(config, ranks)
 
 
 def main() -> None:
-    """Run the command line; exit 2 for a mistake, 1 for a failed run."""
+    """Run the command; exit 2 for a mistake, 1 for a failed run."""
     code = run_command(lambda: _run(sys.argv[1:]), at_stop=leave)
     if code:
         sys.exit(code)
@@ -51,7 +51,7 @@ def main() -> None:
 def _run(words: list[str]) -> int:
     try:
         return run_by_hydra(run, words)
-    except RunFailed as error:  # of a launcher, which knows jobs and no runs
+    except RunFailed as error:  # from a launcher, which knows jobs, not runs
         from experiments.training.multirun import not_done
 
         names = not_done()

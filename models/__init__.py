@@ -1,6 +1,6 @@
 """Networks as plain ``nn.Module``: `build` one by name, `names` lists them.
 
-Adding a model means adding a file here whose function carries ``@register(kind)``; no list names the files.
+To add a model, add a file here with a function decorated by ``@register(kind)``; no list of files is needed.
 """
 
 import importlib

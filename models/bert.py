@@ -1,4 +1,4 @@
-"""BERT: an encoder that fills in masked words, reading both sides of them.
+"""BERT: a transformer encoder that predicts masked words from both sides.
 
 Source: Devlin, Chang, Lee & Toutanova, BERT: Pre-training of Deep Bidirectional Transformers for Language
 Understanding, NAACL 2019, arXiv 1810.04805.
@@ -10,7 +10,7 @@ from models.registry import positive, probability, register
 
 
 class MaskedLanguageModel(nn.Module):
-    """Words to logits of the words in their places: a network of the transformers library, with plain tensors."""
+    """Maps words to logits at each position: wraps a network of transformers to use plain tensors."""
 
     def __init__(self, network: nn.Module, max_length: int) -> None:
         super().__init__()
@@ -48,12 +48,12 @@ def bert_base(
 
     Args:
         hidden: width of the embeddings and of every layer.
-        intermediate: width inside a layer's feed-forward half.
-        max_length: number of learnt positions, and so the longest row.
+        intermediate: width inside a layer's feed-forward part.
+        max_length: number of learnt positions, the longest row.
         dropout: share of values and of attention weights set to zero in training.
 
-    Differences from the paper: no next-sentence head and no layers that only it needs; all rows have the first
-    segment's embedding. There is no padding: every row is full.
+    Differences from the paper: no next-sentence head, nor layers that only it needs; all rows have the first segment's
+    embedding. There is no padding: every row is full.
 
     Raises:
         ValueError: a setting out of range, or transformers is not installed.
@@ -65,7 +65,7 @@ def bert_base(
         raise ValueError(f"hidden must be a multiple of num_heads, got {hidden} and {num_heads}")
     try:
         from transformers import BertConfig, BertForMaskedLM
-    except ImportError as error:  # the library itself, or what it needs in turn
+    except ImportError as error:  # the library or one of its dependencies
         reason = str(error).splitlines()[0]
         raise ValueError(f"model bert_base needs transformers: pip install transformers ({reason})") from None
     config = BertConfig(

@@ -1,4 +1,4 @@
-"""The character-aware language model: it reads words as characters and predicts words.
+"""The character-aware language model (CNN-LSTM): reads words as characters and predicts words.
 
 Source: Kim, Jernite, Sontag & Rush, Character-Aware Neural Language Models, AAAI 2016, arXiv 1508.06615.
 """
@@ -16,12 +16,12 @@ Carry = tuple[Tensor, Tensor]  # the hidden and the cell states, (num_layers, ba
 CHARACTER_WIDTH = 15  # of a character's embedding; table 2
 NUM_LSTM_LAYERS = 2  # table 2
 INITIAL_RANGE = 0.05  # of all parameters; the paper's paragraph on optimisation
-GATE_BIAS = -2.0  # gates start nearly closed: a highway first passes its input on
+GATE_BIAS = -2.0  # gates start nearly closed: a highway first passes its input through
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """A column of table 2: filters of each width of convolution, highway layers, width of the LSTM."""
+    """A column of table 2: filters per convolution width, number of highway layers, width of the LSTM."""
 
     filters: Mapping[int, int]
     num_highways: int
@@ -49,7 +49,7 @@ class Highway(nn.Module):
 
 
 class WordReader(nn.Module):
-    """Letters to one vector: convolutions of several widths, the largest value of each filter, highways."""
+    """Maps letters to one vector: convolutions of several widths, max over positions, highways."""
 
     def __init__(self, num_characters: int, architecture: Architecture) -> None:
         super().__init__()
@@ -62,16 +62,16 @@ class WordReader(nn.Module):
         self.highways = nn.Sequential(*(Highway(self.width) for _ in range(architecture.num_highways)))
 
     def forward(self, letters: Tensor) -> Tensor:
-        """Map (num, word_length) int64 characters, 0 behind a word's end, to (num, width)."""
+        """Map (num, word_length) int64 characters, padded with 0, to (num, width)."""
         missing = max(0, self.widest - letters.shape[1])  # the widest convolution needs at least that many
         signals = self.embedding(F.pad(letters, (0, missing))).transpose(1, 2)
-        # tanh is increasing, so the maximum can be taken first, which leaves fewer values for tanh.
+        # tanh is increasing, so taking the maximum first leaves fewer values for tanh.
         features = [torch.tanh(convolution(signals).amax(dim=2)) for convolution in self.convolutions]
         return self.highways(torch.cat(features, dim=1))
 
 
 class CharacterLanguageModel(nn.Module):
-    """Words, read letter by letter, to logits of the next words.
+    """Maps words, read letter by letter, to logits of the next words.
 
     Attributes:
         spelling: (num_words, word_length) int64 buffer, the characters of every word; 0 is padding. It is zero until
@@ -99,7 +99,7 @@ class CharacterLanguageModel(nn.Module):
             carry: what the steps before returned, or None at the beginning of the text.
         """
         # A word has the same characters wherever it occurs, so each distinct word is read once.
-        distinct, places = torch.unique(words, return_inverse=True)  # host sync: how many there are
+        distinct, places = torch.unique(words, return_inverse=True)  # host sync: their number
         vectors = F.embedding(places, self.reader(self.spelling[distinct]))
         outputs, carry = self.lstm(vectors, carry)
         return self.decoder(self.dropout(outputs)), carry
@@ -117,7 +117,7 @@ class CharacterLanguageModel(nn.Module):
 def cnn_lstm(
     *, num_words: int, num_characters: int, word_length: int, size: str = "small", dropout: float = 0.5
 ) -> nn.Module:
-    """The paper's character-level model; the caller, who has the text, fills its buffer ``spelling``.
+    """Build the paper's character-level model; the caller fills its buffer ``spelling`` from the text.
 
     5,312,515 parameters for 10,000 words and 51 characters with size small, 19,373,165 with large: the paper's 5 and
     19 million for the Penn Treebank.

@@ -17,7 +17,7 @@ AUXILIARY_WEIGHT = 0.3  # section 5
 
 
 class Widths(NamedTuple):
-    """Channels of an inception module's branches, as table 1 has them."""
+    """Channels of an inception module's branches, as in table 1."""
 
     one: int
     reduce3: int
@@ -50,7 +50,7 @@ def conv_relu(in_channels: int, out_channels: int, size: int, *, stride: int = 1
 
 
 class Inception(nn.Module):
-    """1x1, 3x3 and 5x5 convolutions and a max-pooling side by side, their channels in a row.
+    """Parallel 1x1, 3x3 and 5x5 convolutions and a max-pooling, with concatenated channels.
 
     Args:
         conv: makes a convolution of (in_channels, out_channels, size).
@@ -76,7 +76,7 @@ class Inception(nn.Module):
 def stage(
     in_channels: int, modules: Sequence[Widths], *, conv: Conv = conv_relu, five: Sequence[int] = (5,)
 ) -> nn.Sequential:
-    """Return inception modules one after the other."""
+    """Return inception modules in sequence."""
     before = (in_channels, *(widths.total for widths in modules[:-1]))
     pairs = zip(before, modules, strict=True)
     return nn.Sequential(*(Inception(width, widths, conv=conv, five=five) for width, widths in pairs))
@@ -149,20 +149,19 @@ def initialise_(net: nn.Module) -> None:
 
 @register("images")
 def googlenet(*, in_channels: int, num_classes: int, auxiliary: bool = False) -> nn.Module:
-    """GoogLeNet without batch normalisation, for images of ImageNet's size; smaller ones work too.
+    """GoogLeNet without batch normalisation, for images of ImageNet's size; smaller images work too.
 
     6,998,552 parameters in 116 tensors for 3 channels and 1000 classes; 13,378,280 in 128 with the auxiliary heads.
 
     Args:
         auxiliary: add the two classifiers on intermediate features, which are used in training only.
 
-    Differences from the paper: a model maps images to logits only, so the auxiliary heads cannot have losses of
-    their own. Their logits, weighted by 0.3 as the paper weights the losses, are added to the main ones in training:
-    gradients have the sizes and the computation of the paper's, but the network learns something else. The heads
-    pool to 4x4 at any image size.
+    Differences from the paper: models here return only one output, so the auxiliary heads have no separate losses. In
+    training their logits are added to the main ones with the paper's loss weight, 0.3: sizes and computation of
+    gradients are the paper's, but the training objective is not. The heads pool to 4x4 at any image size.
 
     Raises:
-        ValueError: auxiliary is neither true nor false.
+        ValueError: auxiliary is not a boolean.
     """
     if not isinstance(auxiliary, bool):
         raise ValueError(f"auxiliary must be true or false, got {auxiliary!r}")

@@ -38,14 +38,14 @@ class GoogLeNetCifar(nn.Module):
 
 @register("images")
 def googlenet_cifar(*, in_channels: int, num_classes: int) -> nn.Module:
-    """GoogLeNet as the CIFAR studies of gradient sparsification use it; larger and smaller images work too.
+    """GoogLeNet as in the CIFAR studies of gradient sparsification; larger and smaller images work too.
 
     6,166,250 parameters for 3 channels and 10 classes, 6,258,500 for 100 classes.
 
     Differences from the paper's ImageNet network: the stem is one 3x3 convolution of stride 1 with 192 channels; batch
-    normalisation follows every convolution and there is no other normalisation; two 3x3 convolutions replace a 5x5;
-    no dropout and no auxiliary heads. The convolutions keep the biases that batch normalisation cancels, which the
-    published numbers of parameters include.
+    normalisation after every convolution and no other normalisation; two 3x3 convolutions replace a 5x5; no dropout and
+    no auxiliary heads. Convolutions keep biases, which batch normalisation cancels, because the published numbers of
+    parameters include them.
     """
     return GoogLeNetCifar(in_channels=in_channels, num_classes=num_classes)
 

@@ -1,7 +1,7 @@
-"""A decoder of the GPT family: it predicts each word from those before it in a window.
+"""GPT-2: a transformer decoder that predicts each word from the words before it.
 
 Source: Radford, Wu, Child, Luan, Amodei & Sutskever, Language Models are Unsupervised Multitask Learners, 2019, for the
-layers, their order and their first values; Su et al., RoFormer, 2021, arXiv 2104.09864, for positions by rotation.
+layers, their order and initialisation; Su et al., RoFormer, 2021, arXiv 2104.09864, for rotary positions.
 """
 
 import math
@@ -18,7 +18,7 @@ ROPE_BASE = 10_000.0
 
 
 class Attention(nn.Module):
-    """Each place looks at itself and at those before it."""
+    """Causal self-attention."""
 
     def __init__(self, *, hidden: int, num_heads: int, dropout: float, is_rotated: bool) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Attention(nn.Module):
 
 
 def rotated(heads: Tensor) -> Tensor:
-    """Return (batch, num_heads, steps, width), each pair of numbers turned by an angle that grows with its place."""
+    """Apply rotary position embedding to (batch, num_heads, steps, width)."""
     steps, width = heads.shape[-2:]
     speeds = ROPE_BASE ** (-torch.arange(0, width, 2, device=heads.device, dtype=torch.float32) / width)
     angles = torch.arange(steps, device=heads.device, dtype=torch.float32)[:, None] * speeds
@@ -48,7 +48,7 @@ def rotated(heads: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    """Attention and two linear maps, each behind a norm and added to what it was given."""
+    """A pre-norm transformer layer: attention, then two linear maps, each with a residual connection."""
 
     def __init__(self, *, hidden: int, num_heads: int, dropout: float, is_rotated: bool) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Words to logits of the next words; the last map is the embedding's."""
+    """Maps words to logits of the next words; the output layer shares the embedding's weight."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Decoder(nn.Module):
         self._initialize(num_layers)
 
     def _initialize(self, num_layers: int) -> None:
-        """Draw all weights; maps whose output is added up over the layers are smaller the more of them there are."""
+        """Draw all weights; layers that write to the residual stream are scaled down with the number of layers."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 is_added = name.endswith(("attention.output", "narrow"))
@@ -102,10 +102,10 @@ class Decoder(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def flops_per_word(self, length: int) -> int:
-        """Return the operations that forward takes for each word of a row of ``length``: products and sums of matrices.
+        """Return the floating-point operations of forward per word in a row of ``length``, of matrix products only.
 
-        A map of m numbers takes 2 m, the tied embedding counts as the last map. Attention takes 4 hidden for each word
-        of the row, in each layer, as if each word looked at all others.
+        A linear layer with m weights counts 2 m, including the tied output layer; attention, 4 * hidden * length per
+        layer, without the saving of the causal mask.
         """
         maps = [module.weight for module in self.modules() if isinstance(module, nn.Linear)]
         hidden = self.embedding.weight.shape[1]
@@ -117,7 +117,7 @@ class Decoder(nn.Module):
 
         Args:
             words: a window of each row's text.
-            carry: not used: a window knows nothing of the one before.
+            carry: ignored; windows are independent.
 
         Raises:
             ValueError: more steps than max_length.
@@ -148,15 +148,15 @@ def gpt(
     positions: str = "learned",
     dropout: float = 0.0,
 ) -> nn.Module:
-    """A GPT-2 with tied embeddings.
+    """Build a GPT-2 with tied embeddings.
 
-    124,439,808 parameters for GPT-2's 50,257 words. For 256 bytes, with positions by rotation: 31,655,936 with 10
-    layers of 512, 10,745,856 with 6 of 384, 826,112 with 4 of 128.
+    124,439,808 parameters for GPT-2's 50,257 words. For 256 bytes, with rotary positions: 31,655,936 with 10 layers of
+    512, 10,745,856 with 6 of 384, 826,112 with 4 of 128.
 
     Args:
         hidden: width of the embeddings and of every layer.
-        max_length: the longest row; with learned positions as many are learnt.
-        positions: 'learned', as in GPT-2, or 'rope', by rotation.
+        max_length: the longest row; also the number of learned positions.
+        positions: 'learned', as in GPT-2, or 'rope', rotary.
         dropout: share of values and of attention weights set to zero in training.
 
     Raises:

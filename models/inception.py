@@ -14,7 +14,7 @@ DROPOUT = 0.2  # figure 9 keeps 0.8
 SMALLEST_IMAGE = {
     "imagenet": 75,
     "cifar": 23,
-}  # pixels of a side: of smaller images, unpadded convolutions and poolings leave nothing
+}  # pixels of a side; smaller images shrink to nothing
 
 
 @register("images")
@@ -26,9 +26,9 @@ def inception_v4(*, in_channels: int, num_classes: int, image_size: int, stem: s
     Args:
         stem: ``imagenet``, the paper's, for images of at least 75 pixels; or ``cifar``, for at least 23.
 
-    Differences from the paper: with stem ``cifar`` the first convolution and the first pair of pooling and convolution
-    side by side have stride 1 in place of 2, so that an image of 32 pixels reaches the last stage at 2x2. Weights start
-    as timm leaves them, by torch's default.
+    Differences from the paper: with stem ``cifar`` the first convolution and the first parallel pair of pooling and
+    convolution have stride 1 instead of 2, so a 32-pixel image reaches the last stage at 2x2. Weights have timm's
+    initialisation, torch's default.
 
     Raises:
         ValueError: no such stem, the images are too small for it, or timm is not installed.

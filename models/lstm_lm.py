@@ -1,8 +1,8 @@
-"""The recurrent language model: an embedding, LSTM layers, and a decoder that shares the embedding's weight.
+"""The LSTM language model: an embedding, LSTM layers, and a decoder with the embedding's weight.
 
-Source: Zaremba, Sutskever & Vinyals, Recurrent Neural Network Regularization, 2014, arXiv 1409.2329, for the
-places of dropout; Press & Wolf, Using the Output Embedding to Improve Language Models, EACL 2017, arXiv 1608.05859,
-for the tied decoder.
+Source: Zaremba, Sutskever & Vinyals, Recurrent Neural Network Regularization, 2014, arXiv 1409.2329, for the positions
+of dropout; Press & Wolf, Using the Output Embedding to Improve Language Models, EACL 2017, arXiv 1608.05859, for the
+tied decoder.
 """
 
 from torch import Tensor, nn
@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from models.registry import positive, probability, register
 
 Carry = tuple[Tensor, Tensor]  # the hidden and the cell states, (num_layers, batch, hidden) each
-INITIAL_RANGE = 0.1  # of embedding and decoder in PyTorch's word language model
+INITIAL_RANGE = 0.1  # of embedding and decoder in PyTorch's example word_language_model
 
 
 class LanguageModel(nn.Module):
-    """Words to logits of the next words; dropout behind the embedding, between the layers and before the decoder."""
+    """Maps words to logits of the next words; dropout after the embedding, between layers and before the decoder."""
 
     def __init__(self, *, num_words: int, hidden: int, num_layers: int, dropout: float, tied: bool) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class LanguageModel(nn.Module):
             hidden,
             num_layers,
             batch_first=True,
-            dropout=dropout if num_layers > 1 else 0.0,  # with one layer there is nowhere to put it, and torch warns
+            dropout=dropout if num_layers > 1 else 0.0,  # torch warns about dropout with a single layer
         )
         self.dropout = nn.Dropout(dropout)
         self.decoder = nn.Linear(hidden, num_words)
@@ -40,7 +40,7 @@ class LanguageModel(nn.Module):
 
         Args:
             words: the next steps of each row's text.
-            carry: what the steps before returned, or None at the beginning of the text.
+            carry: the state returned by the previous call, or None at the beginning of the text.
         """
         outputs, carry = self.lstm(self.dropout(self.embedding(words)), carry)
         return self.decoder(self.dropout(outputs)), carry
@@ -50,18 +50,17 @@ class LanguageModel(nn.Module):
 def lstm(
     *, num_words: int, hidden: int = 650, num_layers: int = 3, dropout: float = 0.4, tied: bool = True
 ) -> nn.Module:
-    """The LSTM that the studies of MiCRO's authors train on WikiText-2.
+    """Build the LSTM that the authors of MiCRO train on WikiText-2.
 
-    28,949,319 parameters for 28,869 words, the count of the authors' scripts; 31,819,578 for the 33,278 words of
-    WikiText-2's vocabulary.
+    28,949,319 parameters for 28,869 words, as in the authors' scripts; 31,819,578 for WikiText-2's 33,278 words.
 
     Args:
         hidden: width of the embedding and of every layer.
         dropout: share of values set to zero in training.
         tied: let the decoder share the embedding's weight.
 
-    Initialised as the word language model of PyTorch's examples: embedding and decoder uniform in +-0.1, the decoder's
-    bias zero, the layers as `torch.nn.LSTM` is.
+    Initialised as in PyTorch's example word_language_model: embedding and decoder uniform in +-0.1, the decoder's bias
+    zero, the layers as in `torch.nn.LSTM`.
 
     Raises:
         ValueError: a setting out of range.

@@ -1,4 +1,4 @@
-"""The multilayer perceptron: the smallest model with more than one layer."""
+"""The multilayer perceptron, the smallest model here."""
 
 from torch import Tensor, nn
 
@@ -31,7 +31,7 @@ class MLP(nn.Module):
         """Map (batch, in_channels, image_size, image_size) float32 images to (batch, num_classes) logits.
 
         Raises:
-            ValueError: the images have another shape than the one the model was built for.
+            ValueError: the images have another shape than the model was built for.
         """
         if tuple(inputs.shape[1:]) != self.image_shape:
             raise ValueError(
@@ -43,7 +43,7 @@ class MLP(nn.Module):
 
 @register("images")
 def mlp(*, in_channels: int, num_classes: int, image_size: int, hidden: int = 64) -> nn.Module:
-    """A perceptron with two hidden layers of width ``hidden`` for square images of side ``image_size``.
+    """Build a perceptron with two hidden layers of width ``hidden`` for square images of side ``image_size``.
 
     8,970 parameters for 8x8 images of 1 channel, 10 classes and the default width.
 

@@ -1,4 +1,4 @@
-"""Neural matrix factorisation: how much a user likes an item.
+"""Neural matrix factorisation (NeuMF), which predicts how much a user likes an item.
 
 Source: He, Liao, Zhang, Nie, Hu & Chua, Neural Collaborative Filtering, WWW 2017, arXiv 1708.05031, section 3.4.
 """
@@ -15,10 +15,10 @@ EMBEDDING_STD = 0.01  # section 4.1
 
 
 class NeuMF(nn.Module):
-    """A product of factors beside a perceptron, each with its own embeddings; one linear layer weighs both.
+    """A product of factors and a perceptron, each with its own embeddings, combined by a linear layer.
 
     Initialised as in NVIDIA's implementation (DeepLearningExamples): embeddings normal, the perceptron by Glorot &
-    Bengio's uniform rule, the last layer uniform in +-sqrt(3 / fan-in), biases as `torch.nn.Linear` has them.
+    Bengio's uniform rule, the last layer uniform in +-sqrt(3 / fan-in), biases as in `torch.nn.Linear`.
     """
 
     def __init__(self, *, num_users: int, num_items: int, factors: int, layers: Sequence[int], dropout: float) -> None:
@@ -57,17 +57,16 @@ def neumf(
     layers: Sequence[int] = (256, 256, 128, 64),
     dropout: float = 0.5,
 ) -> nn.Module:
-    """NeuMF with the sizes of NVIDIA's implementation, which the studies of MiCRO's authors train on MovieLens-20M.
+    """Build NeuMF with the sizes of NVIDIA's implementation, which the authors of MiCRO train on MovieLens-20M.
 
     31,832,577 parameters for its 138,493 users and 26,744 items.
 
     Args:
-        factors: width of the embeddings whose product is taken.
-        layers: widths along the perceptron; the first is that of its input, a user's and an item's embedding in a row.
-        dropout: share of values set to zero in training, behind every layer of the perceptron.
+        factors: width of the multiplied embeddings.
+        layers: widths of the perceptron; the first is that of its input, the concatenated embeddings of user and item.
+        dropout: share of values set to zero in training, after every layer of the perceptron.
 
-    Differences from the paper: both halves are trained together from the start; the paper also trains each by itself
-    first. Dropout is added.
+    Differences from the paper: both halves are trained together from the start (paper: first separately); dropout.
 
     Raises:
         ValueError: a setting out of range.

@@ -1,4 +1,4 @@
-"""Models by name: each file of this package registers what it holds."""
+"""The registry of models: each file of this package registers its models by name."""
 
 import difflib
 import inspect
@@ -8,15 +8,15 @@ from typing import Literal, TypeVar
 
 from torch import nn
 
-# What a model learns from, and so how it is called:
+# The kind of data of a model determines its call:
 #   images        (batch, in_channels, height, width) float32 -> (batch, num_classes) logits
 #   text          (batch, steps) int64 words, and the carry or None -> (batch, steps, num_words) logits of the words
 #                 that follow, and the new carry: a tuple of tensors whose second dimension is the batch
-#   masked_text   (batch, steps) int64 words -> (batch, steps, num_words) logits of the words in these places
+#   masked_text   (batch, steps) int64 words -> (batch, steps, num_words) logits of the words at these positions
 #   interactions  (batch,) users and (batch,) items -> (batch,) logits
 Kind = Literal["images", "text", "masked_text", "interactions"]
 
-# Sizes that a data set gives a model; all other arguments of a builder are settings.
+# Sizes that come from the data set; all other arguments of a builder are settings.
 SIZES = (
     *("in_channels", "num_classes", "image_size"),
     *("num_words", "num_characters", "word_length"),
@@ -42,7 +42,7 @@ _ENTRIES: dict[str, _Entry] = {}
 def register(kind: Kind) -> Callable[[Builder], Builder]:
     """Register a function ``(*, sizes..., settings...) -> nn.Module`` under its own name.
 
-    The sizes it needs are those of its arguments that are in ``SIZES``.
+    It needs those sizes of ``SIZES`` that are among its arguments.
     """
 
     def enter(builder: Builder) -> Builder:
@@ -56,12 +56,12 @@ def register(kind: Kind) -> Callable[[Builder], Builder]:
 
 
 def names() -> list[str]:
-    """Return the names that `build` knows, sorted."""
+    """Return the names of all models, sorted."""
     return sorted(_ENTRIES)
 
 
 def kind_of(name: str) -> Kind:
-    """Return what a model learns from.
+    """Return the kind of data that a model learns from.
 
     Raises:
         ValueError: no such model.
@@ -70,16 +70,16 @@ def kind_of(name: str) -> Kind:
 
 
 def build(name: str, *, sizes: Mapping[str, int], **settings: object) -> nn.Module:
-    """Build a model; its weights follow torch's global generator, so seed that first.
+    """Build a model. Its weights are drawn from torch's global generator, so seed that first.
 
     Args:
         name: one of `names()`.
-        sizes: of the data set, such as in_channels and num_classes, each at least 1; more than needed is fine.
+        sizes: of the data set, such as in_channels and num_classes, each at least 1; extra ones are ignored.
         settings: of this model, such as ``hidden`` of the mlp.
     Returns:
-        a module; its kind says how it is called.
+        a module; its kind determines how it is called.
     Raises:
-        ValueError: the name, a setting or a value is unknown, or a size that the model needs is missing.
+        ValueError: the name, a setting or a value is unknown, or a needed size is missing.
     """
     entry = _entry(name)
     needed = [size for size in SIZES if size in entry.parameters]

@@ -1,4 +1,4 @@
-"""Residual networks, for small images and for ImageNet's.
+"""Residual networks (ResNet), for small images and for ImageNet.
 
 Source: He, Zhang, Ren & Sun, Deep Residual Learning for Image Recognition, CVPR 2016, arXiv 1512.03385.
 """
@@ -13,7 +13,7 @@ from models.registry import register
 
 Shortcut = Callable[[int, int, int], nn.Module]  # (in_channels, out_channels, stride) -> module
 Block = Callable[[int, int, int], nn.Module]  # the same
-EXPANSION = 4  # how much wider a bottleneck's output is than its inside
+EXPANSION = 4  # a bottleneck's outer width relative to its inner width
 
 
 class PadShortcut(nn.Module):
@@ -38,7 +38,7 @@ def projection_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is the identity where the shape stays."""
+    """Two 3x3 convolutions with a shortcut, the identity if the shape stays."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
@@ -56,10 +56,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 1x1, a 3x3 and a 1x1 convolution beside a shortcut; inside it is a quarter as wide as outside.
+    """A 1x1, a 3x3 and a 1x1 convolution with a shortcut; the inner width is a quarter of the outer.
 
-    Differences from the paper: the stride is that of the 3x3 convolution, not of the first, so that no input is
-    skipped. The number of parameters is the same.
+    Differences from the paper: the 3x3 convolution has the stride, not the first 1x1, so no input is skipped. The
+    number of parameters is the same.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, shortcut: Shortcut) -> None:
@@ -82,10 +82,10 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem, stages of blocks that halve the image from the second stage on, and a linear head.
+    """A stem, stages of blocks (from the second on they halve the image), and a linear head.
 
-    Initialised as in He et al., ICCV 2015, arXiv 1502.01852: convolutions by the fan-out rule that the authors'
-    released code uses, batch normalisation to the identity, the biases of convolutions and head to zero.
+    Initialised as in He et al., ICCV 2015, arXiv 1502.01852: convolutions by the fan-out rule of the authors' code,
+    batch normalisation to the identity, biases of convolutions and head to zero.
     """
 
     def __init__(
@@ -125,14 +125,14 @@ class ResNet(nn.Module):
 
 @register("images")
 def resnet18(*, in_channels: int, num_classes: int, stem: str = "cifar") -> nn.Module:
-    """ResNet-18, by default as the CIFAR studies of gradient sparsification use it. Projection shortcuts.
+    """ResNet-18 with projection shortcuts, by default as in the CIFAR studies of gradient sparsification.
 
     11,173,962 parameters for 3 channels and 10 classes, 11,220,132 for 100 classes; with the paper's stem and 1000
     classes 11,689,512.
 
     Args:
-        stem: ``cifar``, one 3x3 convolution of stride 1, for small images; or ``imagenet``, the paper's 7x7
-            convolution of stride 2 and max-pooling, which leave a quarter of the side.
+        stem: ``cifar``, one 3x3 convolution of stride 1, for small images; or ``imagenet``, the paper's 7x7 convolution
+            of stride 2 and max-pooling, for a quarter of the side length.
 
     Raises:
         ValueError: no such stem.
@@ -162,7 +162,7 @@ def resnet50(*, in_channels: int, num_classes: int, stem: str = "imagenet") -> n
     25,557,032 parameters in 161 tensors for 3 channels and 1000 classes.
 
     Args:
-        stem: ``imagenet``, the paper's 7x7 convolution of stride 2 and max-pooling, which leave a quarter of the side;
+        stem: ``imagenet``, the paper's 7x7 convolution of stride 2 and max-pooling, for a quarter of the side length;
             or ``cifar``, one 3x3 convolution of stride 1 for small images.
 
     Raises:
@@ -229,7 +229,7 @@ def cifar_stem(in_channels: int, width: int) -> nn.Sequential:
 
 
 def imagenet_stem(in_channels: int, width: int) -> nn.Sequential:
-    """A 7x7 convolution of stride 2 and max-pooling, which leave a quarter of the side."""
+    """A 7x7 convolution of stride 2 and max-pooling, for a quarter of the side length."""
     return nn.Sequential(
         nn.Conv2d(in_channels, width, 7, stride=2, padding=3, bias=False),
         nn.BatchNorm2d(width),

@@ -1,7 +1,7 @@
-"""Residual networks whose blocks weigh their channels: squeeze-and-excitation.
+"""Squeeze-and-excitation networks: ResNets whose blocks scale their channels.
 
-Source: Hu, Shen & Sun, Squeeze-and-Excitation Networks, CVPR 2018, arXiv 1709.01507. The two networks here are those of
-the CIFAR studies of gradient sparsification; the paper's own are for ImageNet.
+Source: Hu, Shen & Sun, Squeeze-and-Excitation Networks, CVPR 2018, arXiv 1709.01507. The two networks are from the
+CIFAR studies of gradient sparsification; the paper's are for ImageNet.
 """
 
 from torch import Tensor, nn
@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from models.registry import positive, register
 from models.resnet import ResNet, cifar_stem
 
-REDUCTION = 16  # the block's channels over those of the bottleneck between the two linear layers; the paper's choice
+REDUCTION = 16  # channels of the block / width between its two linear layers; the paper's choice
 
 
 class SqueezeExcitation(nn.Module):
-    """Weigh each channel by a number in (0, 1) that two linear layers find from the means of all channels."""
+    """Scale each channel by a number in (0, 1), computed by two linear layers from all channels' means."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class SqueezeExcitation(nn.Module):
 
 
 class PreActivationBlock(nn.Module):
-    """Normalise, rectify, convolve, twice; weigh the channels and add the shortcut.
+    """Normalise, rectify, convolve, twice; scale the channels and add the shortcut.
 
-    Source of the order: He et al., Identity Mappings in Deep Residual Networks, ECCV 2016, arXiv 1603.05027. Where the
+    Source of the order: He et al., Identity Mappings in Deep Residual Networks, ECCV 2016, arXiv 1603.05027. If the
     shape changes, the shortcut is a 1x1 convolution of the rectified input.
     """
 
@@ -53,7 +53,7 @@ class PreActivationBlock(nn.Module):
 
 
 class PostActivationBlock(nn.Module):
-    """Convolve, normalise, rectify, twice; weigh the channels, add the shortcut and rectify once more."""
+    """Convolve, normalise, rectify, twice; scale the channels, add the shortcut and rectify again."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class PostActivationBlock(nn.Module):
 
 @register("images")
 def senet18(*, in_channels: int, num_classes: int) -> nn.Module:
-    """SENet-18 of the CIFAR-10 studies: ResNet-18 of pre-activation blocks that weigh their channels.
+    """SENet-18 of the CIFAR-10 studies: ResNet-18 with pre-activation blocks that scale their channels.
 
     11,260,354 parameters for 3 channels and 10 classes.
 
@@ -93,17 +93,17 @@ def senet18(*, in_channels: int, num_classes: int) -> nn.Module:
 
 @register("images")
 def seresnet18(*, in_channels: int, num_classes: int, last_width: int = 516) -> nn.Module:
-    """SE-ResNet-18 of the CIFAR-100 studies: ResNet-18 of post-activation blocks that weigh their channels.
+    """SE-ResNet-18 of the CIFAR-100 studies: ResNet-18 with post-activation blocks that scale their channels.
 
     11,436,256 parameters for 3 channels and 100 classes.
 
     Args:
-        last_width: channels of the last stage. The network that the published number of parameters belongs to has 516;
-            512, which doubles the stage before, gives 11,314,012.
+        last_width: channels of the last stage. The published number of parameters implies 516; the usual 512 gives
+            11,314,012.
 
-    Differences from the paper: the residual is rectified before its channels are weighed, not only after the shortcut
-    is added; a 3x3 convolution of stride 1 for a stem, for small images. The convolutions keep the biases that batch
-    normalisation cancels, which the published number of parameters includes.
+    Differences from the paper: the residual is rectified before its channels are scaled, not only after the shortcut is
+    added; a 3x3 convolution of stride 1 as stem, for small images. Convolutions keep biases, which batch normalisation
+    cancels, because the published number of parameters includes them.
 
     Raises:
         ValueError: last_width is not an integer of at least 16.

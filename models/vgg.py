@@ -12,7 +12,7 @@ SMALLEST_IMAGE = 32  # pixels of a side: five max-poolings leave one
 
 
 class VGG(nn.Module):
-    """Convolutions with batch normalisation, their mean over the image, and one linear head.
+    """Convolutions with batch normalisation, a mean over the image, and a linear head.
 
     Initialised as in He et al., ICCV 2015, arXiv 1502.01852: convolutions by the fan-out rule, biases to zero.
     """
@@ -37,12 +37,12 @@ class VGG(nn.Module):
 
 @register("images")
 def vgg16_bn(*, in_channels: int, num_classes: int, image_size: int) -> nn.Module:
-    """VGG-16 with batch normalisation, as the CIFAR studies of gradient sparsification use it.
+    """VGG-16 with batch normalisation, as in the CIFAR studies of gradient sparsification.
 
     14,728,266 parameters for 3 channels and 10 classes. The convolution layers are torchvision's.
 
-    Differences from the paper: batch normalisation after every convolution; one linear layer in place of three, on the
-    mean over what is left of the image, so that any image of at least 32 pixels fits.
+    Differences from the paper: batch normalisation after every convolution; one linear layer instead of three, on the
+    mean over the image, for any image of at least 32 pixels.
 
     Raises:
         ValueError: the images are smaller than 32 pixels, or torchvision is not installed.
@@ -72,6 +72,6 @@ def _features(model: str, column: str, in_channels: int, image_size: int) -> nn.
     except ImportError:
         raise ValueError(f"model {model} needs torchvision: pip install torchvision") from None
     features = make_layers(cfgs[column], batch_norm=True)
-    if in_channels != features[0].in_channels:  # torchvision builds them for colour images alone
+    if in_channels != features[0].in_channels:  # torchvision builds only for colour images
         features[0] = nn.Conv2d(in_channels, features[0].out_channels, 3, padding=1)
     return features

@@ -1,4 +1,4 @@
-"""Build the parts that a configuration names: model, reducer, schedule. Checks that need these parts are here too.
+"""Build the configured parts (model, reducer, schedule), with the checks that need these parts.
 
 The only module of this package that imports torch and micro.
 """
@@ -150,7 +150,7 @@ def _refuse_parts(config: TrainConfig) -> None:
     parts, name = config.sparsifier, part_name(config.sparsifier.reducer)
     for part in ("selector", "exchange", "codec", "indices", "feedback", "policy"):
         if getattr(parts, part) != getattr(SparsifierConfig, part):
-            raise UserError(f"sparsifier.{part} means nothing for {name}, got '{getattr(parts, part)}': leave it out")
+            raise UserError(f"sparsifier.{part} has no effect for {name}, got '{getattr(parts, part)}': leave it out")
     if config.optimizer.momentum_at == "gradient":
         raise UserError(f"optimizer.momentum_at=gradient needs a residual, and {name} has none: use update")
 

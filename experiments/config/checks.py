@@ -1,7 +1,7 @@
-"""Check the settings of a run and fill in what they leave open, before parts are built.
+"""Check the settings of a run and fill in defaults that depend on others, before parts are built.
 
-What each setting may be stands in schema.py. ``NEEDS`` has settings that have an effect under a condition alone:
-without it they must be at their defaults, since a value that is ignored would never be noticed.
+schema.py has the range of each setting. ``NEEDS`` lists settings that only have an effect under a condition: without it
+they must have their defaults, because an ignored value would go unnoticed.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What all commands have in common: how they read options, tell errors in one line, and end.
+"""Shared by all commands: reading options, printing errors in one line, and exit codes.
 
 A list is one word, with commas: ``--world-sizes 2,4,8``. Settings of a training are KEY=VALUE words without an option.
 A mistake is one line on standard error and exit code 2.

@@ -1,4 +1,4 @@
-"""From the words of a command line to checked configurations, by Hydra, before anything is built or started."""
+"""Compose checked configurations from a command line with Hydra, before anything is built or started."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""The files of conf/: what one holds, and the choices of a group."""
+"""Read the files of conf/, and list the choices of a group."""
 
 from collections.abc import Collection, Iterable
 from functools import cache

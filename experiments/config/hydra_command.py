@@ -1,6 +1,6 @@
-"""Run a command of Hydra's, whose mistakes are one line in place of its usage or a traceback.
+"""Run a Hydra command, and print a user's mistake in one line instead of usage or a traceback.
 
-With HYDRA_FULL_ERROR=1 the traceback stands before the line. A fault of the program itself always has its own.
+With HYDRA_FULL_ERROR=1 the traceback comes before the line. Bugs always have a traceback.
 """
 
 import os
@@ -100,7 +100,7 @@ def _refuse(message: str) -> NoReturn:
     unknown = message.partition("unrecognized arguments: ")[2].split()
     if dashed := next((word for word in unknown if word.startswith("--") and "=" in word), ""):
         raise UserError(
-            f"'{short(dashed)}' is no option: settings have no dashes, {short(dashed.lstrip('-'))}; in the command of "
+            f"'{short(dashed)}' is not an option: settings have no dashes, {short(dashed.lstrip('-'))}; in the command of "
             "a W&B sweep they are ${args_no_hyphens}, not ${args}"
         )
     raise UserError(f"{message.removeprefix('argument ')}; see python -m experiments.train --help")

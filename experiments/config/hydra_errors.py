@@ -1,4 +1,4 @@
-"""Mistakes that Hydra and OmegaConf find, in one line: the key, what was given, what is allowed, and close names."""
+"""Turn errors of Hydra and OmegaConf into one line: key, value, allowed values, and similar names."""
 
 import dataclasses
 import traceback

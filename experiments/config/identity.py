@@ -1,7 +1,7 @@
-"""The identity of a run: the settings that change what it computes. A run's name ends in their hash.
+"""The identity of a run: a hash of all settings that change its results, at the end of its name.
 
-A run keeps its name, and the folder with it, when the schema gets a key: see ``ADDED``. A file that a setting names is
-told by the digest of its content, wherever it is.
+A run keeps its name and folder when the schema gets a new key, see ``ADDED``. A file in a setting is identified by its
+content hash, wherever it is.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The settings of a run by their dotted keys, and as yaml."""
+"""Convert the settings of a run to dotted keys and to yaml."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

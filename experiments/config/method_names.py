@@ -1,6 +1,6 @@
-"""The name of the method that a configuration describes: a yaml's name belongs to the parts of that yaml alone.
+"""Name the method of a configuration: the name of the yaml of conf/sparsifier with exactly its parts.
 
-With other parts it is the name of the yaml with those, or of the nearest and what differs, ``topk+exchange_oktopk``.
+If no yaml has these parts, the nearest yaml's name and the difference: ``topk+exchange_oktopk``.
 """
 
 import dataclasses

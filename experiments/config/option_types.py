@@ -1,4 +1,4 @@
-"""Types of options: each reads one word, and says in the project's words what is allowed."""
+"""Types of command-line options: each parses one word and names the allowed values in its error."""
 
 import argparse
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def comma_list_or_none(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
 def setting(word: str) -> str:
     """Return a word that sets a key of a training, as experiments.train takes it: the type of such arguments."""
     if "=" not in word and not word.startswith("~"):
-        raise argparse.ArgumentTypeError(f"expected, got '{word}'; lists are separated by commas: A,B")
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got '{word}'; lists are separated by commas: A,B")
     return word
 
 

@@ -1,6 +1,6 @@
-"""What a user may give for a number, a word, a path or an address, in a configuration or for an option.
+"""Check numbers, words, paths and addresses from configurations and options.
 
-Each ``check`` raises UserError in one form: ``KEY must be ..., got ...``.
+Each ``check`` raises UserError with the same form: ``KEY must be ..., got ...``.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The settings of a run as dataclasses: names, types, and what each may be. The values are in conf/."""
+"""The settings of a run as dataclasses: names, types and ranges. The values are in conf/."""
 
 import dataclasses
 from dataclasses import dataclass, field

@@ -1,12 +1,12 @@
-"""What a stop signal does to a command: SIGINT (Ctrl-C), SIGTERM, and SIGUSR1, which SLURM sends before a time limit.
+"""Handle stop signals of a command: SIGINT (Ctrl-C), SIGTERM, and SIGUSR1, which SLURM sends before a time limit.
 
-In every phase of a command one handler is set:
+Every phase of a command has one handler:
 
     leave       imports, and checks before a run: nothing can be lost, and an exception could be lost in an import
     raise_stop  work that cleans up after itself
     recorded    a run, which saves its state first: runs/stop_signals.py
 
-A signal that is ignored stays ignored: nohup and the background jobs of a script set that, for SIGINT.
+Signals that are ignored at the start stay ignored: nohup and background jobs of scripts rely on it, for SIGINT.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Numbers with their units, for people."""
+"""Format numbers with units."""
 
 
 def human_bytes(count: float) -> str:

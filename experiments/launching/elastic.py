@@ -1,7 +1,7 @@
-"""Start the ranks of a run on this node by torch's elastic agent, and say in one line why they failed.
+"""Start the ranks of a run on this node with torch's elastic agent, and report a failure in one line.
 
-The agent starts the processes, redirects their output, passes signals on, starts them again, and ends them. This module
-gives it the run's settings, keeps its log off the terminal, and finds the rank that caused the others to fail.
+The agent starts, restarts and ends the processes, redirects their output, and forwards signals. This module passes the
+run's settings, keeps the agent's log off the terminal, and finds the rank that failed first.
 """
 
 import inspect
@@ -130,8 +130,8 @@ def _not_met(cluster: ClusterConfig, error: Exception, *, met_before: bool) -> s
     """Return in words why the nodes did not meet."""
     where = f"at cluster.rdzv_endpoint={cluster.rdzv_endpoint}"
     if isinstance(error, RendezvousTimeoutError) and not met_before:
-        return f"not all {cluster.nnodes} nodes came {where}: start the run on each, with the same settings"
-    words = f"the nodes {'met no more' if met_before else 'could not meet'} {where}: {short_line(str(error))}"
+        return f"not all {cluster.nnodes} nodes joined {where}: start the run on each, with the same settings"
+    words = f"the nodes {'lost each other' if met_before else 'could not meet'} {where}: {short_line(str(error))}"
     return f"{words}; check host, port, and the output of the other nodes"
 
 

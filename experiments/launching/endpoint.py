@@ -1,6 +1,6 @@
-"""Where the nodes of a run meet: whether it is this node, how others reach this one, and the wait for the endpoint.
+"""The rendezvous endpoint of a run: whether it is this node, this node's reachable address, and waiting for it.
 
-All of it follows from addresses. The machine's own name may be unknown, or be 127.0.1.1, as Debian has it.
+Everything is based on addresses, because the machine's name may be unknown or, as on Debian, mean 127.0.1.1.
 """
 
 import fcntl

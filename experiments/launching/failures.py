@@ -1,6 +1,6 @@
-"""How ranks fail: what each reports, and which of several failures caused the others.
+"""Record failures of ranks, and find the one that caused the others.
 
-A rank writes its error into the file that torch's agent gave it, and into ``failure.json`` of the run folder.
+A rank writes its error into the file from torch's agent, and into ``failure.json`` of the run folder.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a launcher tells its ranks of itself, and ways to end a process: with its parent, or at once."""
+"""Identify a launcher to its ranks, and end processes: with their parent, or at once."""
 
 import ctypes
 import os

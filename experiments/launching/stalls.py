@@ -1,9 +1,9 @@
-"""Where each rank is: the step and phase that it notes, so that one that others wait for in vain can be named.
+"""Track the step and phase of each rank, to name the rank for which a collective waited in vain.
 
-A rank notes in memory what it begins. A thread sends the note to the ranks' store once a second, and writes it into the
-run folder every ten, for a launcher whose ranks were aborted. When the time limit of a collective ends its wait, a rank
-notes that at once. Who has noted no such wait, and is in the earliest step, is furthest behind: the others name it and
-end it. Where no rank waits in a collective, a step that takes twice the limit ends its process.
+A rank records its phase in memory. A thread sends it to the ranks' store every second, and writes it into the run
+folder every ten seconds, for a launcher whose ranks were aborted. If a collective times out, the rank records that at
+once. The rank without a timeout and in the earliest step is behind: the others name it and end it. If no rank waits in
+a collective, a step that takes twice the limit ends its process.
 """
 
 import faulthandler
@@ -90,7 +90,7 @@ class Notes:
             if behind.host == socket.gethostname() and behind.pid != os.getpid():
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(behind.pid, signal.SIGKILL)  # it would not end by itself
-            stood = f"stood for {time.time() - behind.since:.0f} s in {behind} (pid {behind.pid} on {behind.host})"
+            stood = f"was stuck for {time.time() - behind.since:.0f} s in {behind} (pid {behind.pid} on {behind.host})"
             waited = f"the others waited for it in step {self._note.step} until cluster.timeout_s={limit_s:g}"
             raise StalledRank(behind.rank, f"{stood}; {waited}") from error
         finally:

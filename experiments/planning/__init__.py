@@ -1,4 +1,4 @@
-"""What planner and simulator know: schedules, costs of collectives, volumes of methods, measured traces, theory.
+"""Models of a training step: measured traces, costs of collectives, schedules of buckets, and the theory of top-k.
 
-Nothing in micro imports it. Begin reading at traces.py and tables.py, then schedules/base.py and costs.py.
+Nothing in micro imports it. Begin with traces.py and tables.py, then schedules/base.py and costs.py.
 """

@@ -1,7 +1,7 @@
-"""What collectives take: messages one after the other, bytes sent and bytes added, over the links of a network.
+"""Cost models of collectives on a network: seconds per message, per byte sent, and per byte added.
 
-alpha is seconds per message, beta seconds per byte sent, gamma seconds per byte added. m is the bytes of a whole
-vector, n the number of ranks. A rank sends one message at a time and receives one. An all-reduce of m bytes:
+alpha is seconds per message, beta seconds per byte sent, gamma seconds per byte added; n is the number of ranks. A rank
+sends and receives one message at a time. An all-reduce of m bytes takes alpha, and m times:
 
     ring                 2 (n-1) alpha    2 (n-1)/n beta + (n-1)/n gamma
     halving_doubling     2 log2 n alpha   2 (n-1)/n beta + (n-1)/n gamma
@@ -10,9 +10,9 @@ vector, n the number of ranks. A rank sends one message at a time and receives o
     recursive_doubling   log2 n alpha     log2 n (beta + gamma)
 
 Source: Shi et al., MG-WFBP, TPDS 2021, arXiv 1912.09268, its table of all-reduce algorithms. Differences: its slope of
-double binary trees is beta + gamma, which is below what any all-reduce needs from three ranks on, 2 (n-1)/n beta; here
-it is 2 beta + gamma. Numbers of ranks that are no power of two take as many rounds as the next power; what folding in
-the ranks left over adds beyond that is left out.
+double binary trees, beta + gamma, is below the minimum of any all-reduce with three or more ranks, 2 (n-1)/n beta; here
+it is 2 beta + gamma. For other numbers of ranks, the rounds are those of the next power of two; further costs of
+folding in the remaining ranks are ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,12 +24,12 @@ from micro.comm.ranks import Op
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What it costs to send a message from one rank to another.
+    """The costs of a message from one rank to another.
 
     Attributes:
         alpha_s: seconds per message, whatever its length.
         beta_s: seconds per byte sent.
-        gamma_s: seconds per byte to add what was received.
+        gamma_s: seconds per byte to add received data.
 
     Raises:
         ValueError: one of them is negative.
@@ -53,11 +53,11 @@ class Network(Protocol):
         """Number of ranks."""
 
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of one collective; sizes are counted as in experiments.planning.tables.LinkTable."""
+        """Return the seconds of one collective; sizes as in experiments.planning.tables.LinkTable."""
 
 
 class Work(NamedTuple):
-    """What a collective takes of a link: messages in turn, and how often a share of its size is sent and added."""
+    """A collective's load on a link: number of sequential messages, and multiples of its size sent and added."""
 
     messages: int
     share: float
@@ -81,10 +81,10 @@ ALGORITHMS = tuple(ALL_REDUCE)
 
 
 def work_of(op: Op, n: int, algorithm: str) -> Work:
-    """Return what a collective of n ranks takes of each link, where the all-reduce is by ``algorithm``.
+    """Return the load of a collective of n ranks on each link, with the all-reduce by ``algorithm``.
 
-    All-gathers are by ring, or in log2 n rounds (Bruck) with any other algorithm. A broadcast is a scatter, then an
-    all-gather; down one tree with binary_tree and recursive_doubling. What is scattered is sent pairwise.
+    All-gathers use a ring, or with any other algorithm log2 n rounds (Bruck). A broadcast is a scatter, then an
+    all-gather; with binary_tree and recursive_doubling, a tree. An all-to-all sends pairwise.
     """
     if op == "all_reduce":
         return ALL_REDUCE[algorithm](n)
@@ -100,10 +100,10 @@ def work_of(op: Op, n: int, algorithm: str) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Ranks that reach each other over equal links.
+    """Ranks with equal links between all of them.
 
     Attributes:
-        world_size: number of ranks; one rank alone takes no time.
+        world_size: number of ranks; a single rank takes no time.
         algorithm: of the all-reduce, one of ALGORITHMS; see `work_of`.
 
     Raises:
@@ -131,7 +131,7 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """For each call the fastest of several networks of the same ranks, like a library that chooses by the size."""
+    """The fastest of several networks for each call, like a library that chooses an algorithm by size."""
 
     networks: tuple[Network, ...]
 
@@ -146,7 +146,7 @@ class Best:
 
 
 def scaled(alpha_s: float, beta_s: float, fitted_at: int, algorithm: str = "ring", *, op: Op = "all_reduce") -> Link:
-    """Return the link on which two ranks or more, ``fitted_at``, take alpha_s + beta_s * bytes: it extends a fit.
+    """Return the link on which ``fitted_at`` ranks take alpha_s + beta_s * bytes, to extend a fit to other numbers.
 
     gamma is 0: the cost of adding is part of beta.
     """

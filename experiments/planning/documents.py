@@ -1,4 +1,4 @@
-"""Files of measurements and plans: one JSON document each, read into a dataclass by the types of its fields."""
+"""Read and write files of measurements and plans: one JSON document per dataclass, with typed fields."""
 
 import json
 import os
@@ -9,20 +9,20 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-MOST = 1e100  # a number beyond it is none that was measured
+MOST = 1e100  # no measured number is larger
 
 
 class BadFile(ValueError):
-    """A file of measurements or a plan that cannot be used; one line that names the file and what is wrong with it."""
+    """An unusable file of measurements or a plan; the message names the file and the problem."""
 
 
 class Document:
-    """A dataclass that is kept as one JSON document with a ``format`` that names its kind and version."""
+    """A dataclass stored as one JSON document, with a ``format`` for its kind and version."""
 
     format: ClassVar[str]
 
     def save(self, path: Path) -> None:
-        """Write the file, and its folder; a reader, or an interruption, sees the old one or the whole new one."""
+        """Write the file atomically, creating its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -33,10 +33,10 @@ class Document:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a file that ``save`` wrote, or that was written by hand.
+        """Read a file written by ``save``, or by hand.
 
         Raises:
-            BadFile: it cannot be read, is of another kind, or a field is missing, unknown or out of its range.
+            BadFile: it cannot be read, has another format, or a field is missing, unknown or out of range.
         """
         try:
             found = json.loads(path.read_text())
@@ -56,16 +56,16 @@ class Document:
 def read_as(kind: Any, found: object, where: str = "") -> Any:
     """Return a value of a JSON or yaml document as ``kind``: a dataclass, a tuple, a mapping, a number or a text.
 
-    Every number must be at least 0, and finite. A dataclass checks what else it needs when it is made.
+    Every number must be finite and at least 0. A dataclass may check more on construction.
 
     Args:
-        where: the place in the document, for the error.
+        where: path in the document, for the error.
 
     Raises:
-        ValueError: the value is of another kind or out of its range; the line names the place.
+        ValueError: the value has another type or is out of range; the message names the path.
     """
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is UnionType:  # a kind, or None
+    if origin is UnionType:  # a type, or None
         return None if found is None else read_as(inner[0], found, where)
     if is_dataclass(kind):
         return _dataclass(kind, _of_type(dict, "a mapping", found, where or "the document"), where)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Networks of two speeds as cost models: nodes of several ranks, with one link within a node and another between nodes.
+"""Cost models of networks of nodes, with different links within a node and between nodes.
 
-``Hierarchical`` and ``FlatOnNodes`` differ in how all ranks together carry out a collective. What the ranks of two
-levels (micro.TwoLevel) call is the same on both: collectives of the ranks of a node, and collectives between nodes,
-ranks_per_node of which run side by side and share the node's interfaces.
+``Hierarchical`` and ``FlatOnNodes`` differ in how a collective of all ranks works. micro.TwoLevel calls the same on
+both: collectives within nodes, and ranks_per_node concurrent collectives between nodes, which share the nodes'
+interfaces.
 """
 
 from abc import ABC, abstractmethod
@@ -18,9 +18,9 @@ class NodeNetwork(ABC):
     """Nodes of several ranks each.
 
     Attributes:
-        intra: within a node, by ring.
-        inter: across nodes, by ``algorithm``; beta_s is of one rail.
-        rails: network interfaces of a node that carry traffic side by side, at most one for each rank.
+        intra: link within a node, used as a ring.
+        inter: link between nodes, used by ``algorithm``; beta_s is that of one rail.
+        rails: parallel network interfaces of a node, at most one per rank.
 
     Raises:
         ValueError: rails out of range, no ranks, or no such algorithm.
@@ -44,7 +44,7 @@ class NodeNetwork(ABC):
 
     @abstractmethod
     def bytes_by_level(self, op: Op, num_bytes: float) -> tuple[float, float]:
-        """Return the bytes that a rank, in the mean, sends within its node and to others in a collective of all."""
+        """Return the mean bytes per rank that a collective of all ranks sends within nodes, and between nodes."""
 
     @property
     def world_size(self) -> int:
@@ -58,25 +58,25 @@ class NodeNetwork(ABC):
 
     @property
     def between(self) -> Flat:
-        """The ranks of one place in all nodes: each has its part of the node's interfaces."""
+        """Ranks with equal local rank in all nodes; each has its share of the node's interfaces."""
         link = replace(self.inter, beta_s=self.inter.beta_s * self.ranks_per_node / self.rails)
         return Flat(link, self.num_nodes, self.algorithm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hierarchical(NodeNetwork):
-    """Nodes of several ranks each: data that must leave a node leaves it once.
+    """Nodes of several ranks with hierarchical collectives: data leaves a node at most once.
 
-    An all-reduce is a reduce-scatter in the node, all-reduces of equal parts across nodes, an all-gather in the node;
-    all other operations are divided in the same way: each rank of a node talks to the ranks of the same local rank in
-    other nodes. So every operation has a part within the node and a part across nodes, and the ranks of a node share
-    its rails. What a scatter sends to other nodes is sent within the node first, where it changes its place.
+    An all-reduce is a reduce-scatter in the node, all-reduces of equal parts between nodes, and an all-gather in the
+    node; other operations are split likewise, between ranks with equal local rank. So every operation has a part within
+    the node and a part between nodes, and the ranks of a node share its rails. An all-to-all first sends data within
+    the node, to the local rank of its receiver.
     """
 
     def seconds(self, op: Op, num_bytes: float) -> float:
-        """Return the seconds of the part within the node and of that across nodes."""
+        """Return the seconds of the part within the node plus the part between nodes."""
         within, across = self._shares(op)
-        # The nodes are ranks: sizes are what all ranks of a node send together, over all rails; each adds its part.
+        # Nodes act as ranks: sizes are those of all ranks of a node, over all rails; each rank adds its part.
         link = Link(self.inter.alpha_s, self.inter.beta_s / self.rails, self.inter.gamma_s / self.ranks_per_node)
         nodes = Flat(link, self.num_nodes, self.algorithm)
         return self.within.seconds(op, within * num_bytes) + nodes.seconds(op, across * num_bytes)
@@ -88,11 +88,11 @@ class Hierarchical(NodeNetwork):
         return bytes_sent(op, within * num_bytes, self.ranks_per_node), leaving
 
     def _shares(self, op: Op) -> tuple[float, float]:
-        """Return the factors on an operation's bytes: for a rank within its node, and for a node across nodes."""
+        """Return the factors on an operation's bytes: for a rank within its node, and for a node between nodes."""
         local, nodes = self.ranks_per_node, self.num_nodes
         if op in ("gather_rows", "gather_lists"):
             return nodes, local
-        if op == "scatter":  # first to the rank of the receiver's place, then across
+        if op == "scatter":  # first to the receiver's local rank, then to its node
             others = max(self.world_size - 1, 1)
             return (local - 1) * nodes / others, (nodes - 1) * local**2 / others
         return 1, 1
@@ -100,12 +100,11 @@ class Hierarchical(NodeNetwork):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatOnNodes(NodeNetwork):
-    """Nodes of several ranks each, whose collectives know nothing of nodes.
+    """Nodes of several ranks with collectives that ignore nodes.
 
-    All-reduce, both gathers and the second half of a broadcast go by a ring in the order of ranks: of every step, the
-    message between nodes is the slowest where the link between nodes is. What is scattered is sent pairwise: a rank's
-    messages to other nodes share the node's interfaces with those of all its ranks. Comm sends lists so too where
-    their lengths differ much, which these costs leave out. ``algorithm`` is that of ranks of two levels alone.
+    All-reduce, both gathers and the second half of a broadcast use a ring in the order of ranks; the slowest link sets
+    the time of each step. An all-to-all sends pairwise: messages to other nodes share the node's interfaces. Comm sends
+    lists of very different lengths pairwise too, which is ignored here. ``algorithm`` applies only to two levels.
     """
 
     def seconds(self, op: Op, num_bytes: float) -> float:
@@ -120,7 +119,7 @@ class FlatOnNodes(NodeNetwork):
         if op == "all_reduce":
             added_s = (n - 1) / n * num_bytes * max(intra.gamma_s, inter.gamma_s)
             return 2 * (n - 1) * self._ring_step_s(num_bytes / n) + added_s
-        if op == "broadcast":  # every rank gets its part, first across nodes and then within them
+        if op == "broadcast":  # every rank gets its part, first between nodes and then within them
             across_s = rounds(self.num_nodes) * inter.alpha_s + (n - local) / n * num_bytes * inter.beta_s
             within_s = rounds(local) * intra.alpha_s + (local - 1) / n * num_bytes * intra.beta_s
             return across_s + within_s + (n - 1) * self._ring_step_s(num_bytes / n)
@@ -135,12 +134,12 @@ class FlatOnNodes(NodeNetwork):
             leaving = whole * (n - self.ranks_per_node) / (n - 1)
         elif op == "broadcast":  # each node but the source's receives it once
             leaving = num_bytes * (self.num_nodes - 1) / n
-        else:  # of a ring, one rank of a node sends to the next node
+        else:  # in a ring, one rank of a node sends to the next node
             leaving = whole / self.ranks_per_node
         return whole - leaving, leaving
 
     def _ring_step_s(self, num_bytes: float) -> float:
-        """Return the seconds of one step of the ring, in which every rank sends a message to the next."""
+        """Return the seconds of one step of the ring, with a message from every rank to the next."""
         across = self.inter.alpha_s + num_bytes * self.inter.beta_s / self.rails
         if self.ranks_per_node == 1:
             return across
@@ -148,10 +147,10 @@ class FlatOnNodes(NodeNetwork):
 
 
 def seconds_of(volume: Volume, network: Network) -> float:
-    """Return the seconds of all collectives of a bucket, one after the other; those of a node's places side by side.
+    """Return the seconds of all collectives of a bucket in sequence; those of different local ranks overlap.
 
     Raises:
-        ValueError: ranks of two levels on a network of one speed, or of nodes of another size.
+        ValueError: a two-level method on a network without nodes, or with nodes of another size.
     """
 
     def seconds(calls: Calls, among: Network) -> float:
@@ -160,7 +159,9 @@ def seconds_of(volume: Volume, network: Network) -> float:
     if not volume.place_calls:
         return seconds(volume.calls, network)
     if not isinstance(network, NodeNetwork):
-        raise ValueError("two_level needs a network of two speeds, within nodes and between them: this one has one")
+        raise ValueError(
+            "two_level needs a network of nodes, with links within nodes and between them: this one has equal links"
+        )
     if network.ranks_per_node != volume.ranks_per_node:
         raise ValueError(
             f"two_level has {volume.ranks_per_node} ranks per node, the network {network.ranks_per_node}: "
@@ -171,7 +172,7 @@ def seconds_of(volume: Volume, network: Network) -> float:
 
 
 def level_bytes(volume: Volume, network: NodeNetwork) -> tuple[float, float]:
-    """Return the bytes of a bucket that a rank sends within its node and to other nodes, as means over the ranks."""
+    """Return the mean bytes per rank that a bucket sends within nodes, and between nodes."""
     of_all = [network.bytes_by_level(op, size) for op, size in volume.calls]
     within = volume.local_bytes + sum(local for local, _ in of_all)
     between = replace(volume, calls=()).between_bytes + sum(leaving for _, leaving in of_all)

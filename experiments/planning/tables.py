@@ -1,4 +1,4 @@
-"""What was measured of a network and of the methods: seconds over sizes."""
+"""Measured tables: seconds over sizes, of a network's collectives and of methods' computation."""
 
 import bisect
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from micro.comm.ranks import OPS, Op
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Seconds over a size, measured: ``sizes`` rise, between two of them the curve is a straight line.
+    """Measured seconds over ascending ``sizes``, linearly interpolated.
 
     Attributes:
-        alpha_s, beta_s: the line alpha + beta * size that fits best in relative terms.
+        alpha_s, beta_s: the line alpha + beta * size with the least relative error.
         error: the largest relative distance of a point from that line.
 
     Raises:
-        ValueError: fewer than two points, or sizes that do not rise.
+        ValueError: fewer than two points, or sizes that do not ascend.
     """
 
     sizes: tuple[float, ...]
@@ -39,7 +39,7 @@ class Curve:
             object.__setattr__(self, name, value)
 
     def at(self, size: float) -> float:
-        """Return the seconds for a size: by the line between neighbours, beyond the ends by that of the last two."""
+        """Return the seconds for a size, interpolated, or extrapolated from the two nearest points."""
         place = min(max(bisect.bisect_right(self.sizes, size), 1), len(self.sizes) - 1)
         (x0, x1), (y0, y1) = self.sizes[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
         return max(0.0, y0 + (y1 - y0) * (size - x0) / (x1 - x0))
@@ -61,13 +61,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTable(Document):
-    """How long the collectives of one group of ranks take.
+    """The seconds of collectives in one group of ranks.
 
     Attributes:
-        world_size, backend, link: of the group that was measured; link is a name for titles.
-        collectives: a curve per operation of Comm. Sizes are bytes: of the vector for all_reduce and broadcast,
-            of what one rank contributes for gather_rows and gather_lists, of what one rank sends to all others
-            together for scatter.
+        world_size, backend, link: of the measured group; link is a name for titles.
+        collectives: a curve per operation of Comm. Sizes are bytes: of the vector for all_reduce and broadcast; of one
+            rank's contribution for gather_rows and gather_lists; sent by one rank to all others for scatter.
 
     Raises:
         ValueError: no ranks, an operation that does not exist, or no all_reduce.
@@ -95,10 +94,10 @@ class LinkTable(Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectTable(Document):
-    """What a reduction costs beside its collectives: seconds over the number of elements, for each method.
+    """The computation of a reduction without its collectives: seconds over the number of elements, per method.
 
     Attributes:
-        world_size: of the group that was measured.
+        world_size: of the measured group.
         methods: a curve for each name of conf/sparsifier; sizes are numbers of elements.
 
     Raises:

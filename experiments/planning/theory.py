@@ -1,9 +1,9 @@
-"""The error of top-k according to theory, and a check whether a vector meets the theory's assumption.
+"""The theoretical bound on the error of top-k, and a check of its assumption.
 
-Notation: u is a vector (numel,), here gradient + residual; a share is k / numel in [0, 1]; an error is
-``norm(u - kept)^2 / norm(u)^2``. The bound of Shi et al. holds where the curve of squared, sorted, normalised
-magnitudes is convex and below the straight line from (0, 1) to (1, 0). Bell-shaped vectors have such curves; equal
-magnitudes do not, and break the bound.
+Notation: u is a vector (numel,), here gradient + residual; a share is k / numel in [0, 1]; an error is ``norm(u -
+kept)^2 / norm(u)^2``. The bound of Shi et al. holds if the curve of squared, sorted, normalised magnitudes is convex
+and below the line from (0, 1) to (1, 0). Bell-shaped vectors have such curves; vectors of equal magnitudes do not, and
+break the bound.
 
 Source: Shi, Chu, Cheung and See, Understanding top-k sparsification in distributed deep learning, arXiv 1911.08772.
 """
@@ -19,12 +19,12 @@ def pi_squared(u: Tensor, points: int = 1000) -> tuple[Tensor, Tensor]:
 
     Args:
         u: (numel,) not all zero.
-        points: at most this many of the curve, evenly spaced, the first and the last entry among them.
+        points: maximal number of points of the curve, evenly spaced, including both ends.
     Returns:
-        shares (m,): place / numel, from 0, and pi^2 (m,) there, from 1 down, both float64 on the CPU.
+        shares (m,): index / numel, from 0, and pi^2 (m,), falling from 1, both float64 on the CPU.
 
     Raises:
-        ValueError: ``u`` holds nothing but zeros, or fewer than 2 points.
+        ValueError: ``u`` is all zeros, or fewer than 2 points.
     """
     if points < 2:
         raise ValueError(f"points must be at least 2, got {points}")
@@ -34,13 +34,13 @@ def pi_squared(u: Tensor, points: int = 1000) -> tuple[Tensor, Tensor]:
 
 
 def is_below_line(u: Tensor, points: int = 1000) -> bool:
-    """Return whether the curve of ``u`` (numel,) is nowhere above the line from (0, 1) to (1, 0), at these points."""
+    """Return whether the curve of ``u`` (numel,) is at most the line from (0, 1) to (1, 0) at these points."""
     shares, curve = pi_squared(u, points)
     return bool((curve <= 1 - shares + ROUNDING).all())
 
 
 def is_convex(u: Tensor, points: int = 20) -> bool:
-    """Return whether the curve of ``u`` (numel,) is convex at these points; at all points no sample's curve is."""
+    """Return whether the curve of ``u`` (numel,) is convex at these points; with all points no sample's is."""
     shares, curve = pi_squared(u, points)
     slopes = curve.diff() / shares.diff()
     return bool((slopes.diff() >= -ROUNDING).all())
@@ -50,7 +50,7 @@ def top_k_error(u: Tensor, shares: Tensor) -> Tensor:
     """Return the exact error (m,) float64 of keeping the round(share * numel) largest magnitudes of ``u`` (numel,).
 
     Raises:
-        ValueError: ``u`` holds nothing but zeros, or a share is outside of [0, 1].
+        ValueError: ``u`` is all zeros, or a share is outside [0, 1].
     """
     kept = _counts(u, shares)
     dropped = _descending_squares(u).flip(0).cumsum(0).cpu()  # of the smallest 1, 2, ... numel
@@ -69,7 +69,7 @@ def random_k_error(shares: Tensor) -> Tensor:
 
 
 def bound_holds(u: Tensor, shares: Tensor) -> Tensor:
-    """Return (m,) bool: whether top-k's exact error of ``u`` (numel,) is within the bound, at each share's own k."""
+    """Return (m,) bool: whether top-k's exact error of ``u`` (numel,) is within the bound, for each share."""
     exact_shares = _counts(u, shares).double() / u.numel()
     return top_k_error(u, shares) <= top_k_bound(exact_shares) + ROUNDING
 

@@ -1,4 +1,4 @@
-"""What was measured of a model: the times at which its gradients become ready in a step without communication."""
+"""Measured traces of a model: when its gradients become ready in a step without communication."""
 
 import math
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ class Layer:
     Attributes:
         num_bytes: of its gradient.
         ready_s: when its gradient is complete, in seconds from the start of backward.
-        used_s: when forward first needs it, in seconds from the start of forward; None where that was not measured.
-        shape: of the parameter; None where it is not known, as of several that were joined.
+        used_s: when forward first needs it, in seconds from the start of forward; None if not measured.
+        shape: of the parameter; None if unknown, as for merged parameters.
 
     Raises:
-        ValueError: no bytes, or not a whole number of them for each element.
+        ValueError: no bytes, or not a multiple of the number of elements.
     """
 
     name: str
@@ -41,15 +41,15 @@ class Trace(Document):
 
     Attributes:
         layers: its parameters in the order in which their gradients become ready.
-        forward_s, backward_s, update_s: lengths of the step's parts; backward_s is at least the last ready_s.
+        forward_s, backward_s, update_s: durations of the step's parts; backward_s is at least the last ready_s.
         element_bytes: of one number of a gradient.
-        batch_size: per worker; 0 where it is not known.
-        world_size: of workers that computed side by side when it was measured.
-        device: what it was measured on.
-        num_steps: over which medians were taken.
+        batch_size: per worker; 0 if unknown.
+        world_size: workers that computed concurrently in the measurement.
+        device: of the measurement.
+        num_steps: steps behind each median.
 
     Raises:
-        ValueError: no layers, names that repeat, sizes that are no whole elements, or times out of order.
+        ValueError: no layers, repeated names, sizes that are not whole elements, or times out of order.
     """
 
     format: ClassVar[str] = "micro-trace-1"
@@ -93,7 +93,7 @@ class Trace(Document):
 
     @property
     def layout(self) -> Layout | None:
-        """The parameters in the order of backward; None where the shape of one is not known."""
+        """The parameters in the order of backward; None if the shape of one is unknown."""
         shapes = [layer.shape for layer in self.layers if layer.shape is not None]
         if len(shapes) < len(self.layers):
             return None

@@ -1,4 +1,4 @@
-"""From run folders to one table of runs, and from that to tables, figures and pages.
+"""Read run folders into one table of runs, and make tables, figures and pages from it.
 
 May import: config, runs. Begin reading at frames.py, then table.py, forms.py, pages.py and run_figures.py.
 """

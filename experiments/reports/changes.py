@@ -1,4 +1,4 @@
-"""In what the runs of an ablation differ from its usual settings, in the words of a command line."""
+"""Describe how the runs of an ablation differ from its usual settings, as KEY=VALUE."""
 
 import json
 from collections import Counter

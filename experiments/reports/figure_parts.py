@@ -1,4 +1,4 @@
-"""Parts of every figure: its size, title and legend, the numbers on its axes, its files with reproducible bytes."""
+"""Shared parts of figures: size, title, legend, axis numbers, and files with reproducible bytes."""
 
 import io
 import math

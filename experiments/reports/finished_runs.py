@@ -1,4 +1,4 @@
-"""Finished runs where training left them: their configurations and records, read from run folders."""
+"""Read configurations and records of finished runs from run folders."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping

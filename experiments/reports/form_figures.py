@@ -1,4 +1,4 @@
-"""Figures with a line or a row per form: the measure over density, bytes, workers, rates and lengths."""
+"""Draw figures with a line or row per form: the measure over density, bytes, workers, rates and lengths."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

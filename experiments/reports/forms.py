@@ -1,4 +1,4 @@
-"""The forms of a study beside dense training: means over the seeds of runs that differ in nothing else."""
+"""Compare the forms of a study with dense training: means over runs that differ only in the seed."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Runs as tidy tables: all that a figure or a table ever reads (docs/run_folders.md has the schema).
+"""Runs as tidy tables, the only input of figures and tables (docs/run_folders.md has the schema).
 
 They are read from run folders here, and from W&B in tracking/sources.py.
 """

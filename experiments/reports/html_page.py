@@ -1,4 +1,4 @@
-"""A study's page in a browser: its Markdown as HTML, by one small template. Figures stand beside it."""
+"""Convert a study's Markdown page to HTML, with one small template; figures are files in the same folder."""
 
 import html
 import re

@@ -1,4 +1,4 @@
-"""What a test set measures: the one place that knows how each measure is named, written and drawn."""
+"""The measures of test sets: name, format and drawing of each, in one place."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Names for people of methods, models and data sets, and the order of methods; needs no drawing library.
+"""Display names of methods, models and data sets, and the order of methods; imports no drawing library.
 
 A method is described by the comments at the head of its conf/sparsifier/NAME.yaml::
 

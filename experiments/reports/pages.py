@@ -1,4 +1,4 @@
-"""Pages: which runs, which tables and figures, what to say, as a yaml of conf/page has them; the summary is one."""
+"""Write pages from a yaml of conf/page: its runs, tables, figures and text. The summary is such a page."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,7 +99,7 @@ def load_page(name: str) -> Page:
         drawings = [Drawing(**given) for given in found.pop("figures", [])]
         page = Page(name=name, **found | {"tables": [Table(**given) for given in found["tables"]]}, figures=drawings)
     except (KeyError, TypeError) as error:
-        raise UserError(f"{PAGES / name}.yaml is no page: {error}") from None
+        raise UserError(f"{PAGES / name}.yaml is not a page: {error}") from None
     for table in page.tables:
         check_choice(f"{name}: show", tables.KINDS, table.show)
         for column in table.columns:

@@ -1,4 +1,4 @@
-"""How every figure looks: sizes, fonts, colours, and a line for each of its methods."""
+"""The style of all figures: sizes, fonts, colours, and a line style per method."""
 
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager

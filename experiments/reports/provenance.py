@@ -1,4 +1,4 @@
-"""Where runs come from: code, machine, torch and number of runs at once, and whether runs side by side differ in it."""
+"""The origin of runs (code, machine, torch, number of concurrent runs), and warnings if compared runs differ in it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

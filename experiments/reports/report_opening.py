@@ -1,4 +1,4 @@
-"""The first lines of a report: the command and the machine it ran on."""
+"""The first lines of a report: the command and its machine."""
 
 import shlex
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the workers of a run exchange and how often, in a few words, from its flat configuration."""
+"""Describe what the workers of a run exchange, and how often, from its flat configuration."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Configurations of finished runs: flat, without repetitions, selected, and in what their experiments differ."""
+"""Flatten, deduplicate and select the configurations of finished runs, and find how experiments differ."""
 
 import json
 from collections.abc import Iterable, Mapping

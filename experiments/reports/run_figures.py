@@ -1,4 +1,4 @@
-"""Every figure that some finished runs allow, with the numbers that it draws: over steps, of times, of forms."""
+"""Draw all figures that a set of finished runs allows, with their numbers: over steps, of times, of forms."""
 
 import re
 import textwrap

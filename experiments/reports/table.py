@@ -1,4 +1,4 @@
-"""The table of runs, of run folders and of published studies alike: a row per run with its settings and its curve."""
+"""The table of runs, from run folders or published studies: one row per run with its settings and curve."""
 
 import json
 from collections.abc import Mapping
@@ -148,7 +148,7 @@ def _read(path: Path) -> pd.DataFrame:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, pd.errors.ParserError) as error:
-        raise UserError(f"{path} is no table of runs: {one_line(error)}") from None
+        raise UserError(f"{path} is not a table of runs: {one_line(error)}") from None
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Tables of runs, each made of rows of ``forms``: frames of words, by the kinds and columns that pages name."""
+"""Make the tables of pages from rows of ``forms``: frames of text, by kind and columns."""
 
 from collections.abc import Callable, Sequence
 

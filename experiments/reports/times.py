@@ -1,4 +1,4 @@
-"""Milliseconds of a step and of its stages, from the records of runs, and what a step would take on slower links."""
+"""Times of a step and its stages, from the records of runs, and estimates of a step on slower links."""
 
 import pandas as pd
 

@@ -1,10 +1,9 @@
 """Checkpoints: the state of every rank on disk, complete or absent.
 
-A checkpoint is a folder with ``rank<r>.pt`` of each rank, as torch.save writes it, and ``CHECKPOINT.json``, which holds
-the size and SHA-256 of each of them, and of each record at that moment. It is written as a hidden draft and gets its
-name by a single rename when all of it is on the disk. So a crash at any moment leaves earlier checkpoints as they were,
-and at most a draft that the next one removes. Nothing here communicates with other ranks: rank 0 begins, all ranks
-write their files (rank_files.py), rank 0 publishes.
+A checkpoint is a folder with ``rank<r>.pt`` of each rank, written by torch.save, and ``CHECKPOINT.json`` with the size
+and SHA-256 of each file and of each record at that time. It is written as a hidden draft and renamed when it is
+completely on disk. So a crash leaves earlier checkpoints intact, and at most a draft that the next one removes. Nothing
+here communicates: rank 0 begins, all ranks write their files (rank_files.py), rank 0 publishes.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, verified by size and SHA-256, and what is said where a disk takes none."""
+"""Write files atomically, verify them by size and SHA-256, and report full or failing disks."""
 
 import errno
 import hashlib
@@ -41,7 +41,7 @@ class Digest(NamedTuple):
         except OSError as error:
             raise Damaged(f"{path} is missing or cannot be read: {reason(error)}") from None
         if found != self:
-            raise Damaged(f"{path} is not as it was written: it has {size} bytes, {self.bytes} were written")
+            raise Damaged(f"{path} has changed: it has {size} bytes, {self.bytes} were written")
 
 
 def digest_of(path: Path, size: int | None = None) -> Digest:
@@ -138,7 +138,7 @@ def reason(error: OSError, path: Path | None = None) -> str:
 
 def cannot_write(path: Path, error: OSError) -> CannotWrite:
     """Return the error that ``path`` cannot be written."""
-    return CannotWrite(f"cannot write {path}: {reason(error, path)}; mend that and run the same command again")
+    return CannotWrite(f"cannot write {path}: {reason(error, path)}; fix that and run the same command again")
 
 
 @contextmanager
@@ -216,4 +216,4 @@ def check_file(path: Path, *, prefix: str, option: str = "--out") -> None:
     if path.is_file() and path.stat().st_size:
         is_foreign = not str(load_json(path).get("format")).startswith(prefix)
     if is_foreign:
-        raise UserError(f"{path} is there, and no file that this command wrote: remove it or choose another {option}")
+        raise UserError(f"{path} exists, and this command did not write it: remove it or choose another {option}")

@@ -1,4 +1,4 @@
-"""What a command asks of a run beside its result, and cannot have when the run is finished without it."""
+"""Detect outputs that a command requests and that a finished run was not configured to write."""
 
 import dataclasses
 import glob

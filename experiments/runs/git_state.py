@@ -1,4 +1,4 @@
-"""The git revision of the code, whether it has uncommitted changes, and which runs are of other code."""
+"""Read the git revision of the code and uncommitted changes, and find runs of other code."""
 
 import hashlib
 import os

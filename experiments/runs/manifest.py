@@ -1,4 +1,4 @@
-"""The manifest of a run: everything besides its configuration that its numbers may depend on."""
+"""The manifest of a run: everything besides the configuration that may affect its results."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Check the folders that runs are written to before any of them starts."""
+"""Check the output folders of runs before any run starts."""
 
 from collections.abc import Iterable
 from pathlib import Path

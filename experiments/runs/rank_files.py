@@ -1,7 +1,7 @@
-"""The state of a run that a checkpoint holds: ``rank<r>.pt`` of each rank, by torch.save, read with weights_only.
+"""Write and read the rank files of a checkpoint, ``rank<r>.pt``, by torch.save, loaded with weights_only.
 
-Not torch.distributed.checkpoint: most of a rank's state is its own, so there is nothing to shard again. For the state
-of a resnet18 both write as fast (0.28 s for 134 MB, with their digest), and torch.save reads faster.
+Not torch.distributed.checkpoint: most state is specific to its rank, so nothing is resharded. For a resnet18 both write
+equally fast (0.28 s for 134 MB, with digest), and torch.save reads faster.
 """
 
 import pickle
@@ -90,7 +90,7 @@ def read_state(checkpoint: Checkpoint, workers: Workers) -> Saved:
         random = parts[sources[0]]["random"] if sources[0] == workers.ranks[0] else None
         return Saved(Position(**shared.pop("position")), shared, own, random, checkpoint.records)
     except (LookupError, TypeError, ValueError) as error:
-        raise Damaged(f"{checkpoint.path} is no checkpoint of a run: {type(error).__name__}: {error}") from None
+        raise Damaged(f"{checkpoint.path} is not a checkpoint of a run: {type(error).__name__}: {error}") from None
 
 
 def read_start_from(config: TrainConfig, workers: Workers) -> Saved | None:

@@ -1,8 +1,8 @@
-"""Records of a run: JSON lines, a row for each step and each epoch.
+"""Write and read the records of a run: JSON lines, one row per step and per epoch.
 
-A row is complete when its newline is in the file. A killed writer leaves at most one incomplete row, which readers
-skip. A run that resumes cuts its records back to what its checkpoint describes. NaN and infinity are written as
-``null``; pandas turns ``null`` in a column of numbers back into NaN.
+A row is complete with its newline. A killed writer leaves at most one incomplete row, which readers skip. A resuming
+run truncates its records to the state of its checkpoint. NaN and infinity are written as ``null``, which pandas reads
+as NaN in columns of numbers.
 """
 
 import errno

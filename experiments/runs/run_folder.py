@@ -1,7 +1,7 @@
-"""The folder of one run: the names of its files, its owner, and what unfinished attempts have left.
+"""The folder of one run: names of its files, its owner, and leftovers of unfinished attempts.
 
-One process owns a folder at a time. It holds the operating system's lock on ``.lock``, which ends with the process, and
-says in ``.owner.json`` who it is. Before each commit it looks whether that lock is still the folder's.
+One process owns a folder at a time. It holds a file lock on ``.lock``, which ends with the process, and describes
+itself in ``.owner.json``. Before each commit it checks that the lock file is still that of the folder.
 """
 
 import fcntl

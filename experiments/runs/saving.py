@@ -1,4 +1,4 @@
-"""Save a run at intervals, stop it at a signal, and resume it from a checkpoint: the same on all ranks."""
+"""Save a run at intervals, stop it on a signal, and resume it from a checkpoint, equally on all ranks."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The state of a run, read from its folder alone by one function for all commands; and DONE, the last file of a run."""
+"""Read the state of a run from its folder, for all commands; and DONE, the last file of a run."""
 
 import hashlib
 import json
@@ -102,7 +102,7 @@ def write_done(folder: RunFolder, summary: Mapping[str, Any], records: Mapping[s
         try:
             files[path.name] = digest_of(path)
         except OSError as error:
-            raise Damaged(f"{path} is not there at the end of the run: {reason(error)}") from None
+            raise Damaged(f"{path} is missing at the end of the run: {reason(error)}") from None
     content = {**summary, "files": {name: digest._asdict() for name, digest in files.items()}}
     plain = json.loads(to_json(content))
     write_json(folder.done_path, {**plain, _KEY: _sha256(plain)})
@@ -112,7 +112,7 @@ def _check_done(folder: RunFolder) -> None:
     """Check that a finished run is whole. Raises: Damaged."""
     done = load_json(folder.done_path)
     if done.pop(_KEY, None) != _sha256(done):
-        raise Damaged(f"{folder.done_path} is not as it was written")
+        raise Damaged(f"{folder.done_path} has changed since it was written")
     for name, digest in done["files"].items():
         Digest(**digest).check(folder.path / name)
 

@@ -1,4 +1,4 @@
-"""Stop signals during a run: it saves its state and ends."""
+"""Save the state of a run and end on a stop signal."""
 
 import signal
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The weights at the end of a run: their digest, and the file that holds them if the run saves them."""
+"""The final weights of a run: their digest, and their file if the run saves them."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Many runs: a study's grid on this machine or as SLURM arrays.
+"""Run studies: grids of runs on this machine or as SLURM arrays.
 
 May import: config to training. Begin reading at study.py, then local_sweep.py, then slurm_queue.py.
 """

@@ -1,7 +1,7 @@
-"""A study as arrays of SLURM jobs: a script and a file of runs for each shape of cluster.
+"""Write a study as SLURM job arrays: a script and a list of runs for each cluster configuration.
 
-Task N of an array runs line N of its file of runs. The file never changes: the name of its folder is a hash of
-its content. So a study that is submitted again, whole or in part, has the same run in the same line.
+Task N of an array runs line N of its list. The list never changes, because its folder is named by a hash of its
+content. So a study that is submitted again, whole or in part, has the same run in the same line.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The runs of a study: a line for each with its state and what a user asks next, and which of them may be removed."""
+"""List the runs of a study with state and progress, and find those that may be removed."""
 
 import shutil
 from collections import Counter

@@ -1,7 +1,7 @@
-"""Carry out runs on this machine, several at once, each in a process of its own.
+"""Execute runs on this machine, several at once, each in its own process.
 
-The processes are forked from a server that has imported torch once ("forkserver" of multiprocessing): to import it
-takes longer than a short run. Nothing else is shared, so a run that is killed harms no other.
+Processes are forked from a server that imported torch once (multiprocessing's "forkserver"), because the import takes
+longer than a short run. Nothing else is shared, so a killed run does not affect others.
 """
 
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Choose how many runs of a local sweep go on at once, and their threads."""
+"""Choose the number of concurrent runs of a local sweep, and their threads."""
 
 import os
 from collections.abc import Collection

@@ -1,4 +1,4 @@
-"""Repeat a run with the configuration in its folder, in a folder of its own, and compare the weights."""
+"""Repeat a run with the configuration of its folder in a new folder, and compare the weights."""
 
 import itertools
 import sys

@@ -1,7 +1,7 @@
-"""A study: the runs of its grids, from a file of conf/sweep or from the user's own file.
+"""Read a study, the runs of its grids, from conf/sweep or a user's file.
 
-A file has one grid, or several under ``parts``: NAME means all of them, NAME/PART one. Under ``scales`` stand the forms
-of a study for smaller and larger machines: one of them has to be named.
+A file has one grid, or several under ``parts``: NAME means all of them, NAME/PART one. ``scales`` has variants of a
+study for smaller and larger machines, one of which must be chosen.
 """
 
 import dataclasses

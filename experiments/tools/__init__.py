@@ -1,5 +1,5 @@
-"""The ring around the core: one folder for each command that measures or studies, and what they share.
+"""Tools around the core: one folder per command that measures or studies, and their shared code.
 
-The core never imports from here. May import: the core, ``shared``, ``ranks`` and other tools below it. Begin reading at
+The core never imports from here. Tools may import the core, ``shared``, ``ranks`` and the tools below them. Begin with
 shared/methods.py and shared/gradient_sources.py, then compare/trial.py.
 """

@@ -1,9 +1,10 @@
-"""Bytes and seconds of a patch of weights in bfloat16, beside the whole checkpoint.
+"""Measure bytes and seconds of a patch of weights in bfloat16, compared with the whole checkpoint.
 
     python -m experiments.tools.weight_patches
 
-Weights are normal with a deviation of 0.02. Each moves by the learning rate up or down, as in a step of Adam, in single
-precision; both versions are then rounded to bfloat16. Seconds are of one thread's processor time, files on this disk.
+Weights are normal with a deviation of 0.02. Each moves up or down by the learning rate, as in a step of Adam, in single
+precision; both versions are then rounded to bfloat16. Seconds are processor time of one thread, with files on this
+disk.
 """
 
 import argparse
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        row(1000, 1e-6, Path(folder))  # compiles what has not been
+        row(1000, 1e-6, Path(folder))  # compiles the loops
         rows = [row(numel, rate, Path(folder)) for numel in given.numels for rate in given.rates]
     print(opening("Patches of weights", __spec__.name, words, 1))
     print(HOW_TO_READ)

@@ -28,7 +28,7 @@ from micro.fsdp import attach_within
 from models.gpt import gpt
 
 LENGTH, BATCH, STEPS, RATE, SEEDS = 32, 16, 200, 3e-3, 3
-FORMS: dict[str, tuple[int, str]] = {  # bytes of a value in FSDP's reduce-scatter, and the codec in its place
+FORMS: dict[str, tuple[int, str]] = {  # bytes per value in FSDP's reduce-scatter, and the codec that replaces it
     "FSDP, float32": (4, ""),
     "FSDP, bfloat16": (2, ""),
     **{f"attach_within, {codec}": (4, codec) for codec in ("bfloat16", "int8", "fp8")},

@@ -1,4 +1,4 @@
-"""What follows a run while it trains, in rank 0: the progress on the user's terminal, and the mirror at W&B."""
+"""Follow a run during training, in rank 0: progress on the terminal, and the W&B mirror."""
 
 import os
 import sys
@@ -14,14 +14,14 @@ from experiments.launching.process_lifetime import TERMINAL
 from experiments.reports.measures import in_words
 from experiments.runs.run_folder import RunFolder
 
-Show = Callable[[str, Mapping[str, Any]], None]  # is given the name of a record, and each of its rows
+Show = Callable[[str, Mapping[str, Any]], None]  # called with the name of a record, and each of its rows
 
 
 @contextmanager
 def followed(config: TrainConfig, folder: RunFolder, *, done: int, total: int) -> Iterator[Show]:
-    """Follow a run of ``total`` steps, ``done`` before; yields what is to be given each row that rank 0 records.
+    """Follow a run of ``total`` steps, ``done`` of them finished; yields a function for each row of rank 0.
 
-    The run's configuration, manifest and kept rows are in its folder.
+    The run's configuration, manifest and earlier rows are in its folder.
     """
     label = f"{config.model.name} on {config.dataset.name}, {method_of(config)}, seed {config.seed}"
     with _mirror(folder, config.tracking) as mirrored, bar(label, done, total) as drawn:
@@ -34,7 +34,7 @@ def followed(config: TrainConfig, folder: RunFolder, *, done: int, total: int) -
 
 
 def _mirror(folder: RunFolder, tracking: TrackingConfig) -> AbstractContextManager[Show | None]:
-    """Return the mirror that ``tracking`` asks for, which gives None where it asks for none."""
+    """Return the context of the configured mirror, which yields None without one."""
     if tracking.name == "none":
         return nullcontext()
     from experiments.tracking.wandb_mirror import live_mirror
@@ -44,7 +44,7 @@ def _mirror(folder: RunFolder, tracking: TrackingConfig) -> AbstractContextManag
 
 @contextmanager
 def bar(label: str, done: int, total: int) -> Iterator[Show | None]:
-    """Draw steps, the last loss and the last measure while the context lasts; None where there is no terminal."""
+    """Draw steps, the last loss and the last measure inside the context; None without a terminal."""
     with _terminal() as terminal:
         if terminal is None:
             yield None
@@ -55,7 +55,7 @@ def bar(label: str, done: int, total: int) -> Iterator[Show | None]:
             nonlocal measured
             measured = in_words(row) or measured
             loss = f"loss {row['loss']:.4g}" if kind == "steps" else ""
-            with suppress(OSError):  # the terminal is gone
+            with suppress(OSError):  # the terminal was closed
                 drawn.set_postfix_str(", ".join(filter(None, (loss, measured))), refresh=kind == "epochs")
                 if kind == "steps":
                     drawn.update(row["step"] + 1 - drawn.n)
@@ -69,7 +69,7 @@ def bar(label: str, done: int, total: int) -> Iterator[Show | None]:
 
 @contextmanager
 def _terminal() -> Iterator[TextIO | None]:
-    """Open the terminal that the launcher names, since a rank's output is a file; else use stderr where it is one."""
+    """Open the terminal named by the launcher, since a rank's output is a file; otherwise stderr if it is one."""
     path = os.environ.get(TERMINAL)
     if not path:
         yield sys.stderr if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else None

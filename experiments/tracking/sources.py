@@ -1,7 +1,7 @@
-"""Read runs from the server of W&B into the same tidy tables as from their folders.
+"""Read runs from a W&B server into the same tidy tables as from their folders.
 
-W&B stores numbers as JSON, so 1.0 is read back as 1, and the keys of a row lose their order. ``frames.tidy`` converts
-all sources to one form, so the tables of a run are the same from each source.
+W&B stores numbers as JSON, so 1.0 is read back as 1, and the keys of a row lose their order. ``frames.tidy`` normalises
+this, so a run's tables are equal from every source.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,11 +17,11 @@ from experiments.tracking.wandb_account import require_key, require_wandb
 from experiments.tracking.wandb_mirror import FOLDER
 
 _NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-REMEDY = "make the mirror again with: python -m experiments.track RUN_FOLDER"
+REMEDY = "recreate the mirror with: python -m experiments.track RUN_FOLDER"
 
 
 class Mirrored(NamedTuple):
-    """One mirrored run; its history is read when its rows are."""
+    """One mirrored run; its history is read on first use."""
 
     name: str
     where: str
@@ -30,7 +30,7 @@ class Mirrored(NamedTuple):
     history: Callable[[], Iterable[Row]]
 
     def finished(self) -> FinishedRun:
-        """Return the run as those of folders are."""
+        """Return the run in the same form as from a folder."""
         manifest = self.mirrored.get("manifest")
         config = {key: value for key, value in self.mirrored.items() if key not in ("_wandb", "manifest", FOLDER)}
         return FinishedRun(
@@ -59,7 +59,7 @@ def read(source: list[str], selection: Selection | None = None) -> Frames:
 
 
 def frames_of(found: Sequence[Mirrored], place: str, selection: Selection | None = None) -> Frames:
-    """Return the finished runs of some mirrors; of several of a run the last counts. Raises: UserError."""
+    """Return the finished runs of some mirrors; of several mirrors of a run, the last. Raises: UserError."""
     done = {run.name for run in found if run.is_finished}
     unfinished = sorted({run.name for run in found} - done)
     runs = {run.name: run.finished() for run in sorted(found, key=lambda run: run.name) if run.is_finished}
@@ -71,7 +71,7 @@ def frames_of(found: Sequence[Mirrored], place: str, selection: Selection | None
 
 
 def _on_server(project: str) -> list[Mirrored]:
-    """Ask the server of W&B for the runs of ``ENTITY/PROJECT``; every row of them is read when it is used."""
+    """Request the runs of ``ENTITY/PROJECT`` from W&B; rows are read on first use."""
     entity, slash, name = project.partition("/")
     if not (entity and slash and name):
         raise UserError(f"a project of W&B is ENTITY/PROJECT, got '{project}'")
@@ -81,14 +81,14 @@ def _on_server(project: str) -> list[Mirrored]:
 
     try:
         found = list(wandb.Api().runs(project, per_page=200, lazy=False))
-    except Exception as error:  # errors of the network, of the server, and of wandb itself
+    except Exception as error:  # errors of network, server or wandb
         raise UserError(f"cannot read {project} from W&B: {one_line(error)}") from None
 
     def history_of(run: Any) -> Callable[[], Iterable[Row]]:
         @cache
         def history() -> Iterable[Row]:
             try:
-                return list(run.scan_history(use_cache=False))  # a run that was mirrored again has other rows
+                return list(run.scan_history(use_cache=False))  # a recreated mirror has other rows
             except Exception as error:
                 raise UserError(f"cannot read the history of W&B run {run.id}: {one_line(error)}") from None
 
@@ -107,7 +107,7 @@ def _on_server(project: str) -> list[Mirrored]:
 
 
 def name_of(mirrored: Mapping[str, Any], run_id: str) -> str:
-    """Return the name of the run's folder; W&B's id where a mirror does not say it. Agents choose ids themselves."""
+    """Return the name of the run's folder; W&B's id if the mirror lacks it. Agents choose other ids."""
     return str(mirrored.get(FOLDER) or run_id)
 
 

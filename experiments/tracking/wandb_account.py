@@ -1,4 +1,4 @@
-"""Check what W&B needs on this machine: its package, and an API key for its server."""
+"""Check the requirements of W&B on this machine: its package, and an API key."""
 
 import os
 from contextlib import redirect_stderr, redirect_stdout
@@ -12,7 +12,7 @@ _MODES = ("online", "offline", "disabled", "dryrun", "shared")  # of wandb's own
 
 
 def check_wandb(tracking: TrackingConfig) -> None:
-    """Check that the mirror that ``tracking`` describes can be made on this machine. Raises: UserError."""
+    """Check that the configured mirror works on this machine. Raises: UserError."""
     if tracking.name != "none":
         require_wandb("tracking=wandb")
         if tracking.mode == "online":
@@ -20,7 +20,7 @@ def check_wandb(tracking: TrackingConfig) -> None:
 
 
 def require_wandb(needed_by: str) -> None:
-    """Check that wandb is installed, and that it understands WANDB_MODE. Raises: UserError, naming ``needed_by``."""
+    """Check that wandb is installed and supports WANDB_MODE. Raises: UserError, naming ``needed_by``."""
     if find_spec("wandb") is None:
         raise UserError(f"{needed_by} needs the package wandb, which is not installed: pip install wandb")
     if given := os.environ.get("WANDB_MODE", ""):
@@ -28,10 +28,10 @@ def require_wandb(needed_by: str) -> None:
 
 
 def require_key(needed_by: str, otherwise: str) -> None:
-    """Check without a prompt that wandb finds an API key. Raises: UserError: what needs it, and what to do else."""
+    """Check without a prompt that wandb finds an API key. Raises: UserError, with ``needed_by`` and the alternative."""
     import wandb
 
-    with as_user_error(Exception, before=f"{needed_by}: "):  # of any kind: a malformed key, settings that are none
+    with as_user_error(Exception, before=f"{needed_by}: "):  # any: a malformed key, invalid settings
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             if wandb.login(prompt=False):
                 return

@@ -1,4 +1,4 @@
-"""A mirror of a run at Weights & Biases: the rows of the run's folder, and each row that rank 0 records after them."""
+"""Mirror a run to Weights & Biases: the rows of its folder, and each further row that rank 0 records."""
 
 import os
 import re
@@ -19,25 +19,25 @@ from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 
 KINDS = ("steps", "epochs")
-FOLDER = "run_folder"  # in the configuration of a mirror: the name of the folder that it is of
-INIT_S = 10.0  # how long the start of a run waits for W&B
-_STOPPED_S = 5.0  # how long a stopped run waits for it: the mirror starts over when the run is resumed
+FOLDER = "run_folder"  # in the configuration of a mirror: the name of its run's folder
+INIT_S = 10.0  # most seconds that the start of a run waits for W&B
+_STOPPED_S = 5.0  # most seconds that a stopped run waits: the mirror restarts when the run resumes
 
 
 class Mirror:
-    """One run at W&B, begun with the rows that its folder has.
+    """One run at W&B, starting with the rows of its folder.
 
-    A resumed run starts over: rows after the checkpoint are gone from its folder, and so from its mirror. Each method
-    raises whatever wandb raises.
+    A resumed run starts over, because rows after the checkpoint were removed from its folder. All methods pass on
+    errors of wandb.
     """
 
     def __init__(self, folder: RunFolder, tracking: TrackingConfig) -> None:
-        os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")  # read before its settings are
+        os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")  # read before its settings
         import wandb
 
         self._folder, name = folder, folder.path.name
         self._run = wandb.init(
-            id=name,  # where the server has this id, the run starts over; under an agent W&B takes the agent's id
+            id=name,  # an existing run with this id starts over; under an agent W&B uses the agent's id
             name=name,
             project=tracking.project,
             entity=tracking.entity,
@@ -51,7 +51,7 @@ class Mirror:
                 "manifest": load_json(folder.manifest_path),
                 FOLDER: name,
             },
-            settings=wandb.Settings(  # it neither waits nor records this process: the manifest describes the run
+            settings=wandb.Settings(  # do not wait, and do not record this process: the manifest describes the run
                 console="off",
                 silent=True,
                 init_timeout=INIT_S,
@@ -76,20 +76,20 @@ class Mirror:
         self._run.log({f"{kind}/{key}": value for key, value in row.items()})
 
     def finish(self) -> str:
-        """Finish the run, and remove the mirrors that were made before; return its address, offline its folder."""
+        """Finish the run and remove earlier mirrors; return its address, or offline its folder."""
         is_done = self._folder.is_done()
         if is_done:
             self._run.summary["done"] = load_json(self._folder.done_path)
         else:
             self._run.settings.finish_timeout = min(self._run.settings.finish_timeout, _STOPPED_S)
         self._run.finish(exit_code=0 if is_done else 1)
-        for earlier in self._files.parent.glob("*run-[0-9]*"):  # of any id: all in this folder are of this run
+        for earlier in self._files.parent.glob("*run-[0-9]*"):  # any id: all in this folder belong to this run
             if earlier != self._files:
                 shutil.rmtree(earlier, ignore_errors=True)
         return self._run.url or str(self._files)
 
     def drop(self) -> None:
-        """Give up an unfinished mirror, and remove its files."""
+        """Abandon an unfinished mirror, and remove its files."""
         self._run.settings.finish_timeout = _STOPPED_S
         try:
             self._run.finish(exit_code=1)
@@ -98,9 +98,9 @@ class Mirror:
 
 
 def mirror(folder: RunFolder, tracking: TrackingConfig) -> str:
-    """Mirror a run from its folder alone; return the address or the folder of the mirror.
+    """Mirror a run from its folder; return the address or the folder of the mirror.
 
-    A mirror that was there is removed when this one stands.
+    An earlier mirror is removed when the new one is complete.
     """
     made = Mirror(folder, tracking)
     try:
@@ -112,17 +112,17 @@ def mirror(folder: RunFolder, tracking: TrackingConfig) -> str:
 
 @contextmanager
 def live_mirror(folder: RunFolder, tracking: TrackingConfig) -> Iterator[Callable[[str, Mapping[str, Any]], None]]:
-    """Yield what mirrors each row while the run trains; a failure of W&B is one warning."""
+    """Yield a function that mirrors each row during training; a failure of W&B is a single warning."""
     has_failed = False
 
     def attempt(work: Callable[[], Any]) -> Any:
         nonlocal has_failed
         try:
             return None if has_failed else work()
-        except Exception as error:  # whatever wandb raises
+        except Exception as error:  # any error of wandb
             has_failed = True
             _end_wandb()
-            again = f"make it again with: python -m experiments.track {folder.path}"
+            again = f"recreate it with: python -m experiments.track {folder.path}"
             problem = f"{one_line_with_type(error)}; the run's records are complete, {again}"
             print(f"warning: W&B mirror: {problem}", file=sys.stderr)
             return None
@@ -136,7 +136,7 @@ def live_mirror(folder: RunFolder, tracking: TrackingConfig) -> Iterator[Callabl
 
 
 def _end_wandb() -> None:
-    """End the process of W&B, or leave it to itself: Python would wait for it at its exit, perhaps for hours."""
+    """End W&B's process, or detach from it: Python's exit might wait for it for hours."""
     import wandb
 
     def end() -> None:
@@ -149,7 +149,7 @@ def _end_wandb() -> None:
 
 
 def _rows(folder: RunFolder) -> list[tuple[str, Row]]:
-    """Return the rows of a run in the order of training: by the number of steps done when each was written."""
+    """Return the rows of a run in the order of training, by finished steps."""
     paths = {kind: folder.path / f"{kind}.jsonl" for kind in KINDS}
     rows = [(kind, row) for kind, path in paths.items() if path.exists() for row in read_records(path)]
     return sorted(rows, key=lambda item: item[1]["step"] + (item[0] == "steps"))  # stable: steps first

@@ -1,4 +1,4 @@
-"""How the ranks of a run meet, and on what device each computes."""
+"""Form the process group of a run, and choose each rank's device."""
 
 import os
 import socket
@@ -132,7 +132,7 @@ def _not_met(where: str, error: Exception, limit_s: float) -> str:
     if "EADDRINUSE" in str(error) or "in use" in str(error):
         why = "the port is in use; name a free one"
     elif isinstance(error, dist.DistStoreError | dist.DistNetworkError) and os.environ.get("RANK") == "0":
-        why = f"not all ranks came within {limit_s:.0f} s; start the others"
+        why = f"not all ranks joined within {limit_s:.0f} s; start the others"
     else:
         why = f"rank 0 did not answer within {limit_s:.0f} s; start it there, and let this port through"
     return f"the ranks could not meet at {where}: {why} ({reason})"

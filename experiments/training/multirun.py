@@ -1,4 +1,4 @@
-"""What is added to Hydra's -m: all its runs are checked before the first one starts."""
+"""Check all runs of Hydra's -m before the first one starts."""
 
 from collections.abc import Iterable, Iterator
 from copy import deepcopy

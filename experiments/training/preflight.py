@@ -190,7 +190,7 @@ def _check_start_from(config: TrainConfig) -> None:
             raise UserError(f"start_from={config.start_from} has another {key}: choose the same, or leave it out")
     if bool(before.rounds.every) != bool(config.rounds.every):
         trained = f"start_from={config.start_from} was trained with rounds.every={before.rounds.every}"
-        raise UserError(f"{trained}, got {config.rounds.every}: choose alike")
+        raise UserError(f"{trained}, got {config.rounds.every}: use the same value")
     if before.dataset.name != config.dataset.name:
         raise UserError(f"start_from={config.start_from} was trained on {before.dataset.name}: choose the same dataset")
     if checkpoint.epoch >= config.epochs:

@@ -1,4 +1,4 @@
-"""What rank 0 records of each step and epoch."""
+"""Compute the records of each step and epoch, on rank 0."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

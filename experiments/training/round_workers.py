@@ -1,4 +1,4 @@
-"""The workers of a run with local steps: one of them is this process, or all are in it."""
+"""The workers of a run with local steps: one per process, or all simulated in one process."""
 
 import copy
 import time
@@ -182,5 +182,5 @@ class RoundWorkers(Workers):
             on_round=ended.append,
             comm=comm,
         )
-        local.count_by_hand()
+        local.use_manual_steps()
         return Replica(model, optimizer, local, ended)

@@ -1,7 +1,7 @@
-"""One run, from a checked configuration to its last file: with workers of its own, or as one of its ranks.
+"""Execute one run, from a checked configuration to its last file: start its workers, or be one of its ranks.
 
-train, -m, submitit, torchrun and srun come by ``carry_out``, the runs of a sweep by ``execute``. Our launcher writes
-the configuration into the run's folder and starts this module as ``python -m`` on each rank, which reads it there.
+train, -m, submitit, torchrun and srun call ``carry_out``, sweeps call ``execute``. The launcher writes the
+configuration into the run's folder and starts this module with ``python -m`` on each rank, which reads it there.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""All workers of a run in one process: one model, and as many simulated ranks that reduce its gradients."""
+"""All workers of a run in one process: one model, and a simulated rank per worker that reduces gradients."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

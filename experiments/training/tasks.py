@@ -1,4 +1,4 @@
-"""Tasks: the model, the data, the loss and the measures of a run, chosen by the kind of its model."""
+"""Tasks: model, data, loss and measures of a run, by the kind of its model."""
 
 import math
 from abc import ABC, abstractmethod
@@ -57,7 +57,7 @@ def check_task(config: TrainConfig, info: data.DatasetInfo) -> None:
         raise UserError(f"peak_tflops is for {', '.join(COUNTED)}, got it for {name}: leave it out")
     for key, unused in _UNUSED.items():
         if key not in task.needs and (given := getattr(config.dataset, key)) != unused:
-            raise UserError(f"dataset.{key} means nothing for model {name}, got {given}: leave it out")
+            raise UserError(f"dataset.{key} has no effect for model {name}, got {given}: leave it out")
     task.check(config, info)
 
 

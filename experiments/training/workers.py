@@ -1,4 +1,4 @@
-"""The interface between the training loop and the workers of a run, real or simulated, and what all of them share."""
+"""The interface between the training loop and the workers of a run, real or simulated, and their shared code."""
 
 import time
 from abc import ABC, abstractmethod

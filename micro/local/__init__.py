@@ -1,4 +1,4 @@
-"""The driver for local steps: every worker trains by itself for H steps, then differences of weights are reduced."""
+"""The driver for local steps (LocalSGD, DiLoCo): ranks train alone for H steps, then reduce weight differences."""
 
 from micro.local.outer import Outer
 from micro.local.regrouping import Regrouped, check_losable, regrouped, save_round, take_round

@@ -1,4 +1,4 @@
-"""A model's buffers, such as batch norm's statistics, at the ends of rounds."""
+"""Synchronise a model's buffers, such as batch norm statistics, at the end of a round."""
 
 import json
 import zlib
@@ -15,15 +15,15 @@ from micro.drivers.meeting import content_of
 from micro.drivers.wrappers import plain_names
 
 BufferPolicy = Literal["mean", "first", "own"]
-"""Numbers with a fraction become their mean and others rank 0's; all become rank 0's; each rank keeps its own."""
+"""'mean': average floating-point buffers, copy others from rank 0; 'first': copy all from rank 0; 'own': keep them."""
 
 
 class Buffers:
-    """The buffers that are part of a model's state.
+    """The buffers in a model's state dict.
 
     Attributes:
-        policy: what becomes of them at the end of a round.
-        kept: copies of them as they were then, by name.
+        policy: how they are synchronised at the end of a round.
+        kept: copies from the end of the last round, by name.
     """
 
     def __init__(self, model: nn.Module, policy: BufferPolicy | str) -> None:
@@ -31,17 +31,17 @@ class Buffers:
         self.kept = self.copies()
 
     def copies(self) -> dict[str, Tensor]:
-        """Return copies of them as they are, by name."""
+        """Return copies of the current buffers, by name."""
         return {name: getattr(module, key).detach().clone() for name, (module, key) in self._places().items()}
 
     def take(self, exchanged: Mapping[str, Tensor]) -> None:
-        """Give the model what ranks have exchanged, unless each keeps its own, and keep what it has then."""
+        """Write the exchanged buffers into the model, unless each rank keeps its own, and store copies."""
         if self.policy != "own":
             self._write(exchanged)
         self.kept = self.copies()
 
     def restore(self) -> None:
-        """Give the model those of the last round; one that was registered since stays as it is."""
+        """Restore the buffers of the last round; buffers registered since are unchanged."""
         self._write(self.kept)
 
     @torch.no_grad()
@@ -58,7 +58,7 @@ class Buffers:
                 setattr(module, key, value.clone())
 
     def _places(self) -> dict[str, tuple[nn.Module, str]]:
-        """Return for each buffer, by its name without wrappers, a module that has it and what it is called there."""
+        """Return for each buffer, by its name without wrappers, its module and its name there."""
         found = {
             id(buffer): (f"{path}.{key}" if path else key, module, key)
             for path, module in self._model.named_modules()
@@ -70,7 +70,7 @@ class Buffers:
 
 
 def digest(buffers: Mapping[str, Tensor]) -> int:
-    """Return a checksum of the names, shapes and dtypes of buffers, of 32 bits."""
+    """Return a 32-bit checksum of the buffers' names, shapes and dtypes."""
     return zlib.crc32(_described(buffers))
 
 
@@ -78,14 +78,14 @@ def digest(buffers: Mapping[str, Tensor]) -> int:
 def exchange_buffers(
     buffers: Mapping[str, Tensor], policy: str, comm: Comm, digests: Sequence[float], device: torch.device
 ) -> float:
-    """Make copies of buffers equal on all ranks, bit for bit, as the policy says; return the bytes that a rank sent.
+    """Synchronise copies of buffers, bit for bit, according to the policy; return the bytes that this rank sent.
 
     Args:
         digests: of each rank's buffers.
         device: of the model.
 
     Raises:
-        RuntimeError: on all ranks, where a buffer of one rank has another shape or dtype on another, or is not there.
+        RuntimeError: on all ranks, if a buffer is missing on a rank or differs in shape or dtype.
     """
     if policy == "own" or comm.world_size == 1:
         return 0.0
@@ -105,7 +105,7 @@ def _described(buffers: Mapping[str, Tensor]) -> bytes:
 
 
 def _first_difference(buffers: Mapping[str, Tensor], comm: Comm, device: torch.device) -> str:
-    """Return in words in which buffer two ranks differ, the same words on all ranks, which call this together."""
+    """Return a message about the first buffer that differs between two ranks, equal on all ranks; a collective."""
     own = torch.frombuffer(bytearray(_described(buffers)), dtype=torch.uint8).to(device)
     lengths = comm.answer(AllGather(mine=torch.tensor([own.numel()], device=device)))[:, 0].tolist()  # host sync: error
     gathered = comm.answer(AllGatherLists(mine=own, counts=lengths, kind="counts"))
@@ -116,6 +116,6 @@ def _first_difference(buffers: Mapping[str, Tensor], comm: Comm, device: torch.d
                 words = [f"'{each[0]}' {each[1]}" if each else "no more" for each in (one, two)]
                 return (
                     f"buffers must be the same on all ranks, rank 0 has {words[0]}, rank {rank} {words[1]}: make them "
-                    'alike, or give LocalSteps buffers="own"'
+                    'equal, or give LocalSteps buffers="own"'
                 )
-    raise AssertionError("descriptions differ in nothing")
+    raise AssertionError("descriptions are equal")

@@ -1,4 +1,4 @@
-"""What local steps refuse before the first step."""
+"""Check the arguments of LocalSteps before the first step."""
 
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,17 +23,17 @@ from micro.reducers.wrapping import innermost
 from micro.values.flat import MAX_NUMEL, real
 
 IN_USE: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
-"""Optimizers whose steps are counted as local ones."""
+"""Optimizers that a LocalSteps is attached to."""
 
 
 def ranks_of(replicas: Any, comm: Comm | None) -> Comm | dist.ProcessGroup | None:
-    """Return the ranks that exchange: ``comm``, or ``replicas``, a process group; None: all ranks.
+    """Return the ranks that exchange: ``comm``, or the process group ``replicas``; None: all ranks.
 
     Raises:
-        ValueError: both are given, replicas is no process group, or there are no ranks.
+        ValueError: both are given, replicas is not a process group, or there are no ranks.
     """
     if comm is not None and replicas is not None:
-        raise ValueError("replicas and comm both say who the ranks are: give one of them")
+        raise ValueError("replicas and comm both set the ranks: give only one of them")
     if comm is None and not dist.is_initialized():
         raise ValueError(
             "local steps need ranks to exchange with: call torch.distributed.init_process_group first, or give comm"
@@ -44,7 +44,7 @@ def ranks_of(replicas: Any, comm: Comm | None) -> Comm | dist.ProcessGroup | Non
 
 
 def check_apart(model: object, ranks: Comm | dist.ProcessGroup | None) -> None:
-    """Raise ValueError where DDP averages gradients of this rank and of another with which it exchanges rounds."""
+    """Raise ValueError if DDP already averages gradients with a rank that also exchanges rounds with this one."""
     if isinstance(ranks, Comm):
         return
     meeting = set(dist.get_process_group_ranks(ranks))
@@ -67,10 +67,10 @@ def ranks_of_replica(model: object, comm: Comm | None) -> AbstractContextManager
 
 
 def pace(every: int | Sequence[int], ranks: Comm | dist.ProcessGroup | None) -> tuple[int, float]:
-    """Return the steps of this rank's rounds, and the weight of its difference of weights in the mean of all.
+    """Return this rank's number of steps per round, and the weight of its difference in the mean over ranks.
 
     Raises:
-        ValueError: not a number of steps, or one for each rank.
+        ValueError: every is neither a number of steps nor one per rank.
     """
     numbers: list[Any] = list(every) if isinstance(every, list | tuple) else [every]
     if any(not isinstance(each, int) or isinstance(each, bool) or each < 1 for each in numbers):
@@ -92,21 +92,20 @@ def check_settings(buffers: str, on_round: object) -> None:
 
 
 def as_optimizers(given: Any) -> list[Optimizer]:
-    """Return the inner optimizers, of which one or several are given, without the wrappers of frameworks.
+    """Return the inner optimizers, unwrapped from their frameworks, from one or several.
 
     Raises:
-        ValueError: one is none, is driven by other local steps, sends messages of its own, or runs no hooks.
+        ValueError: one is not an optimizer, is used by other local steps, communicates itself, or runs no hooks.
     """
-    optimizers = [_inside(each) for each in (given if isinstance(given, list | tuple) else [given])]
+    optimizers = [_unwrapped(each) for each in (given if isinstance(given, list | tuple) else [given])]
     for each in optimizers or [None]:
         if not isinstance(each, Optimizer):
             raise ValueError(f"optimizer must be a torch.optim.Optimizer, or several, got {type(each).__name__}")
         if each in IN_USE:
-            raise ValueError("optimizer drives other local steps already: close those first, by close()")
+            raise ValueError("optimizer is used by other local steps: call their close() first")
         if type(each).__module__.startswith("torch.distributed.optim"):
             raise ValueError(
-                f"optimizer {type(each).__name__} exchanges in each step, which local steps do without: use one of "
-                "torch.optim"
+                f"optimizer {type(each).__name__} exchanges in each step, unlike local steps: use one of torch.optim"
             )
         if not _runs_hooks(each):
             raise ValueError(
@@ -121,10 +120,10 @@ class _Reached(Exception):
 
 
 def _runs_hooks(optimizer: Optimizer) -> bool:
-    """Tell whether ``step()`` runs the hooks of the optimizer; False only where it has ended without.
+    """Return whether ``step()`` runs the optimizer's hooks; False only if a call ended without running them.
 
-    Where torch has not marked it, as where a wrapper replaced it, it is called, without gradients, and left by the
-    hook before it does anything.
+    If torch has not marked ``step``, for instance because a wrapper replaced it, it is called without gradients; a hook
+    leaves it before it does anything.
     """
     if getattr(optimizer.step, "hooked", False):
         return True
@@ -140,7 +139,7 @@ def _runs_hooks(optimizer: Optimizer) -> bool:
         parameter.grad = None
     try:
         optimizer.step()
-    except Exception:  # _Reached, or one that tells nothing: there is no closure
+    except Exception:  # _Reached, or an error that means nothing, as there is no closure
         return True
     finally:
         handle.remove()
@@ -149,21 +148,21 @@ def _runs_hooks(optimizer: Optimizer) -> bool:
     return False
 
 
-def _inside(optimizer: Any) -> Any:
-    """Return what a wrapper of Accelerate or Lightning holds; its own step may be none, where gradients accumulate."""
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimizer inside a wrapper of Accelerate or Lightning, whose own step may do nothing."""
     is_wrapper = type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning")
     return optimizer.optimizer if is_wrapper else optimizer
 
 
 def trained_parameters(model: object, optimizers: Sequence[Optimizer], own: Collection[Tensor]) -> dict[str, Tensor]:
-    """Return the parameters that are trained and exchanged, by their names without wrappers.
+    """Return the trained and exchanged parameters, by their names without wrappers.
 
     Args:
-        own: parameters that each rank keeps to itself.
+        own: parameters that are not exchanged.
 
     Raises:
-        ValueError: the model is none or has nothing to train, no optimizer holds one of them, one holds others, or they
-            are on several devices, sharded, or too many.
+        ValueError: the model is not a module or has nothing to train; a parameter is in no optimizer; an optimizer has
+            other parameters; parameters are on several devices, sharded, or too many.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")
@@ -187,7 +186,7 @@ def trained_parameters(model: object, optimizers: Sequence[Optimizer], own: Coll
 def _check_held(
     model: nn.Module, trained: Mapping[str, Tensor], held: Sequence[Tensor], kept: AbstractSet[int]
 ) -> None:
-    """Raise ValueError unless the optimizers hold all ``trained`` parameters, and of others but those ``kept``."""
+    """Raise ValueError unless the optimizers hold all ``trained`` parameters, and no others except ``kept``."""
     ids = {id(parameter) for parameter in held}
     missing = [name for name, parameter in trained.items() if id(parameter) not in ids]
     if len(missing) == len(trained):
@@ -204,30 +203,30 @@ def _check_held(
 
 
 OUTSIDE = (
-    "give a torch.nn.ModuleList of all modules that are trained in place of the model, or own= the parameters that "
-    "each rank keeps to itself"
+    "give a torch.nn.ModuleList of all trained modules in place of the model, or list in own= the parameters that are "
+    "not exchanged"
 )
 
 
 def described(parameter: Tensor) -> str:
-    """Return in words a parameter that has no name."""
+    """Return a description of a parameter without a name."""
     return f"a parameter of shape {tuple(parameter.shape)}"
 
 
 def is_trained(parameter: Tensor) -> bool:
-    """Tell whether a parameter takes gradients and has elements."""
+    """Return whether a parameter requires a gradient and has elements."""
     return parameter.requires_grad and parameter.numel() > 0
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
-    """Yield what the optimizers hold."""
+    """Yield the optimizers' parameters."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             yield from group["params"]
 
 
 def as_own(given: object) -> list[Tensor]:
-    """Return the parameters that each rank keeps to itself. Raises ValueError where something else is given."""
+    """Return the parameters that are not exchanged. Raises ValueError for anything but parameters."""
     own = list[Tensor]()
     for each in given if isinstance(given, Iterable) and not isinstance(given, Tensor | str) else [given]:
         if not isinstance(each, Tensor):
@@ -237,7 +236,7 @@ def as_own(given: object) -> list[Tensor]:
 
 
 def check_method(reducer: object) -> Reducer:
-    """Return the reducer. Raises ValueError where it is none, or needs the gradient of each step."""
+    """Return the reducer. Raises ValueError if it is not one, or needs the gradient of each step."""
     checked = check_reducer(reducer)
     inner = innermost(checked)
     if isinstance(inner, SparseReducer | Quantized) and inner.feedback.name == "momentum":

@@ -1,4 +1,4 @@
-"""One exchange of a fragment: the ranks agree on it, reduce how far they have moved, and compare that."""
+"""One exchange of a fragment: the ranks agree on the fragment, then reduce and compare their weight differences."""
 
 import math
 import time
@@ -19,17 +19,17 @@ from micro.reducers.base import Reducer
 
 
 def next_exchange(place: Sequence[int], comm: Comm, device: torch.device) -> int | None:
-    """Return the fragment that is exchanged next, the same on all ranks; None where no rank has anything left.
+    """Return the fragment that is exchanged next, equal on all ranks; None if nothing is left to exchange.
 
-    All ranks call this together, by one message of 8 (1 + 2 P) bytes for P fragments. While any rank goes on with its
-    steps it says which; once all have finished, fragments that any of them has moved follow in turn.
+    A collective, with one message of 8 (1 + 2 P) bytes for P fragments. Ranks that still train determine the fragment;
+    once all have finished, the fragments that any rank has changed follow in order.
 
     Args:
-        place: where this rank is: the fragment that it is to exchange, -1 where it has finished; of each fragment, how
-            many exchanges have ended; of each, whether this rank has moved its parameters since the last one.
+        place: this rank's position: the fragment to exchange, -1 if it has finished; for each fragment, the number of
+            finished exchanges; for each, whether this rank has changed its parameters since the last one.
 
     Raises:
-        RuntimeError: on all ranks, where those that go on have come to different exchanges.
+        RuntimeError: on all ranks, if ranks that still train have reached different exchanges.
     """
     mine = torch.tensor(place, dtype=torch.int64, device=device)
     rows: list[list[int]] = comm.answer(AllGather(mine=mine)).tolist()  # host sync: once a round, ranks act on it
@@ -50,18 +50,18 @@ def next_exchange(place: Sequence[int], comm: Comm, device: torch.device) -> int
 
 
 class Exchange:
-    """An exchange that has begun: it makes the differences of weights in ``vectors`` the mean updates.
+    """An exchange that has begun: it replaces the weight differences in ``vectors`` by the mean updates.
 
-    It writes nothing of the model, which may go on training.
+    It does not write to the model, which may continue training.
 
     Args:
-        vectors: they have been measured.
-        buffers: copies of the model's buffers, by name, equal on all ranks at the end where the policy says so.
-        place: what the exchange is of, for its statistics: round, fragment and number of steps.
+        vectors: hold the weight differences.
+        buffers: copies of the model's buffers, by name, which become equal on all ranks if the policy requires it.
+        place: round, fragment and number of steps, for the statistics.
 
     Attributes:
         age: inner steps since it began.
-        exposed_s: seconds that training stood still for its begin.
+        exposed_s: seconds for which its start blocked training.
     """
 
     def __init__(self, vectors: Sequence[FlatWeights], buffers: Mapping[str, Tensor], **place: int) -> None:
@@ -75,14 +75,14 @@ class Exchange:
     def ended(
         cls, vectors: Sequence[FlatWeights], buffers: Mapping[str, Tensor], stats: RoundStats, *, age: int
     ) -> "Exchange":
-        """Return one that has ended already, as it was saved."""
+        """Return a finished exchange, from a saved state."""
         made = cls(vectors, buffers)
         made.age = age
         made._stats.set_result(stats)
         return made
 
     def start(self, work: Callable[[], RoundStats], lane: Lane | None) -> None:
-        """Do the work, of `reduce`, here and now or on a lane; what it raises, ``result`` raises."""
+        """Run ``work`` now, or on a lane if there is one; its exception is raised by ``result``."""
 
         def run() -> None:
             try:
@@ -100,7 +100,7 @@ class Exchange:
             lane.put(run, [*(vector.moved for vector in self.vectors), *self.buffers.values()])
 
     def result(self) -> RoundStats:
-        """Wait for the end; return the statistics. Raises: what ended it."""
+        """Wait for the end and return the statistics, or raise the exception of the work."""
         stats = self._stats.result()
         if self._written is not None:
             torch.cuda.current_stream(self._device).wait_event(self._written)
@@ -109,16 +109,16 @@ class Exchange:
     def reduce(
         self, agree: Callable[[], object], reducer: Reducer, comm: Comm, policy: str, *, keeps_own: bool
     ) -> RoundStats:
-        """Make the differences of weights that the vectors hold the mean updates; return the statistics.
+        """Replace the weight differences in the vectors by the mean updates; return the statistics.
 
         Args:
-            agree: called first: the ranks tell each other where they are.
-            policy: of the buffers.
-            keeps_own: whether parameters may change before the end, so that the difference of weights is copied.
+            agree: called first; the ranks compare their positions.
+            policy: for the buffers.
+            keeps_own: whether to copy the differences, because parameters may change before the end.
 
         Raises:
             NonFiniteGradient: on all ranks; see Reducer.reduce_.
-            RuntimeError: ranks have come to an exchange from different places, or with different buffers.
+            RuntimeError: ranks have reached different exchanges, or have different buffers.
         """
         started = time.perf_counter()
         comm.begin_step()
@@ -143,25 +143,25 @@ class Exchange:
 
     @torch.no_grad()
     def _gathered(self, own: Sequence[Tensor] | None, comm: Comm) -> list[list[float]]:
-        """Return of each rank three products of its difference of weights and the mean, and its buffers' digest.
+        """Return for each rank three dot products of its difference and the mean, and its buffers' digest.
 
-        When it returns no rank reads the global weights any more, which simulated ranks share.
+        After it, no rank reads the global weights any more, which simulated ranks share.
 
         Args:
-            own: each vector's difference of weights; None: it is measured again, for parameters are as they were.
+            own: each vector's difference; None: compute it again, as the parameters have not changed.
         """
         products = torch.zeros(4, dtype=torch.float64, device=self._device)
         for number, vector in enumerate(self.vectors):
             mine, mean = vector.difference() if own is None else own[number], vector.moved
             products[:3] += torch.stack([mine @ mine, mean @ mean, mine @ mean]).double()
-            del mine  # before the next one takes memory
-        products[3] = digest(self.buffers)  # 32 bits, which a double holds
+            del mine  # free it before the next is allocated
+        products[3] = digest(self.buffers)  # 32 bits fit into a double
         rows: list[list[float]] = comm.answer(AllGather(mine=products)).tolist()  # host sync: once a round
         return rows
 
 
 def _compared(rows: Sequence[Sequence[float]], rank: int) -> tuple[float, float, float, float]:
-    """Return four of RoundStats' numbers: both norms, the cosine between them, and the ranks' drift."""
+    """Return four fields of RoundStats: both norms, the cosine, and the drift."""
     mine_sum, mean_sum, inner, _ = rows[rank]
     apart = sum(max(one - 2 * both + update, 0.0) for one, update, both, _ in rows) / len(rows)
     own_norm, mean_norm = math.sqrt(mine_sum), math.sqrt(mean_sum)

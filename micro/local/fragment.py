@@ -1,4 +1,4 @@
-"""Parameters that are exchanged together, and how far their exchange is."""
+"""A fragment: parameters that are exchanged together, and the progress of their exchange."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -17,7 +17,7 @@ from micro.values.flat import real
 
 
 class Fragment:
-    """Parameters that are exchanged together, a vector for each dtype.
+    """Parameters that are exchanged together, one vector per dtype.
 
     Args:
         number: of the fragment, from 0.
@@ -25,10 +25,10 @@ class Fragment:
 
     Attributes:
         vectors: the weights.
-        num_rounds: exchanges that have ended.
+        num_rounds: number of finished exchanges.
         num_steps: inner steps since the last exchange began.
-        is_apart: whether this rank's parameters may differ from the global weights.
-        under_way: the exchange that has begun and not ended; None where there is none.
+        has_local_progress: whether this rank's parameters may differ from the global weights.
+        under_way: the unfinished exchange, or None.
     """
 
     def __init__(
@@ -41,18 +41,18 @@ class Fragment:
             for dtype in dict.fromkeys(dtypes.values())
         ]
         self.num_rounds = self.num_steps = 0
-        self.is_apart = False
+        self.has_local_progress = False
         self.under_way: Exchange | None = None
 
     def advance(self) -> None:
         """Count an inner step."""
         self.num_steps += 1
-        self.is_apart = True
+        self.has_local_progress = True
         if self.under_way is not None:
             self.under_way.age += 1
 
     def begin_exchange(self, buffers: Mapping[str, Tensor]) -> Exchange:
-        """Measure how far this rank has moved, for an exchange that is under way from now on."""
+        """Compute this rank's weight differences and begin an exchange."""
         for vector in self.vectors:
             vector.moved = vector.difference()
         place = {"round": self.num_rounds, "fragment": self.number, "num_steps": self.num_steps}
@@ -60,27 +60,27 @@ class Fragment:
         return self.under_way
 
     def step(self, mix: float) -> None:
-        """Take the outer step; the parameters become the new global weights, or a mixture with what they are."""
+        """Take the outer step; the parameters become the new global weights, or are mixed with them."""
         for vector in self.vectors:
             vector.step()
             vector.mix(mix)
-        self.is_apart = mix < 1
+        self.has_local_progress = mix < 1
 
     def restart(self) -> None:
-        """Take the parameters as they are for the global weights; an exchange under way is forgotten."""
+        """Make the current parameters the global weights; drop an unfinished exchange."""
         self.under_way = None
         for vector in self.vectors:
             vector.restart()
-        self.num_steps, self.is_apart = 0, False
+        self.num_steps, self.has_local_progress = 0, False
 
     def go_back(self) -> None:
-        """Give the parameters the global weights; an exchange under way goes on."""
+        """Reset the parameters to the global weights; an unfinished exchange continues."""
         for vector in self.vectors:
             vector.mix(1.0)
-        self.num_steps, self.is_apart = 0, False
+        self.num_steps, self.has_local_progress = 0, False
 
     def save(self) -> dict[str, Any]:
-        """Return what the vectors do not save; waits for an exchange that is under way."""
+        """Return what the vectors do not save; waits for an unfinished exchange."""
         saved, under_way = None, self.under_way
         if under_way is not None:
             stats = _plain(under_way.result())
@@ -89,23 +89,23 @@ class Fragment:
         return {
             "num_rounds": self.num_rounds,
             "num_steps": self.num_steps,
-            "is_apart": self.is_apart,
+            "is_apart": self.has_local_progress,
             "under_way": saved,
         }
 
     def load(self, saved: Mapping[str, Any], vectors: list[dict[str, Any]]) -> None:
-        """Go on from what ``save`` returned, and the vectors' own."""
+        """Load what ``save`` returned, and the vectors' states."""
         for vector, state in zip(self.vectors, vectors, strict=True):
             vector.load(state)
         self.num_rounds, self.num_steps = saved["num_rounds"], saved["num_steps"]
-        self.is_apart, ended, self.under_way = saved["is_apart"], saved["under_way"], None
+        self.has_local_progress, ended, self.under_way = saved["is_apart"], saved["under_way"], None
         if ended is not None:
             stats = _restored(ended["stats"])
             self.under_way = Exchange.ended(self.vectors, ended["buffers"], stats, age=ended["age"])
 
 
 def _plain(stats: RoundStats) -> dict[str, Any]:
-    """Return statistics as plain data, in which times are numbers."""
+    """Return statistics as plain data, with times as numbers."""
     times = [Spans(select=each.select_s, exchange=each.exchange_s, rest=each.rest_s) for each in stats.vectors]
     vectors = tuple(replace(each, spans=spans) for each, spans in zip(stats.vectors, times, strict=True))
     return asdict(replace(stats, vectors=vectors))

@@ -1,4 +1,4 @@
-"""An error of one rank is one of all ranks."""
+"""Raise an error of one rank on all ranks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from micro.values.nonfinite import NonFiniteGradient
 
 @contextmanager
 def failing_together(comm: Comm) -> Iterator[None]:
-    """After an error of this rank alone, have the others fail too, with its words, and not wait for it."""
+    """If this rank alone raises, make the others fail too, with its message, instead of waiting."""
     try:
         yield
-    except NonFiniteGradient:  # which all ranks raise
+    except NonFiniteGradient:  # raised on all ranks anyway
         raise
     except BaseException as error:
         if isinstance(comm, PrivateComm):

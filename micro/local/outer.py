@@ -1,4 +1,4 @@
-"""The outer optimizer: it takes the mean difference of weights of a round for a gradient."""
+"""The outer optimizer of local steps, which uses the mean weight difference of a round as a gradient."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,18 +10,17 @@ from torch.optim import SGD, Optimizer
 from micro.reducers.base import BucketState
 
 MakeOuter = Callable[[list[Tensor]], Optimizer]
-"""A function from the global weights, one tensor per parameter, to their optimizer."""
+"""Makes an optimizer for the global weights, one tensor per parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outer:
-    """SGD on the global weights. With a rate of 1 and no momentum the new weights are the mean of the workers'.
+    """SGD on the global weights. With lr=1 and no momentum, the new weights are the mean of the ranks' weights.
 
     Args:
-        lr: of the mean difference of weights, which has the inner learning rate in it already. Not zero: nothing would
-            move.
+        lr: factor on the mean weight difference, which already includes the inner learning rate. Not zero.
         momentum: in [0, 1).
-        nesterov: the step of torch.optim.SGD(nesterov=True). DiLoCo has lr 0.7, momentum 0.9 and nesterov.
+        nesterov: as in torch.optim.SGD. DiLoCo uses lr 0.7, momentum 0.9 and nesterov.
 
     Raises:
         ValueError: a value out of its range, or nesterov without momentum.
@@ -45,7 +44,7 @@ class Outer:
 
 
 def check_outer(outer: object, state: BucketState, *, allows_both: bool) -> None:
-    """Raise ValueError for an outer optimizer that moves nothing, or that adds up what waits in residuals twice."""
+    """Raise ValueError for an outer optimizer with lr 0, or with momentum in addition to a residual."""
     if not isinstance(outer, Optimizer):
         raise ValueError(f"outer must make a torch.optim.Optimizer, got {type(outer).__name__}: use micro.Outer")
     if any(group.get("lr") == 0 for group in outer.param_groups):
@@ -53,12 +52,12 @@ def check_outer(outer: object, state: BucketState, *, allows_both: bool) -> None
     has_momentum = any(_first(group.get("momentum")) or _first(group.get("betas")) for group in outer.param_groups)
     if has_momentum and state.residual.numel() and not allows_both:
         raise ValueError(
-            "outer momentum and a residual both add up what was not applied at once, so that it counts twice: use "
-            "momentum=0 of the outer optimizer, feedback none, or say momentum_with_feedback=True"
+            "outer momentum and a residual both accumulate what was not applied at once, which counts it twice: use "
+            "momentum=0 of the outer optimizer, feedback none, or set momentum_with_feedback=True"
         )
 
 
 def _first(value: float | Sequence[float] | None) -> float:
-    """Return the number that stands for momentum, 0 where there is none."""
+    """Return the momentum, the first of betas, or 0."""
     first = value[0] if isinstance(value, Sequence) and value else value
     return float(first) if isinstance(first, int | float) else 0.0

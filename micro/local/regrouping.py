@@ -1,4 +1,4 @@
-"""Go on after workers were lost: the group that forms again takes the weights of the last round that ended."""
+"""Recover local steps after losing workers: the new group continues from the weights of the last finished round."""
 
 import ctypes
 import io
@@ -27,13 +27,13 @@ from micro.values.flat import Layout
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """What the ranks of a new group have gone on from, the same on all of them.
+    """The round that a new group continues from, equal on all ranks.
 
     Attributes:
-        num_rounds: rounds that had ended.
-        world_size, former_world_size: ranks now, and when that round ended.
-        newcomers: ranks that had nothing of that round: they begin with its weights, without a residual and with a new
-            inner state. The residuals of workers that did not come back are lost.
+        num_rounds: number of finished rounds.
+        world_size, former_world_size: ranks now, and at the end of that round.
+        newcomers: ranks without a state of that round: they start from its weights, without a residual and with a new
+            inner state. Residuals of workers that did not return are lost.
     """
 
     num_rounds: int
@@ -43,17 +43,19 @@ class Regrouped:
 
 
 def save_round(local: LocalSteps, path: str | os.PathLike[str]) -> None:
-    """Write what this worker needs to go on from the round that has ended, in place of an earlier one.
+    """Save this worker's state at the end of a round, replacing an earlier one.
 
     Args:
-        path: a file of this worker's own, for instance on the disk of its node. It is written beside and then moved.
+        path: a file for this worker only, for instance on its node's disk. It is replaced atomically.
 
     Raises:
-        ValueError: the reducer keeps what cannot be lost with a worker.
-        RuntimeError: weights are not equal on all ranks now, in the middle of a round or while fragments are under way.
+        ValueError: the reducer's state does not permit losing a worker.
+        RuntimeError: weights differ between ranks now: in the middle of a round, or while fragments are exchanged.
     """
     if not local.is_equal:
-        raise RuntimeError("a round is saved at its end, when weights are equal on all ranks: call finish() before")
+        raise RuntimeError(
+            "a round can be saved only at its end, when all ranks have equal weights: call finish() before"
+        )
     check_losable(local.reducer)
     draft = Path(f"{os.fspath(path)}.draft")
     inner = [optimizer.state_dict() for optimizer in local.optimizers]
@@ -62,11 +64,11 @@ def save_round(local: LocalSteps, path: str | os.PathLike[str]) -> None:
 
 
 def check_losable(reducer: Reducer) -> None:
-    """Check that a worker may be lost with what a reducer keeps for it.
+    """Check that training can continue without a worker's part of the reducer's state.
 
     Raises:
-        ValueError: all ranks keep a sum of it, which would be wrong without the worker, or ranks keep parts of what
-            their node sends.
+        ValueError: all ranks keep a sum over ranks, which would be wrong without the worker; or ranks keep shares of
+            their node's residual.
     """
     if any(isinstance(layer, TwoLevel) for layer in layers(reducer)):
         raise ValueError(
@@ -83,26 +85,26 @@ def check_losable(reducer: Reducer) -> None:
 
 
 def take_round(local: LocalSteps, path: str | os.PathLike[str]) -> Regrouped | None:
-    """Go on from the newest round that a rank of this group has saved; all ranks call this before the first step.
+    """Load the newest round that any rank of this group saved; call it on all ranks before the first step.
 
-    A rank that has saved that round takes its own residual and inner state. One that has not, or an earlier round, or
-    one of a group that went on without the others, takes the weights, the outer optimizer and the buffers of the lowest
-    rank that has. Ranks need not have the numbers that they had, nor be as many.
+    A rank that saved that round loads its own residual and inner state. Any other rank (nothing saved, an earlier
+    round, or a round of a group that split off) gets weights, outer optimizer and buffers from the lowest rank that
+    saved it. The number of ranks and their numbering may change.
 
     Args:
         path: the file of ``save_round``; it need not exist.
 
     Returns:
-        what the group has gone on from; None where no rank has saved a round: it begins with the weights that it has.
+        the round; None if no rank saved one, and training starts from the current weights.
 
     Raises:
-        ValueError: the file is damaged, or the state does not fit. The other ranks raise an error with these words.
+        ValueError: the file is damaged, or the state does not fit. The other ranks raise an error with this message.
     """
     with failing_together(local.comm):
-        return _taken(local, Path(path))
+        return _take_newest(local, Path(path))
 
 
-def _taken(local: LocalSteps, path: Path) -> Regrouped | None:
+def _take_newest(local: LocalSteps, path: Path) -> Regrouped | None:
     own = _read(path) if path.exists() else None
     comm, device = local.comm, local.device
     comm.begin_step()
@@ -125,37 +127,37 @@ def _taken(local: LocalSteps, path: Path) -> Regrouped | None:
 
 
 def regrouped(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
-    """Return the state of LocalSteps at the end of a round for this rank, of a group of any size, without a message.
+    """Adapt a state of LocalSteps from the end of a round to this rank and a group of any size; sends nothing.
 
     Args:
-        state: what this rank saved in its former group or, for a rank that was not in it, what another one saved.
+        state: what this rank saved in its former group; for a new rank, what another one saved.
 
     Raises:
-        ValueError: the state was saved in the middle of a round: there are weights of each rank.
+        ValueError: the state was saved in the middle of a round, where weights differ between ranks.
     """
     if any(fragment["is_apart"] or fragment["under_way"] for fragment in state["fragments"]):
         raise ValueError(
-            f"state was saved at step {state['step']}, in the middle of a round: ranks have weights of their own there"
+            f"state was saved at step {state['step']}, in the middle of a round, where weights differ between ranks"
         )
     return _fitting(state if state["rank"] == comm.rank else _with_zeros(state), comm)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what ``save_round`` wrote. Raises ValueError where that is damaged."""
+    """Return what ``save_round`` wrote. Raises ValueError if the file is damaged."""
     try:
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         saved["local"]["num_rounds"], saved["optimizers"]
     except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(
-            f"{path} holds no round that can be read ({type(error).__name__}: {reason}): remove it, and this rank "
-            "takes the weights of the others"
+            f"{path} holds no readable round ({type(error).__name__}: {reason}): remove it, and this rank takes "
+            "the weights of the others"
         ) from error
     return saved
 
 
 def _sum_of_weights(state: Mapping[str, Any]) -> int:
-    """Return a sum that tells the weights of a round from others: two groups may have ended as many rounds."""
+    """Return a checksum of a round's weights: two groups may have finished equally many rounds."""
     pieces = [piece for bucket in state["buckets"] for piece in bucket["start"].values()]
     return reduce(lambda found, piece: zlib.crc32(content_of(piece), found), pieces, 0)
 
@@ -166,7 +168,7 @@ def _without_memory(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_zeros(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state that has zeros for what is kept of each parameter."""
+    """Return a state with zero residuals and momenta."""
     buckets = []
     for bucket in state["buckets"]:
         zeros = {name: torch.zeros_like(piece) for name, piece in bucket["start"].items()}
@@ -175,7 +177,7 @@ def _with_zeros(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fitting(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
-    """Return a state as of this rank; where there are more or fewer of them, the states of parts start from nothing."""
+    """Return a state for this rank; with another number of ranks, the parts' states start anew."""
     buckets = state["buckets"]
     if state["world_size"] != comm.world_size:
         buckets = [without_parts(bucket) for bucket in buckets]
@@ -183,7 +185,7 @@ def _fitting(state: Mapping[str, Any], comm: Comm) -> dict[str, Any]:
 
 
 def _broadcast(state: dict[str, Any] | None, source: int, comm: Comm, device: torch.device) -> dict[str, Any]:
-    """Return the state of rank ``source`` on all ranks."""
+    """Broadcast the state of rank ``source`` to all ranks."""
     written = io.BytesIO()
     if state is not None:
         torch.save(state, written)

@@ -1,4 +1,4 @@
-"""What a round reports."""
+"""The statistics of a round of local steps."""
 
 from dataclasses import dataclass
 
@@ -8,23 +8,22 @@ from micro.reducers.stats import StepStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundStats:
-    """One round as one rank saw it.
+    """Statistics of one round on one rank.
 
     Attributes:
         round: its number, from 0.
-        fragment: of the model that was exchanged, from 0.
+        fragment: the exchanged part of the model, from 0.
         num_steps: inner steps of this rank since the fragment's last exchange began.
-        vectors: the statistics of each vector that was reduced.
-        own_norm: L2 norm of this rank's difference of weights, times its weight where ranks differ in ``every``.
-        mean_norm: that of the update, the same on all ranks.
-        cosine: between the two; 0 where one is zero. It falls as the workers drift apart, and as the update is sparser.
-        drift: root of the mean over ranks of the squared norm of the difference of weights less the update, over that
-            of the update: how far the workers are from what they agree on, the same on all ranks; 0 where the update is
-            zero.
-        buffer_bytes: bytes that this rank sent of the model's buffers.
+        vectors: the statistics of each reduced vector.
+        own_norm: L2 norm of this rank's weight difference, times its weight if ranks differ in ``every``.
+        mean_norm: L2 norm of the update, equal on all ranks.
+        cosine: between the two; 0 if one is zero. It falls as workers drift apart, and with sparser updates.
+        drift: root mean square over ranks of norm(difference - update), relative to norm(update); equal on all ranks; 0
+            if the update is zero.
+        buffer_bytes: bytes of the model's buffers that this rank sent.
         exchange_s: seconds of the exchange: reduction, statistics, buffers.
-        exposed_s: seconds that training stood still for it: all of them and the outer step, or where the exchange goes
-            on beside the next steps, only what was left of it.
+        exposed_s: seconds for which it blocked training, including the outer step; less than ``exchange_s`` if the
+            exchange overlaps with the next steps.
     """
 
     round: int
@@ -46,7 +45,7 @@ class RoundStats:
 
     @property
     def skipped(self) -> bool:
-        """Whether weights went back to the start of the round, because a difference held NaN or Inf."""
+        """Whether weights were reset to the start of the round, because a difference had NaN or Inf."""
         return any(vector.skipped for vector in self.vectors)
 
     @property
@@ -56,5 +55,5 @@ class RoundStats:
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes sent for each inner step."""
+        """Bytes sent per inner step."""
         return self.bytes_sent / max(self.num_steps, 1)

@@ -1,4 +1,4 @@
-"""How a model is split into fragments, each of which is exchanged at a time of its own."""
+"""Split a model into fragments that are exchanged at different steps."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from micro.values.flat import real
 from micro.values.names import as_patterns, check_matched, listed, matches
 
 Fragments = int | Sequence[str | Sequence[str]]
-"""A number of fragments of about equal size, or for each the patterns of its parameters' names."""
+"""A number of fragments of about equal size, or for each fragment patterns of parameter names."""
 
 
 def check_streaming(fragments: Fragments, delay: int, mix: float, every: int) -> None:
@@ -17,7 +17,7 @@ def check_streaming(fragments: Fragments, delay: int, mix: float, every: int) ->
         raise ValueError(f"fragments must be a number, or patterns of names for each fragment, got {fragments!r}")
     number = fragments if isinstance(fragments, int) else len(fragments)
     if not 1 <= number <= every:
-        raise ValueError(f"fragments must be in [1, every={every}], each has a step of its own, got {number}")
+        raise ValueError(f"fragments must be in [1, every={every}], one per step, got {number}")
     if not isinstance(delay, int) or isinstance(delay, bool) or not 0 <= delay < every:
         raise ValueError(f"delay must be a number of steps in [0, every={every}), got {delay!r}")
     if not isinstance(mix, int | float) or isinstance(mix, bool) or not 0 < mix <= 1:
@@ -28,11 +28,10 @@ def split(parameters: Mapping[str, Tensor], fragments: Fragments) -> list[dict[s
     """Return the parameters of each fragment, by name in the model's order.
 
     Raises:
-        ValueError: there are fewer parameters than fragments, a pattern matches none, a parameter is in two fragments
-            or in none.
+        ValueError: fewer parameters than fragments, a pattern without a match, a parameter in two fragments or in none.
     """
     if isinstance(fragments, int):
-        return _even(parameters, fragments)
+        return _split_evenly(parameters, fragments)
     patterns = [as_patterns(each, "fragments") for each in fragments]
     for each in patterns:
         check_matched(each, list(parameters), "fragments")
@@ -46,8 +45,8 @@ def split(parameters: Mapping[str, Tensor], fragments: Fragments) -> list[dict[s
     return [{name: p for name, p in parameters.items() if matches(each, name)} for each in patterns]
 
 
-def _even(parameters: Mapping[str, Tensor], number: int) -> list[dict[str, Tensor]]:
-    """Give the largest parameter that is left to the fragment that has least, until all are given."""
+def _split_evenly(parameters: Mapping[str, Tensor], number: int) -> list[dict[str, Tensor]]:
+    """Assign parameters, largest first, each to the smallest fragment so far."""
     if number > len(parameters):
         raise ValueError(f"fragments must be at most the {len(parameters)} trained parameters, got {number}")
     sizes = {name: real(p.detach()).numel() for name, p in parameters.items()}

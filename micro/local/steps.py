@@ -1,4 +1,4 @@
-"""Local steps: H steps of a worker's own optimizer, then one exchange of how far the workers have moved."""
+"""The class LocalSteps: H local optimizer steps per rank, then one exchange of weight differences."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,12 +33,12 @@ from micro.reducers.base import Reducer, prepare, saved_layout
 from micro.values.flat import real
 from micro.values.nonfinite import NonFiniteGradient
 
-STREAMING = ("every", "delay", "mix")  # which a saved state must have been saved with
+STREAMING = ("every", "delay", "mix")  # must equal those of a loaded state
 UNCOUNTED = "give LocalSteps the optimizer whose step() the loop calls (of SAM the base_optimizer), "
 
 
 class LocalSteps(Driver):
-    """Every worker trains by itself for ``every`` steps; then its difference of weights is reduced like a gradient.
+    """Train each rank alone for ``every`` steps, then reduce the weight differences like gradients.
 
         local = micro.LocalSteps(model, optimizer, reducer, every=30)
 
@@ -48,8 +48,8 @@ class LocalSteps(Driver):
     gradient of the start, and all ranks go on from there. Deltas and residuals are in units of weights. Inner
     optimizers keep their states, each rank its own.
 
-    With the dense reducer and `Outer()` this is LocalSGD; with ``Outer(lr=0.7, momentum=0.9, nesterov=True)`` and AdamW
-    inside DiLoCo; with chunks, two bits and a residual that decays SparseLoCo. Any reducer goes.
+    With the dense reducer and `Outer()` this is LocalSGD; with ``Outer(lr=0.7, momentum=0.9, nesterov=True)`` and an
+    inner AdamW, DiLoCo; with chunked top-k, 2-bit values and a decaying residual, SparseLoCo. Every reducer works.
 
     Args:
         model: with the same weights on all ranks. Not wrapped in DDP, unless that averages within a smaller group.
@@ -58,45 +58,46 @@ class LocalSteps(Driver):
         reducer: of the differences of weights.
         every: H, inner steps of a round; or a list with each rank's own, in proportion to which its difference counts.
         outer: makes the outer optimizer: `Outer`, or for instance ``functools.partial(torch.optim.Adam, lr=1e-3)``.
-        buffers: what becomes of batch norm's statistics and the like at the end of a round. "mean": numbers with a
-            fraction become their mean over ranks, others rank 0's; "first": all become rank 0's; "own": each rank keeps
-            its own.
-        fragments: P fragments of about equal size, or for each a pattern of names of parameters or several (``*`` is
-            any text, ``?`` one character, ``[ab]`` a or b), which together name each trained parameter once. Fragment p
-            of P is exchanged after step (p + 1) H / P of a round.
-        delay: steps from the begin of an exchange to its outer step, less than ``every``. Training goes on meanwhile;
-            the outer step is by the difference of weights at the begin.
-        mix: share of the new global weights in the parameters after an exchange, in (0, 1]; the rest is what they were.
-        written: patterns of parameters that the loop itself writes, such as by clamping or normalising them: what it
-            writes between rounds is movement too. Embeddings with a max_norm are such without being named.
-        own: parameters, of the model or not, that the optimizer trains and that each rank keeps to itself.
-        replicas: the process group between which rounds are exchanged; by default all ranks. Where each of several
-            nodes trains a replica by DDP, it is this rank's peers in the other nodes.
-        comm: the ranks, in place of a process group: those of SimulatedRanks.
-        momentum_with_feedback: let the outer optimizer have momentum though the reducer keeps what it has not sent.
+        buffers: how buffers such as batch norm statistics are synchronised at the end of a round. "mean":
+            floating-point buffers are averaged, others copied from rank 0; "first": all are copied from rank 0; "own":
+            each rank keeps its own.
+        fragments: P fragments of about equal size, or for each fragment one or several patterns of parameter names
+            (``*`` is any text, ``?`` one character, ``[ab]`` a or b), which together match each trained parameter once.
+            Fragment p of P is exchanged after step (p + 1) H / P of a round.
+        delay: steps between the start of an exchange and its outer step, less than ``every``. Training continues
+            meanwhile; the outer step uses the differences from the start of the exchange.
+        mix: weight of the new global weights when parameters are updated after an exchange, in (0, 1]: 0.5 averages
+            local and global weights, 1 discards the local ones.
+        written: patterns of parameters that the loop itself modifies, such as by clamping: its changes between rounds
+            count as training. Embeddings with a max_norm are included automatically.
+        own: parameters, of the model or not, that the optimizer trains and that are not exchanged.
+        replicas: the process group that exchanges rounds; by default all ranks. If each node trains a replica with DDP,
+            this rank's peers on the other nodes.
+        comm: the ranks of SimulatedRanks, in place of a process group.
+        momentum_with_feedback: allow an outer optimizer with momentum together with a residual.
         on_round: called with the statistics at the end of each exchange.
 
     Attributes:
         stats, steps_in_round: of the last exchange; inner steps since the start of the round.
 
-    A step that a GradScaler leaves out is no step: the rank comes to the exchange one batch later, and the others wait.
-    So ranks may end with different numbers of steps, as with uneven data: see ``finish``, which all call.
+    Steps skipped by a GradScaler do not count: the rank reaches the exchange one batch later, and the others wait. So
+    ranks may end with different numbers of steps, as with uneven data; all must call ``finish``.
 
     Raises:
-        ValueError: on all ranks, where one of them has settings out of range, a model or an optimizer that does not
-            fit, other settings than rank 0, or weights that are not rank 0's to the bit.
-        NonFiniteGradient: out of ``optimizer.step()`` or ``finish()``, on all ranks, where weights hold NaN or Inf at
-            the end of a round and the reducer's policy is to stop; all ranks are back at the start of the round then.
-            With the policy to skip they go on from there, and a rank whose own weights were not finite begins with a
-            new inner state.
-        RuntimeError: out of ``optimizer.step()``, where a parameter has a gradient that nobody exchanges; out of it, of
-            ``finish()`` and of ``state_dict()``, where weights were loaded or changed between rounds, and neither a
-            step was counted nor `restart` called: the exchange would undo it. The other ranks fail then too.
+        ValueError: on all ranks, if a rank has invalid settings, an unsuitable model or optimizer, other settings than
+            rank 0, or weights that differ from rank 0's in any bit.
+        NonFiniteGradient: from ``optimizer.step()`` or ``finish()``, on all ranks, if weights have NaN or Inf at the
+            end of a round and the reducer's policy is to stop; all ranks are then back at the start of the round. With
+            the policy to skip, training continues from there, and a rank with non-finite weights gets a new inner
+            state.
+        RuntimeError: from ``optimizer.step()``, if a parameter with a gradient is not exchanged; from ``step``,
+            ``finish()`` and ``state_dict()``, if weights were loaded or changed between rounds without a counted step
+            or a call of `restart`: the exchange would undo the change. The other ranks then fail too.
 
     Source: LocalSGD: Stich, ICLR 2019, arXiv 1805.09767. DiLoCo: Douillard et al., 2023, arXiv 2311.08105. Streaming
     DiLoCo: Douillard et al., 2025, arXiv 2501.18512. SparseLoCo: Sarfi et al., 2025, arXiv 2508.15706. Differences: one
-    vector of a fragment in place of a collective for each tensor; what the exchange has not sent stays in the residual
-    whatever becomes of the round.
+    vector per fragment instead of a collective per tensor; what was not sent stays in the residual even if the round is
+    skipped.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class LocalSteps(Driver):
         self.stats: RoundStats | None = None
         self.buffers = Buffers(model, buffers)
         self.num_steps = self.steps_in_round = 0
-        self._lane: Lane | None = None  # beside which inner steps go on; simulated ranks meet in one call
+        self._lane: Lane | None = None  # runs exchanges concurrently with inner steps; not for simulated ranks
         if delay and isinstance(self.comm, GroupComm):
             self._lane = CallerLane(self.device) if self.device.type == "cuda" else ThreadLane(self.device)
         self._hooks = self._watch.hooks()
@@ -174,37 +175,37 @@ class LocalSteps(Driver):
 
     @property
     def is_equal(self) -> bool:
-        """Whether weights are equal on all ranks: between rounds, where no fragment is late."""
-        return not any(fragment.is_apart or fragment.under_way for fragment in self._fragments)
+        """Whether weights are equal on all ranks: between rounds, without an unfinished exchange."""
+        return not any(fragment.has_local_progress or fragment.under_way for fragment in self._fragments)
 
     @property
     def num_rounds(self) -> int:
-        """Rounds in which the exchange of every fragment has ended."""
+        """Number of rounds in which every fragment's exchange has finished."""
         return min(fragment.num_rounds for fragment in self._fragments)
 
     @property
     def ranks_meet_next(self) -> bool:
-        """Whether an exchange begins or ends after the next step, so that all simulated ranks must take it at once."""
+        """Whether an exchange begins or ends after the next step, which simulated ranks must then take together."""
         begins = any(fragment.phase == self.steps_in_round + 1 for fragment in self._fragments)
         return begins or any(exchange.age + 1 == self.delay for exchange in self._under_way)
 
     def share_start(self, first: "LocalSteps") -> None:
-        """Have the global weights and the outer optimizer in memory once for simulated ranks, as those of ``first``.
+        """Share the global weights and the outer optimizer with ``first``, to save memory on simulated ranks.
 
-        Each of them calls this. Between two exchanges none may be a step ahead of another.
+        Call it on each of them. Between two exchanges no rank may be a step ahead of another.
         """
         for own, shared in zip(self._vectors, first._vectors, strict=True):
             own.share(shared, self.comm)
 
     def residuals(self) -> list[Tensor]:
-        """Return this rank's residuals, one per vector, not copied; empty where the reducer keeps none."""
+        """Return this rank's residuals, one per vector, not copied; empty if the reducer keeps none."""
         self._wait()
         return [vector.state.residual for vector in self._vectors]
 
-    def count_by_hand(self) -> None:
-        """Leave it to the caller to call ``after_step`` after each step of the optimizer.
+    def use_manual_steps(self) -> None:
+        """Let the caller call ``after_step`` after each step of the optimizer, instead of a hook.
 
-        For simulated ranks: they step one after another, and meet in one call for the exchange.
+        For simulated ranks, which step one after another and exchange together.
         """
         self._hooks.pop().remove()
 
@@ -215,19 +216,19 @@ class LocalSteps(Driver):
             self._watch.check(self._fragments)
 
     def _check(self) -> None:
-        """Look for steps that were not counted, where none is about to be."""
+        """Raise RuntimeError if weights changed without a counted step, unless a step is about to be counted."""
         with failing_together(self.comm):
             self._watch.check(self._fragments, UNCOUNTED)
 
     @_disable_dynamo
     def _note_part_of_step(self, *_: object) -> None:
-        """Note that an optimizer before the last has moved: the last may step more seldom, or a scaler leave it out."""
+        """Record a step of an optimizer before the last, as the last may step less often or be skipped."""
         for fragment in self._fragments:
-            fragment.is_apart = True
+            fragment.has_local_progress = True
 
-    @_disable_dynamo  # a compiled step would have the exchange compiled too
+    @_disable_dynamo  # otherwise compiling the step would compile the exchange
     def after_step(self) -> None:
-        """Count a step of the optimizer, end the exchanges that are due and begin others; its hook calls this."""
+        """Count a step, finish the exchanges that are due and begin others; called by the optimizer's hook."""
         self.num_steps += 1
         step = self.steps_in_round + 1
         self.steps_in_round = step % self.every
@@ -238,17 +239,16 @@ class LocalSteps(Driver):
                 self._end(fragment, self.mix)
         for fragment in self._fragments:
             if fragment.phase == step:
-                place = self._place(fragment.number)
+                place = self._position(fragment.number)
                 self._begin(fragment, partial(next_exchange, place, self.comm, self.device), self._lane)
                 if not self.delay:
                     self._end(fragment, self.mix)
 
     def finish(self) -> None:
-        """End what is under way, and exchange what has moved since; weights are equal on all ranks then.
+        """Finish all exchanges, and exchange what changed since; then weights are equal on all ranks.
 
-        All ranks call this, and it returns when all have. Ranks may have taken different numbers of steps: one that has
-        finished takes part in the exchanges of those that go on, with what it has moved since its own last one, as a
-        rule nothing. The mean is over all ranks still.
+        Call it on all ranks; it returns when all have. Ranks may have taken different numbers of steps: a rank that has
+        finished joins the exchanges of the others, usually with a difference of zero. The mean is still over all ranks.
         """
         self._check()
         ages = {fragment: each.age for fragment in self._fragments if (each := fragment.under_way) is not None}
@@ -256,26 +256,26 @@ class LocalSteps(Driver):
             self._end(fragment, self.mix)
         while True:
             with failing_together(self.comm):
-                number = next_exchange(self._place(-1), self.comm, self.device)
+                number = next_exchange(self._position(-1), self.comm, self.device)
             if number is None:
                 break
             self._begin(self._fragments[number], lambda: None, None)
             self._end(self._fragments[number], 1.0)
         self.steps_in_round = 0
 
-    def _place(self, number: int) -> list[int]:
-        """Return where this rank is that comes to the exchange of a fragment, as ``next_exchange`` takes it."""
-        ended, moved = zip(*((each.num_rounds, int(each.is_apart)) for each in self._fragments), strict=True)
+    def _position(self, number: int) -> list[int]:
+        """Return this rank's position at the exchange of a fragment, for ``next_exchange``."""
+        ended, moved = zip(*((each.num_rounds, int(each.has_local_progress)) for each in self._fragments), strict=True)
         return [number, *ended, *moved]
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Let the parameters be the weights that the last exchanges have given, the same on all ranks: to evaluate.
+        """Use the global weights of the last exchanges, equal on all ranks, inside this context, to evaluate.
 
-        Others, such as averages, may be loaded meanwhile. Afterwards the parameters are what they were.
+        Other weights, such as averages, may be loaded inside it. On exit the parameters are restored.
         """
         self._check()
-        kept = {v: v.own_weights() for each in self._fragments if each.is_apart for v in each.vectors}
+        kept = {v: v.own_weights() for each in self._fragments if each.has_local_progress for v in each.vectors}
         for vector in kept:
             vector.mix(1.0)
         self._watch.lends = True
@@ -287,12 +287,12 @@ class LocalSteps(Driver):
                 vector.write(kept.get(vector) or vector.layout.views(vector.start))
 
     def restart(self) -> None:
-        """Take the weights as they are now for the start of a round, on all ranks; what the reducer kept stays.
+        """Start a round from the current weights, on all ranks; the reducer's state is kept.
 
-        What an exchange under way would have given is dropped.
+        The result of an unfinished exchange is dropped.
 
         Raises:
-            ValueError: they are not the same on all ranks.
+            ValueError: the weights differ between ranks.
         """
         self._wait()
         with meeting("LocalSteps.restart", lambda: self.comm) as entry:
@@ -310,7 +310,7 @@ class LocalSteps(Driver):
                 exchange.result()
 
     def _begin(self, fragment: Fragment, agree: Callable[[], object], lane: Lane | None) -> None:
-        """Measure how far this rank has moved, and begin to reduce that: here and now, or on a lane."""
+        """Compute this rank's weight differences and reduce them, now or on a lane."""
         started = time.perf_counter()
         with failing_together(self.comm):
             exchange = fragment.begin_exchange(self.buffers.copies() if fragment is self._fragments[-1] else {})
@@ -319,7 +319,7 @@ class LocalSteps(Driver):
         exchange.exposed_s = time.perf_counter() - started
 
     def _end(self, fragment: Fragment, mix: float) -> None:
-        """Wait for the exchange of a fragment, and take the outer step."""
+        """Wait for a fragment's exchange, and take the outer step."""
         started = time.perf_counter()
         exchange, fragment.under_way = fragment.under_way, None
         assert exchange is not None
@@ -341,7 +341,7 @@ class LocalSteps(Driver):
             self.on_round(self.stats)
 
     def _go_back(self) -> None:
-        """Return to the global weights; a rank that had left the finite numbers forgets its inner state too."""
+        """Reset to the global weights; a rank with non-finite weights also resets its inner state."""
         if not all(vector.is_finite() for vector in self._vectors):
             for optimizer in self.optimizers:
                 optimizer.state.clear()
@@ -350,11 +350,11 @@ class LocalSteps(Driver):
         self.buffers.restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's state: global weights, residuals, outer optimizer, place in the round; save one per rank.
+        """Return this rank's state: global weights, residuals, outer optimizer, step in the round; save one per rank.
 
-        In the middle of a round it holds this rank's own weights too. An exchange that is under way is waited for, and
-        its update is saved with the step at which it is due. The inner optimizer and the model's buffers save
-        themselves. Everything is plain data and tensors, which ``torch.load(weights_only=True)`` reads.
+        In the middle of a round it includes this rank's weights. It waits for an unfinished exchange and saves its
+        update with the step at which it is due. Save the inner optimizer and the model's buffers separately. The state
+        is plain data and tensors, for ``torch.load(weights_only=True)``.
         """
         self._check()
         return {
@@ -363,16 +363,17 @@ class LocalSteps(Driver):
             "num_rounds": self.num_rounds,
             "steps_in_round": self.steps_in_round,
             "fragments": [fragment.save() for fragment in self._fragments],
-            "buckets": [v.save(is_apart=each.is_apart) for each in self._fragments for v in each.vectors],
+            "buckets": [
+                v.save(has_local_progress=each.has_local_progress) for each in self._fragments for v in each.vectors
+            ],
             "buffers": {name: kept.clone() for name, kept in self.buffers.kept.items()},
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned on the same rank, in the middle of a round too: parameters are set.
+        """Load what ``state_dict`` returned on the same rank, and set the parameters; also in the middle of a round.
 
         Raises:
-            ValueError: it is of another rank, world size or method, of other parameters or fragments, or of another
-                ``every``, ``delay`` or ``mix``.
+            ValueError: rank, world size, method, parameters, fragments, ``every``, ``delay`` or ``mix`` differ.
         """
         self.check_state(saved)
         for name in STREAMING:
@@ -380,7 +381,7 @@ class LocalSteps(Driver):
                 raise ValueError(f"state was saved with {name}={saved[name]}, this has {name}={own}: use the same")
         if [saved_layout(bucket) for bucket in saved["buckets"]] != [vector.layout for vector in self._vectors]:
             raise ValueError("state is of other parameters or fragments than these: use the model that saved it")
-        self._wait()  # what is under way would go on with the state that is loaded
+        self._wait()  # an unfinished exchange would use the loaded state
         vectors = iter(saved["buckets"])
         for fragment, place in zip(self._fragments, saved["fragments"], strict=True):
             fragment.load(place, [next(vectors) for _ in fragment.vectors])
@@ -389,7 +390,7 @@ class LocalSteps(Driver):
         self._watch.forget_load()
 
     def close(self) -> None:
-        """Let go of the optimizer: its steps exchange nothing any more. The model keeps this rank's weights."""
+        """Detach from the optimizer: its steps no longer exchange. The model keeps this rank's weights."""
         for hook in self._hooks:
             hook.remove()
         for optimizer in self.optimizers:

@@ -1,4 +1,4 @@
-"""Weights that something else than a counted step has changed, and parameters that nobody would exchange."""
+"""Detect weights that changed without a counted step, and trained parameters that are not exchanged."""
 
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,22 +19,22 @@ EVALUATED = "for an evaluation, load inside `with local.global_weights()`"
 
 
 class WeightWatch:
-    """Refuses what the exchange would undo, or leave out.
+    """Raises errors for changes of weights that an exchange would undo or leave out.
 
-    Between rounds the parameters are the global weights. What else they are then was loaded, initialised anew or moved
-    by steps that no hook counted: the exchange would take it for movement, and a sparse one undo most of it. Within a
-    round a write cannot be told from a step, and is movement, unless load_state_dict wrote.
+    Between rounds the parameters equal the global weights. If not, they were loaded, initialised again or changed by
+    uncounted steps; a sparse exchange would undo most of that. Within a round, a write looks like a step and counts as
+    training, except by load_state_dict.
 
     Args:
-        written: patterns of parameters that the loop itself writes, which is movement whenever it does; embeddings
-            with a max_norm are such.
-        own: parameters that each rank keeps to itself.
+        written: patterns of parameters that the loop itself may write at any time; embeddings with a max_norm are
+            included.
+        own: parameters that are not exchanged.
 
     Attributes:
-        lends: whether the parameters are the global weights for a while, and are given back.
+        lends: whether the parameters are temporarily the global weights.
 
     Raises:
-        ValueError: a pattern is none, or matches no parameter.
+        ValueError: a pattern is invalid, or matches no parameter.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WeightWatch:
         self.lends = False
 
     def check_step(self, optimizers: Sequence[Optimizer]) -> None:
-        """Raise RuntimeError where an optimizer is about to change a parameter that nobody exchanges."""
+        """Raise RuntimeError if an optimizer is about to change a parameter that is not exchanged."""
         held = (p for p in parameters_of(optimizers) if p.grad is not None and p.numel())
         stray = next((p for p in held if id(p) not in self._known), None)
         if stray is None:
@@ -62,18 +62,18 @@ class WeightWatch:
         raise _not_exchanged(name)
 
     def check(self, fragments: Sequence[Fragment], remedy: str = "") -> None:
-        """Look for weights that were changed since the last exchange, other than by counted steps.
+        """Check that only counted steps changed weights since the last exchange.
 
-        Fragments in which the loop has written what it may are apart from the global weights then.
+        Fragments with allowed writes of the loop are marked as different from the global weights.
 
         Args:
-            remedy: to name first.
+            remedy: advice that comes first in the error.
 
         Raises:
-            RuntimeError: there are such, or trained parameters that are not exchanged, or the weights are lent.
+            RuntimeError: weights changed otherwise, trained parameters are not exchanged, or the weights are lent.
         """
         self.check_lent()
-        together = [fragment for fragment in fragments if not fragment.is_apart]
+        together = [fragment for fragment in fragments if not fragment.has_local_progress]
         if together:
             self._check_replaced()
         for fragment in together:
@@ -81,44 +81,46 @@ class WeightWatch:
             other = next((name for name in changed if name not in self._written), None)
             if other is not None:
                 raise RuntimeError(
-                    f"'{other}' was changed since the last exchange, and not by a step that was counted: {remedy}call "
+                    f"'{other}' was changed since the last exchange, and not by a counted step: {remedy}call "
                     "restart() on all ranks after loading or initialising weights, and name in written= what the loop "
                     "itself clamps or normalises"
                 )
-            fragment.is_apart = bool(changed)
+            fragment.has_local_progress = bool(changed)
         self._check_loaded()
 
     def check_lent(self) -> None:
         """Raise RuntimeError while the weights are lent."""
         if self.lends:
-            raise RuntimeError("weights are those of global_weights() now and would be lost: leave its context before")
+            raise RuntimeError(
+                "weights are currently those of global_weights() and would be lost: leave its context before"
+            )
 
     def forget_load(self) -> None:
-        """Take the weights for right, whatever was loaded."""
+        """Accept the current weights, whatever was loaded."""
         self._before_load = None
 
     def note_load(self) -> None:
-        """Keep a checksum of the weights that load_state_dict is about to replace."""
+        """Store a checksum of the weights that load_state_dict is about to replace."""
         if self._before_load is None and not self.lends:
             self._before_load = self._checksums()
 
     def hooks(self) -> list[Any]:
-        """Return handles of hooks that note what is loaded into a part of the model."""
+        """Register hooks that record loads into any module of the model; return their handles."""
         return [each.register_load_state_dict_pre_hook(_OnLoad(self)) for each in self._model.modules()]
 
     def _check_replaced(self) -> None:
-        """Raise RuntimeError where the model has other parameters to train than are exchanged."""
+        """Raise RuntimeError if the model's trained parameters are not those that are exchanged."""
         for name, parameter in plain_parameters(self._model).items():
             if is_trained(parameter) and id(parameter) not in self._known:
                 raise _not_exchanged(name)
 
     def _check_loaded(self) -> None:
-        """Raise RuntimeError where weights were loaded, unless those before were loaded again."""
+        """Raise RuntimeError if weights were loaded, unless the earlier ones were loaded again."""
         before = self._before_load
         now = self._checksums() if before is not None else {}
         name = next((name for name, checksum in now.items() if before and before[name] != checksum), None)
         if name is not None:
-            raise RuntimeError(f"'{name}' was loaded, which the exchange would undo in part: {LOADED}; {EVALUATED}")
+            raise RuntimeError(f"'{name}' was loaded, which the exchange would partly undo: {LOADED}; {EVALUATED}")
         self._before_load = None
 
     def _checksums(self) -> dict[str, int]:
@@ -126,7 +128,7 @@ class WeightWatch:
 
 
 class _OnLoad:
-    """A hook of load_state_dict. A copy of it, in a model that was copied or pickled, does nothing."""
+    """A hook of load_state_dict. In a copied or pickled model it does nothing."""
 
     __slots__ = ("_watch",)
 

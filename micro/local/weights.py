@@ -1,4 +1,4 @@
-"""Weights of one dtype as one vector: where the round began, how far this rank is from there, and the outer step."""
+"""The global weights as one vector per dtype: compute this rank's difference from them, and take the outer step."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,19 +17,19 @@ class FlatWeights:
     """Parameters of one dtype as one vector of weights.
 
     Args:
-        parameters: of the model, by name; they are written at the end of each round.
+        parameters: of the model, by name; written at the end of each round.
 
     Attributes:
-        start: (numel,) the global weights, equal on all ranks, in single precision at least. Parameters of fewer bits
+        start: (numel,) the global weights, equal on all ranks, in at least single precision. Half-precision parameters
             hold them rounded.
-        moved: (numel,) the difference of weights, and then the update; empty while nothing is exchanged.
-        state: the reducer's.
-        weight: of this rank's difference of weights in the mean, 1 where all ranks take as many steps.
+        moved: (numel,) the weight difference, then the update; empty between exchanges.
+        state: the reducer's state.
+        weight: factor of this rank's difference in the mean, 1 if all ranks take equally many steps.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], reducer: Reducer, outer: MakeOuter) -> None:
         self._parameters = dict(parameters)
-        own = self._own()
+        own = self._parameters_by_name()
         self.layout, first = Layout.of(own), next(iter(own.values()))
         self._dtype = first.dtype
         wide = torch.promote_types(first.dtype, torch.float32)
@@ -43,32 +43,32 @@ class FlatWeights:
         self.outer = outer(list(self._weights))
 
     def share(self, first: "FlatWeights", comm: Comm) -> None:
-        """Have the global weights and the outer optimizer in memory once, as those of ``first``, a simulated rank's.
+        """Share the global weights and the outer optimizer with ``first``, another simulated rank.
 
-        One of the ranks then changes them for all. Between two exchanges no rank may be a step ahead of another.
+        One rank then updates them for all. Between two exchanges no rank may be a step ahead of another.
         """
         self.start, self._weights, self.outer = first.start, first._weights, first.outer
         self._once = lambda work: comm.answer(Once(work=work))
 
-    def _own(self) -> dict[str, Tensor]:
-        """Return the parameters as real numbers, by name; their memory may have been replaced since the last time."""
+    def _parameters_by_name(self) -> dict[str, Tensor]:
+        """Return real views of the parameters, by name; their memory may have been replaced since the last call."""
         return {name: real(parameter.detach()) for name, parameter in self._parameters.items()}
 
     def restart(self) -> None:
-        """Take the parameters as they are, the same on all ranks, for the global weights."""
+        """Make the current parameters, equal on all ranks, the global weights."""
         self._once(self._take)
 
     @torch.no_grad()
     def _take(self) -> None:
-        own = self._own()
+        own = self._parameters_by_name()
         for name, weights in self.layout.views(self.start).items():
             weights.copy_(own[name])
 
     @torch.no_grad()
     def changed(self) -> list[str]:
-        """Return the names of parameters that are not what the global weights made them."""
-        own, starts = self._own(), self.layout.views(self.start)
-        if self.start.device.type == "cpu":  # where no look waits, equal ones are left out at one reading
+        """Return the names of parameters that differ from the (rounded) global weights."""
+        own, starts = self._parameters_by_name(), self.layout.views(self.start)
+        if self.start.device.type == "cpu":  # without device waits, equal ones are skipped after one read
             starts = {
                 name: start for name, start in starts.items() if not torch.equal(own[name], start.to(self._dtype))
             }
@@ -80,20 +80,20 @@ class FlatWeights:
 
     @torch.no_grad()
     def difference(self) -> Tensor:
-        """Return how far this rank has moved (numel,): what its parameters began from, less what they are; weighted."""
-        own, starts, found = self._own(), self.layout.views(self.start), torch.empty_like(self.start)
+        """Return this rank's weighted difference (numel,): weights at the start of the round minus current ones."""
+        own, starts, found = self._parameters_by_name(), self.layout.views(self.start), torch.empty_like(self.start)
         for name, moved in self.layout.views(found).items():
             moved.copy_(starts[name].to(self._dtype)).sub_(own[name])
         return found if self.weight == 1 else found.mul_(self.weight)
 
     def step(self) -> None:
-        """Take the outer step by the update in ``moved``, which is given up."""
+        """Take the outer step with the update in ``moved``, then clear it."""
         self._once(self._step)
         self.moved = self.start.new_empty(0)
 
     @torch.no_grad()
     def _step(self) -> None:
-        if self.start.dtype != self._dtype:  # forget what the parameters could not hold: workers began without it
+        if self.start.dtype != self._dtype:  # drop what the parameters could not represent: workers started without it
             self.start.copy_(self.start.to(self._dtype))
         for weight, update in zip(self._weights, self.layout.views(self.moved).values(), strict=True):
             weight.grad = update
@@ -103,48 +103,50 @@ class FlatWeights:
 
     @torch.no_grad()
     def mix(self, share: float) -> None:
-        """Let the parameters become a ``share`` of the global weights and 1 - share of what they are."""
+        """Set the parameters to share * global weights + (1 - share) * parameters."""
         starts = self.layout.views(self.start)
         if share == 1:  # a mixture would keep what is not finite
             self.write(starts)
             return
-        for name, own in self._own().items():
+        for name, own in self._parameters_by_name().items():
             own.lerp_(starts[name].to(own.dtype), share)
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor]) -> None:
-        """Give the parameters these values, by name."""
-        own = self._own()
+        """Set the parameters to these values, by name."""
+        own = self._parameters_by_name()
         for name, values in weights.items():
             own[name].copy_(values)
 
     def own_weights(self) -> dict[str, Tensor]:
-        """Return copies of the parameters as they are, by name."""
-        return {name: parameter.clone() for name, parameter in self._own().items()}
+        """Return copies of the current parameters, by name."""
+        return {name: parameter.clone() for name, parameter in self._parameters_by_name().items()}
 
     def is_finite(self) -> bool:
-        """Tell whether all parameters are."""
-        return all(bool(torch.isfinite(p).all()) for p in self._own().values())  # host sync: only after an error
+        """Return whether all parameters are finite."""
+        return all(
+            bool(torch.isfinite(p).all()) for p in self._parameters_by_name().values()
+        )  # host sync: only after an error
 
     def outer_settings(self) -> dict[str, Any]:
-        """Return the outer optimizer in words and numbers."""
+        """Return the outer optimizer's class and settings as plain data."""
         plain = (bool, int, float, str, tuple)
         groups = [{key: each for key, each in g.items() if isinstance(each, plain)} for g in self.outer.param_groups]
         return {"name": type(self.outer).__qualname__, "groups": groups}
 
-    def save(self, *, is_apart: bool) -> dict[str, Any]:
-        """Return the state as plain data and tensors, with this rank's weights where it ``is_apart`` from the start."""
+    def save(self, *, has_local_progress: bool) -> dict[str, Any]:
+        """Return the state as plain data and tensors, with the weights of a rank with local progress."""
         return {
             **self._reducer.save(self.state),
             "start": {name: piece.clone() for name, piece in self.layout.split(self.start).items()},
             "outer": self.outer.state_dict(),
-            "weights": self.own_weights() if is_apart else {},
+            "weights": self.own_weights() if has_local_progress else {},
             "moved": self.moved.clone(),
         }
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Go on from what ``save`` returned: state, global weights, and the parameters where they had moved on."""
+        """Load what ``save`` returned: state, global weights, and this rank's parameters if they differed."""
         self.state = self._reducer.load(dict(saved), self.start.dtype, self.start.device)
         for name, piece in self.layout.split(self.start).items():
             piece.copy_(saved["start"][name])

@@ -1,1 +1,1 @@
-"""WHICH indices: one file per method. A new file with a `Selector` in it is found without further registration."""
+"""Selectors: choose which indices to send, one file per method. New files here are found without registration."""

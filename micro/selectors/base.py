@@ -1,4 +1,4 @@
-"""What a selector is: WHICH indices a rank contributes to a step."""
+"""The base class of selectors, which choose the indices that a rank sends in a step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -22,25 +22,25 @@ S = TypeVar("S")
 
 
 class Traits(Flag):
-    """What a pipeline has to know of a selector. Several are joined by ``|``; most selectors have none."""
+    """Properties of a selector that a reducer needs; combined with ``|``. Most selectors have none."""
 
     NONE = 0
-    BY_PARAMETER = auto()  # each parameter gets the density that the policy sets for it
-    ALL_PARAMETERS = auto()  # it weighs parameters against each other: within one alone it makes no sense
-    OWN_DENSITY = auto()  # a target density of 1 does not mean that every index is selected
-    UNBIASED = auto()  # the update is scaled, so that its mean over draws is the dense mean
-    WANTS_SUMS = auto()  # Step.sums are made while the gradient is added; not within `per_tensor`
-    EVERY_INDEX = auto()  # it selects all there are, at a density of 1: values travel without indices
-    TAKES_SCALES = auto()  # it scales by Step.scales itself, what it searches alone
+    BY_PARAMETER = auto()  # each parameter has its own density, set by the policy
+    ALL_PARAMETERS = auto()  # it compares parameters: meaningless within a single one
+    OWN_DENSITY = auto()  # a target density of 1 need not select every index
+    UNBIASED = auto()  # the update is scaled so that its expectation is the dense mean
+    WANTS_SUMS = auto()  # needs Step.sums, computed while the gradient is added; not within `per_tensor`
+    EVERY_INDEX = auto()  # it selects all indices, at density 1: only values are sent
+    TAKES_SCALES = auto()  # it applies Step.scales itself, only to what it searches
 
 
 class Selector(StatefulPart[S], ABC):
-    """A way to choose indices: a frozen dataclass of its settings. What changes from step to step is in its state.
+    """A rule that chooses indices: a frozen dataclass of settings. Anything that changes between steps is in its state.
 
-    A subclass sets ``name`` (its word in yaml), ``overlap`` where it is not `Overlap.ANY`, and ``traits`` where it has
-    any; it implements `select`, and says what that sends: in ``sends`` where that is always the same, else by `volume`.
-    It is found by its name as soon as its file lies in this folder, in the table of
-    `micro.zoo`, or in an installed package with an entry point.
+    A subclass sets ``name`` (its name in yaml), ``overlap`` if it is not `Overlap.ANY`, and ``traits`` if it has any.
+    It implements `select`, and declares the messages of that: in ``sends`` if they are constant, otherwise in `volume`.
+    It is found by name if its file is in this folder, in the table of `micro.zoo`, or in an installed package with an
+    entry point.
     """
 
     kind: ClassVar[str] = "selector"
@@ -51,44 +51,44 @@ class Selector(StatefulPart[S], ABC):
     sends: ClassVar[Choosing | None] = None
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
-        """Return what this selector aims at where the policy sets ``target``; statistics judge by it.
+        """Return the target of this selector, given the policy's; statistics compare with it.
 
-        Here the same; a selector that rounds k for each parameter returns the sum of these.
+        By default the policy's; a selector that rounds k for each parameter returns the sum.
         """
         return target
 
     @abstractmethod
     def select(self, state: S, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
-        """Yield what is requested of all ranks, and return what this rank contributes.
+        """Yield requests to the other ranks, and return this rank's selection.
 
-        A choice without a message begins with ``yield from ()``, which makes it a generator.
+        A selector without messages begins with ``yield from ()``, which makes it a generator.
 
         Args:
-            state: this selector's own state; may be changed.
+            state: this selector's state; may be changed.
             acc: (numel,) gradient + residual. Not modified. Finite.
-            step: the same on all ranks.
-            comm: the ranks, all of which make the same requests in the same order.
+            step: equal on all ranks.
+            comm: the ranks. All make the same requests in the same order.
         """
 
     def observe(self, state: S, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> None:
-        """Learn what the update of the step became, after ``select``; here nothing.
+        """Learn from the step's update, after ``select``; by default do nothing.
 
-        Called in every step, also where all values travel and nothing is selected.
+        Called in every step, even if all values are sent and nothing is selected.
 
         Args:
-            state: this selector's own state; may be changed.
-            update: (numel,) the mean update that the optimizer receives, the same on all ranks. Not modified.
+            state: this selector's state; may be changed.
+            update: (numel,) the mean update that the optimizer receives, equal on all ranks. Not modified.
             step: as in ``select``.
-            parts: whose indices are all at which the update may be other than zero: none where the step was dropped;
-                None: it may be anywhere.
+            parts: their indices cover all nonzero elements of the update; empty if the step was dropped; None: the
+                update may be nonzero anywhere.
         """
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return the collectives that ``select`` calls in a step in steady state, and what the ranks know after it.
+        """Return the collectives of ``select`` in steady state, and what the ranks know after it.
 
         Raises:
-            ValueError: the selector does not say.
+            ValueError: the selector does not predict it.
         """
         if self.sends is None:
-            raise ValueError(f"what selector {self.name} sends is not known: give it a method volume")
+            raise ValueError(f"selector {self.name} does not predict what it sends: implement its method volume")
         return self.sends

@@ -1,4 +1,4 @@
-"""Estimated: every rank's own k largest magnitudes, or about so many, by a threshold that a fit estimates."""
+"""The selector estimated: each rank's about k largest magnitudes, above a threshold estimated by a fit."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ S = TypeVar("S")
 
 
 class Fit(StatefulPart[S], ABC):
-    """A way to estimate the k-th magnitude of a vector, and to select by the estimate. It sends nothing.
+    """Estimates the k-th magnitude of a vector and selects by the estimate. It sends nothing.
 
-    A fit is a frozen dataclass in `micro.selectors.fits`, known by its ``name``. ``rule`` is 'published' where it
-    follows the public code of its paper step for step, defects included; ``traits`` may ask for sums of the vector.
+    A fit is a frozen dataclass in `micro.selectors.fits`, found by its ``name``. ``rule`` is 'published' if it follows
+    the public code of its paper step for step, including defects; ``traits`` may request sums of the vector.
     """
 
     kind: ClassVar[str] = "fit"
@@ -33,7 +33,7 @@ class Fit(StatefulPart[S], ABC):
 
     @abstractmethod
     def select(self, state: S, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
-        """Return about the k largest magnitudes of ``acc`` (numel,), 1 <= k <= numel, on this rank alone."""
+        """Return about the k largest magnitudes of this rank's ``acc`` (numel,), 1 <= k <= numel."""
 
 
 class CorrectedFit(Fit[Track]):
@@ -46,19 +46,19 @@ class CorrectedFit(Fit[Track]):
         """Return the estimated k-th magnitude of ``acc`` (numel,), without correction; any number, NaN included."""
 
     def select(self, state: Track, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
-        """Return what is at or above the corrected estimate: between k / 2 and 4 k / 3 indices."""
+        """Return all indices at or above the corrected estimate: between k / 2 and 4 k / 3."""
         return select_near(state, acc, self.estimate(acc, k, step, rank), k)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimated(Selector[Any]):
-    """Select about the k largest magnitudes of this rank by a threshold that a fit estimates, in place of a sort.
+    """Select about the k largest magnitudes of this rank by an estimated threshold, without sorting.
 
-    Each rank selects on its own, with a threshold of its own, so the union grows with the number of ranks (build-up).
+    Each rank selects with its own threshold, so the union grows with the number of ranks (build-up).
 
     Args:
-        fit: how the k-th magnitude is estimated: a `Fit`, its name, or a mapping. 'gaussiank', 'sidco', 'dgc' and
-            'reused' (Ok-Topk's); but for 'sidco', each followed by '_published' is the public code of its paper.
+        fit: estimates the k-th magnitude: a `Fit`, its name, or a mapping. 'gaussiank', 'sidco', 'dgc' or 'reused'
+            (Ok-Topk's); except for 'sidco', the suffix '_published' selects the public code of the paper.
 
     Source: that of the fit.
     """
@@ -72,17 +72,17 @@ class Estimated(Selector[Any]):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]  # depends on the fit
-        """What the fit wants."""
+        """The traits of the fit."""
         return self.fit.traits
 
     @property
     def rule_name(self) -> str | None:
-        """Whether the fit is repaired or as published."""
+        """The rule of the fit."""
         return self.fit.rule
 
     @property
     def full_name(self) -> str:
-        """The name of the fit, by which the method is known."""
+        """The name of the fit, which is also the method's."""
         return self.fit.name
 
     def start(self) -> Any:

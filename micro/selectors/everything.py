@@ -1,4 +1,4 @@
-"""Everything: all indices, for methods that shorten the values only."""
+"""The selector everything: all indices, for methods that only quantise values."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,9 +15,9 @@ from micro.values.sparse import Overlap, Selection, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Everything(Selector[NoState]):
-    """Select every index on every rank: quantisers send all values, in fewer bits. No index travels.
+    """Select every index on every rank, for quantisers. No indices are sent.
 
-    It goes with a density of 1 at every step.
+    It requires density 1 at every step.
     """
 
     name: ClassVar[str] = "everything"

@@ -1,4 +1,4 @@
-"""CLT-k: the leader's top-k serves all ranks, and leaders take turns."""
+"""The selector leader (CLT-k): one rank selects its top-k for all ranks, in turn."""
 
 from dataclasses import dataclass
 from typing import ClassVar

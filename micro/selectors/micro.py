@@ -1,4 +1,4 @@
-"""MiCRO: one threshold, and an exclusive slice of the vector for each rank."""
+"""The selector micro (MiCRO): one threshold, and an exclusive slice of the vector for each rank."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -28,13 +28,12 @@ class Micro(Selector[Any]):
     numel / world_size. All ranks use the same threshold, which the rule sets.
 
     Args:
-        rule: 'agreed': exactly k, by the cut that all ranks derive in the same step from the counts that they exchange
-            anyway (`micro_rules.agreed`). 'published': the authors' public code, step for step
-            (`micro_rules.published`).
+        rule: 'agreed': exactly k, because all ranks derive the threshold from counts that they exchange anyway
+            (`micro_rules.agreed`). 'published': the authors' public code, step for step (`micro_rules.published`).
 
-    Source: Yoon and Oh, MiCRO, HiPC 2023, arXiv 2310.00967. Differences: int32 indices; k is at least 1; but for rule
-    'published', the threshold (the code steers it, from 1 / (2 sqrt k) on), and an empty slice sends nothing (the code
-    sends one arbitrary coordinate).
+    Source: Yoon and Oh, MiCRO, HiPC 2023, arXiv 2310.00967. Differences: int32 indices; k is at least 1; except for
+    rule 'published', the threshold (code: a controller that starts at 1 / (2 sqrt k)), and an empty slice sends nothing
+    (code: one arbitrary coordinate).
 
     Raises:
         ValueError: no such rule.
@@ -50,12 +49,12 @@ class Micro(Selector[Any]):
 
     @property
     def threshold_rule(self) -> ThresholdRule[Any]:
-        """The rule as an object."""
+        """The object that implements the rule."""
         return Agreed() if self.rule == "agreed" else Published()
 
     @property
     def state(self) -> type[Any]:  # type: ignore[override]  # depends on the rule
-        """What the rule remembers."""
+        """The class of the rule's state."""
         return self.threshold_rule.state
 
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
@@ -67,6 +66,6 @@ class Micro(Selector[Any]):
         return Selection(found.indices, found.counts, spans, found.threshold)
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return what the rule sends; see Selector."""
+        """Return the messages of the rule; see Selector."""
         calls = self.threshold_rule.calls(target_count(density, layout.numel), layout.numel)
         return Choosing(calls=calls, knows_counts=True, searches="range")

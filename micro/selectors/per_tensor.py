@@ -1,4 +1,4 @@
-"""Per tensor: any selector, applied to each parameter separately."""
+"""The selector per_tensor: applies another selector to each parameter separately."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,31 +20,29 @@ from micro.values.sparse import Selection, Step
 
 @dataclass(slots=True)
 class PerTensorState:
-    """The selector's state for each parameter that it has seen, by name."""
+    """The inner selector's states, by parameter name."""
 
     by_name: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerTensor(WrappingSelector[PerTensorState]):
-    """Select within each parameter separately, as if each were a bucket, while one exchange serves them all.
+    """Select in each parameter separately, as if each were a bucket, with one exchange for all.
 
-    Where a selector sees a whole bucket, parameters with large gradients take all of k, and which parameters these are
-    depends on how parameters were merged into buckets. Here each has its own k, floor(density * numel) and at least 1,
-    its own state, which follows it into other buckets, and its own random numbers. The choices are joined, so that one
-    exchange serves the bucket however many parameters it has. On an accelerator the host waits for each parameter by
-    itself; ``TopK(scope="layer")`` waits once.
+    In a whole bucket, parameters with large gradients use up all of k, depending on how parameters were merged into
+    buckets. Here each parameter has its own k, floor(density * numel) and at least 1, its own random numbers, and its
+    own state, which follows it into other buckets. One exchange sends the joint selection. On an accelerator the host
+    waits once per parameter; ``TopK(scope="layer")`` waits once in all.
 
     Args:
-        selector: which indices of a parameter, chosen without a message: a part, its name, or a mapping.
+        selector: selects within a parameter, without messages: a part, its name, or a mapping.
 
-    Statistics: k is the sum over the parameters; there is a threshold only where there is one parameter.
+    Statistics: k is the sum over the parameters; a threshold is reported only if there is a single parameter.
 
     Source: selection layer by layer is that of Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887.
 
     Raises:
-        ValueError: a selector that sends messages, has to see all parameters, or sees each separately already, or is
-            unbiased.
+        ValueError: the selector sends messages, needs all parameters, already selects by parameter, or is unbiased.
     """
 
     name: ClassVar[str] = "per_tensor"
@@ -53,17 +51,17 @@ class PerTensor(WrappingSelector[PerTensorState]):
 
     @staticmethod
     def why_not(selector: Selector[Any]) -> str | None:
-        """Return why a selector makes no sense within each parameter separately, or None where it does."""
+        """Return why a selector does not work within each parameter separately, or None if it does."""
         reasons = {
-            Traits.BY_PARAMETER: "looks at each parameter separately already",
-            Traits.ALL_PARAMETERS: "makes sense for all parameters together only",
-            Traits.UNBIASED: "scales the update by one factor, which would differ from parameter to parameter",
+            Traits.BY_PARAMETER: "already selects in each parameter separately",
+            Traits.ALL_PARAMETERS: "needs all parameters together",
+            Traits.UNBIASED: "scales the update by one factor, which would differ between parameters",
         }
         if type(selector).observe is not Selector.observe:
             return "learns from the update of the whole vector"
         why = next((why for trait, why in reasons.items() if trait in selector.traits), None)
         sends = why is None and selector.volume(Layout.flat(1000), 0.01, 2).calls
-        return "sends messages to choose, which each parameter would need" if sends else why
+        return "sends messages to select, which each parameter would repeat" if sends else why
 
     def save(self, state: PerTensorState) -> dict[str, Any]:
         """Return the selector's states by parameter name."""
@@ -76,12 +74,12 @@ class PerTensor(WrappingSelector[PerTensorState]):
     def regroup(
         self, state: PerTensorState, old: Sequence[tuple[Layout, PerTensorState]], layout: Layout
     ) -> PerTensorState:
-        """Return the states of the new bucket's parameters, wherever these were before."""
+        """Return the states of the new bucket's parameters, from their old buckets."""
         known = {name: inner for _, kept in old for name, inner in kept.by_name.items()}
         return PerTensorState({name: known[name] for name in layout.names if name in known})
 
     def rescale_(self, state: PerTensorState, factor: float) -> None:
-        """Multiply what the selector keeps of each parameter; see StatefulPart."""
+        """Rescale the states of all parameters; see StatefulPart."""
         for inner in state.by_name.values():
             self.selector.rescale_(inner, factor)
 
@@ -92,7 +90,7 @@ class PerTensor(WrappingSelector[PerTensorState]):
         return Target(target.density, sum(counts), densities)
 
     def select(self, state: PerTensorState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
-        """Return what the selector chooses of each parameter, as one choice."""
+        """Return the selections of all parameters as one."""
         densities = step.layer_densities or (step.target_count / acc.numel(),) * len(step.layout.names)
         starts, found = list[int](), list[Selection]()
         for density, (name, place), own in zip(
@@ -113,7 +111,7 @@ class PerTensor(WrappingSelector[PerTensorState]):
         )
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return that choosing sends nothing; see Selector."""
+        """Return that selection sends nothing; see Selector."""
         return Choosing(knows_counts=self.selector.volume(layout, density, world_size).knows_counts)
 
 

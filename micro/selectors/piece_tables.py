@@ -1,4 +1,4 @@
-"""The largest magnitudes of each of many short pieces on an accelerator, whose host knows beforehand how many."""
+"""Select the largest magnitudes of many short pieces on an accelerator, without waiting for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ from torch import Tensor
 from micro.kernels.reference import places_of
 from micro.values.on_device import to_device
 
-MOST = 1 << 24  # elements of a table: what is made of it on the way takes some 40 bytes an element
+MOST = 1 << 24  # elements of a table: temporaries take some 40 bytes per element
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Pieces of which none is longer than twice another, as rows.
+    """Pieces whose lengths differ by at most a factor of 2, as rows.
 
     Attributes:
-        rows: (R,) int64 which pieces they are, on the CPU.
+        rows: (R,) int64 numbers of the pieces, on the CPU.
         spans: (R, 2) int32 their starts and stops, on the device.
         longest: number of elements of the longest.
     """
@@ -28,7 +28,7 @@ class Table:
 
 
 def tables_of(spans: Tensor, device: torch.device) -> tuple[Table, ...]:
-    """Return tables with all pieces (S, 2) that are not empty, of at most MOST elements unless one alone is longer."""
+    """Return tables of all non-empty pieces (S, 2), each of at most MOST elements unless one piece is longer."""
     lengths = spans.diff(dim=1).view(-1)
     classes = lengths.double().log2().ceil()  # of 1, 2, 3 to 4, 5 to 8 elements and so on; of none: -inf
     tables = []
@@ -43,11 +43,11 @@ def tables_of(spans: Tensor, device: torch.device) -> tuple[Table, ...]:
 def largest_in_tables(x: Tensor, tables: Sequence[Table], counts: Tensor) -> Tensor:
     """Return the ascending int32 indices of the ``counts`` (S,) largest magnitudes of each piece; ties to the lowest.
 
-    Exact; the host waits for nothing.
+    Exact; the host does not wait for the device.
 
     Args:
         x: (numel,) without NaN.
-        counts: int64 on the CPU, none more than the piece has.
+        counts: int64 on the CPU, at most the lengths of the pieces.
     """
     found = [_largest(x, table, wanted) for table in tables if (wanted := counts[table.rows]).any()]
     if not found:

@@ -1,4 +1,4 @@
-"""The largest magnitudes of each of many pieces of a vector, all at once."""
+"""Select the largest magnitudes of each of many pieces of a vector at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from micro.values.on_device import to_device
 
 CPU = torch.device("cpu")
 LONGEST_IN_TABLES = 1 << 15
-SAMPLE = 1 << 10  # elements of a piece from which its threshold is guessed; a wrong guess costs time, never exactness
+SAMPLE = 1 << 10  # sampled elements of a piece to guess its threshold; a wrong guess only costs time
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Pieces of a vector. What they cost to make is paid once where a bucket's layout keeps them, `Layout.kept`.
+    """Pieces of a vector. A bucket's layout keeps them (`Layout.kept`), so they are computed once.
 
     Attributes:
-        spans: (S, 2) int64 the start and the stop of each on the CPU, ascending, not overlapping.
+        spans: (S, 2) int64 start and stop of each, on the CPU, ascending, not overlapping.
         device: of the vector.
     """
 
@@ -42,15 +42,15 @@ class Pieces:
 
     @cached_property
     def tables(self) -> tuple[Table, ...] | None:
-        """The pieces as rows of tables where they are short and on an accelerator, else None."""
+        """The pieces as rows of tables if they are short and on an accelerator, otherwise None."""
         is_long = self.device.type == "cpu" or bool((self.lengths > LONGEST_IN_TABLES).any())
         return None if is_long else tables_of(self.spans, self.device)
 
     @cached_property
     def sample(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Places (M,) int64, ascending, at most SAMPLE of each piece, evenly spread; how many (S,); the lengths (S,).
+        """Evenly spread positions (M,) int64, at most SAMPLE per piece; their counts (S,); the pieces' lengths (S,).
 
-        All of them are on the device; the length of an empty piece is given as 1.
+        All are on the device; the length of an empty piece is given as 1.
         """
         taken, longer = self.lengths.clamp(max=SAMPLE), self.lengths.clamp(min=1)
         within = torch.arange(int(taken.sum())) - (taken.cumsum(0) - taken).repeat_interleave(taken)
@@ -65,26 +65,26 @@ def pieces_at(spans: Sequence[tuple[int, int]], device: torch.device = CPU) -> P
 
 
 def pieces_of(numels: Sequence[int], device: torch.device = CPU) -> Pieces:
-    """Return the pieces of these lengths that follow each other from the start on."""
+    """Return consecutive pieces of these lengths."""
     return pieces_at(list(pairwise(accumulate(numels, initial=0))), device)
 
 
 def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -> Tensor:
     """Return the ascending int32 indices of the ``counts[s]`` largest magnitudes of each piece; ties to the lowest.
 
-    Exact. Short pieces on an accelerator are chosen from side by side, and its host waits for nothing. Else a sample
-    of each guesses its threshold, one scan collects what is above in all pieces, and what is too many is cut among
-    those; pieces that were guessed too high are collected whole in a second scan.
+    Exact. Short pieces on an accelerator are processed in parallel, without waiting for it. Otherwise a sample of each
+    piece guesses its threshold, one scan collects the elements above in all pieces, and surplus ones are removed;
+    pieces with too high a guess are collected completely in a second scan.
 
     Args:
         x: (numel,), on an accelerator without NaN.
-        counts: (S,) whole numbers, on the CPU; more than a piece has means all of it.
+        counts: (S,) integers, on the CPU; limited to the lengths of the pieces.
     """
     wanted = torch.as_tensor(counts, dtype=torch.int64).minimum(pieces.lengths)
     if pieces.tables is not None:
         return largest_in_tables(x, pieces.tables, wanted)
     counts = to_device(wanted, x.device)
-    thresholds = _guess(x, pieces, counts)
+    thresholds = _guess_thresholds(x, pieces, counts)
     candidates, magnitudes = kernels.above_by_piece(x, pieces.on_device, thresholds)
     found = _counts(candidates, pieces.on_device)
     missing = found < counts
@@ -92,11 +92,11 @@ def largest_of_each(x: Tensor, pieces: Pieces, counts: Tensor | Sequence[int]) -
         thresholds[missing] = 0.0
         candidates, magnitudes = kernels.above_by_piece(x, pieces.on_device, thresholds)
         found = _counts(candidates, pieces.on_device)
-    return candidates.index_select(0, _best(magnitudes, found, counts, int(wanted.sum())))
+    return candidates.index_select(0, _largest_of_runs(magnitudes, found, counts, int(wanted.sum())))
 
 
-def _guess(x: Tensor, pieces: Pieces, counts: Tensor) -> Tensor:
-    """Return thresholds (S,) that a few more than ``counts`` elements should reach; 0 where all might be needed."""
+def _guess_thresholds(x: Tensor, pieces: Pieces, counts: Tensor) -> Tensor:
+    """Return thresholds (S,) that slightly more than ``counts`` elements should reach; 0 if all may be needed."""
     sample, taken, lengths = pieces.sample
     expected = taken * counts / lengths
     ranks = (expected + 3 * expected.sqrt() + 1).ceil().to(torch.int64)
@@ -108,8 +108,8 @@ def _counts(candidates: Tensor, spans: Tensor) -> Tensor:
     return torch.searchsorted(candidates, spans.to(torch.int32)).diff(dim=1).view(-1)
 
 
-def _best(magnitudes: Tensor, found: Tensor, counts: Tensor, total: int) -> Tensor:
-    """Return the ascending places (total,) of the ``counts`` largest of each run of ``found``; ties to the lowest."""
+def _largest_of_runs(magnitudes: Tensor, found: Tensor, counts: Tensor, total: int) -> Tensor:
+    """Return ascending positions (total,) of the ``counts`` largest of each run of ``found``; ties to the lowest."""
     size = magnitudes.numel()
     cuts = kernels.kth_by_run(magnitudes, found, counts).repeat_interleave(found, output_size=size)
     above, tied = magnitudes > cuts, magnitudes == cuts

@@ -1,4 +1,4 @@
-"""Random-k: the same random indices on every rank, so that no index travels."""
+"""The selector randomk: equal random indices on all ranks, so no indices are sent."""
 
 import math
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from micro.values.sparse import Overlap, Selection, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomK(Selector[NoState]):
-    """Select k indices uniformly at random, drawn from (seed, step): the same on all ranks.
+    """Select k indices uniformly at random, seeded by (seed, step): equal on all ranks.
 
     Args:
-        unbiased: multiply the update by numel / k, so that its mean over draws is the dense mean. The variance grows
-            by numel / k - 1; this form is for use without error feedback.
+        unbiased: multiply the update by numel / k, so that its expectation is the dense mean. The variance grows by
+            numel / k - 1. Use it without error feedback.
 
     Source: Stich et al., Sparsified SGD with memory, NeurIPS 2018, arXiv 1809.07599 (rand-k).
     """
@@ -35,7 +35,7 @@ class RandomK(Selector[NoState]):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]  # depends on the setting
-        """Whether the update is scaled."""
+        """UNBIASED if the update is scaled."""
         return Traits.UNBIASED if self.unbiased else Traits.NONE
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
@@ -50,11 +50,11 @@ class RandomK(Selector[NoState]):
 def draw(numel: int, k: int, randomness: torch.Generator) -> Tensor:
     """Return k distinct indices of [0, numel), ascending (k,) int32, every set equally likely; costs O(k).
 
-    They are the first k that differ among indices drawn one by one.
+    They are the first k distinct ones of a sequence of draws.
     """
     if 4 * k > numel:
         return torch.randperm(numel, generator=randomness)[:k].sort().values.to(torch.int32)
-    size = k + k * k // numel + 4 * math.isqrt(k) + 8  # of which k differ but for one time in many thousands
+    size = k + k * k // numel + 4 * math.isqrt(k) + 8  # nearly always enough for k distinct ones
     drawn = torch.randint(numel, (size,), generator=randomness, dtype=torch.int32)
     while (found := kernels.first_distinct(drawn, numel, k)).numel() < k:
         more = torch.randint(numel, (size,), generator=randomness, dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""ScaledElements: any selector by magnitude, given magnitudes in units of each element's own updates, as in Adam."""
+"""The selector scaled_elements: another selector on magnitudes divided by Adam's scale sqrt(v) of each element."""
 
 import math
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ from micro.values.on_device import on_device
 from micro.values.scales import ElementScales
 from micro.values.sparse import Overlap, Selection, SparseValues, Step
 
-SMALLEST_FACTOR = 2.0**-10  # of roots: below it they take it in, long before what is added to them would overflow
+SMALLEST_FACTOR = 2.0**-10  # below it, roots are multiplied by it, long before new terms could overflow
 
 
 @dataclass(slots=True)
 class ScalingState:
-    """The state of the selector inside, and the roots of running means of squares.
+    """The inner selector's state, and the roots sqrt(v) of running means of squares.
 
     Attributes:
-        by_name: those of each parameter (numel,): views of ``joined`` where there is that.
-        factor: by which all of them are to be multiplied, in (0, 1].
-        joined: all of them in the order of the bucket; None after a change of buckets or of the process.
+        by_name: roots of each parameter (numel,), views of ``joined`` if that exists.
+        factor: common factor of all roots, in (0, 1].
+        joined: all roots in the order of the bucket; None after a change of buckets or a load.
     """
 
     inner: Any
@@ -39,13 +39,13 @@ class ScalingState:
     joined: Tensor | None = None
 
     def of(self, layout: Layout, device: torch.device) -> Tensor | None:
-        """Return those of a layout's parameters on a device, or None where one has none yet."""
+        """Return the roots of a layout's parameters on a device, or None if a parameter has none yet."""
         if self.joined is None and all(name in self.by_name for name in layout.names):
             self.join(layout, [self.by_name[name].to(device) for name in layout.names])
         return self.joined
 
     def join(self, layout: Layout, pieces: Sequence[Tensor]) -> Tensor:
-        """Keep a copy of ``pieces``, one for each parameter, and return all of them in one vector."""
+        """Store a copy of ``pieces``, one per parameter, and return it as one vector."""
         self.joined = torch.cat(list(pieces))
         parts = self.joined.split([piece.numel() for piece in pieces])
         self.by_name = dict(zip(layout.names, parts, strict=True))
@@ -57,30 +57,28 @@ class ScaledElements(WrappingSelector[ScalingState]):
     """Select by the magnitude divided by ``sqrt(v) + eps``, with v the running mean square of the element's updates.
 
     Adam moves an element by about ``lr * update / (sqrt(v) + eps)``, whatever the size of its gradients. In these units
-    elements compete by how far they would move. v is made as Adam makes it, from the mean update, which is sparse:
-    ``v = memory * v + (1 - memory) * update ** 2`` in every step, zeros included, so that what is seldom updated is
-    preferred. All ranks receive the same update, so no message is needed to keep v alike.
+    elements compete by how far they would move. As in Adam, but with the sparse mean update, ``v = memory * v + (1 -
+    memory) * update ** 2`` in every step, including zeros, so rarely updated elements are preferred. All ranks receive
+    the same update, so v stays equal without messages.
 
-    Before its first update, an element's v is the mean square of its parameter's accumulator at the first selection,
-    and fades as v does: at first elements compete by how far they stand out in their parameter. Ranks that share a
-    threshold average these over all ranks; where a rank selects by itself, or leads, they are its own. A step that does
-    not count is an update of zeros. Where v is zero, as in a parameter without a gradient at first, eps is the scale.
-    The root of v stays finite.
+    v starts as the mean square of the parameter's accumulator at the first selection: at first elements compete by how
+    much they exceed their parameter's typical magnitude. Ranks that share a threshold average these means over ranks;
+    otherwise each rank, or the leader, uses its own. A skipped step counts as an update of zeros. If v is zero, as for
+    a parameter without a gradient at first, the scale is eps. sqrt(v) stays finite.
 
-    Costs per step: a vector of memory, of the residual's precision or float32, for the roots of v. They fade by a
-    number that all have in common, so that a step changes those alone that it updates. MiCRO copies the slice that it
-    searches, other selectors have the whole vector copied. Of messages one all-reduce of 8 L bytes for L parameters, in
-    the first selection alone.
+    Costs per step: memory for sqrt(v), a vector in the residual's precision or float32. A common factor applies the
+    decay, so a step changes only updated elements. MiCRO copies the slice that it searches, other selectors the whole
+    vector. One all-reduce of 8 L bytes for L parameters, in the first selection only.
 
     Args:
-        selector: which indices of the scaled vector: a part, its name, or a mapping.
-        memory: share of v that a step keeps, in [0, 1): the optimizer's second beta.
-        eps: of the optimizer, positive.
+        selector: selects from the scaled vector: a part, its name, or a mapping.
+        memory: decay of v per step, in [0, 1): the optimizer's second beta.
+        eps: the optimizer's, positive.
 
-    Statistics: there is no threshold, for it is none on magnitudes.
+    Statistics: no threshold, because it does not apply to magnitudes.
 
-    Source: this project's; the scale is that of Kingma and Ba, Adam, ICLR 2015, arXiv 1412.6980, without the correction
-    of its bias, which is the same for all elements.
+    Source: this project; the scale is from Kingma and Ba, Adam, ICLR 2015, arXiv 1412.6980, without bias correction,
+    which is equal for all elements.
 
     Raises:
         ValueError: a memory outside [0, 1), an eps that is not positive, or a selector that does not compare magnitudes
@@ -102,19 +100,19 @@ class ScaledElements(WrappingSelector[ScalingState]):
 
     @staticmethod
     def why_not(selector: Selector[Any]) -> str | None:
-        """Return why a scale makes no difference to a selector, or no sense, or None where it does."""
+        """Return why scaling has no effect or no meaning for a selector, or None if it works."""
         if selector.traits & (Traits.BY_PARAMETER | Traits.ALL_PARAMETERS):
-            return "weighs each parameter itself already"
+            return "already weights each parameter"
         if selector.overlap is Overlap.SAME:
-            return "does not look at magnitudes"
-        return "fits a law to the accumulator as it is" if Traits.WANTS_SUMS in selector.traits else None
+            return "does not select by magnitude"
+        return "fits a distribution to the unscaled accumulator" if Traits.WANTS_SUMS in selector.traits else None
 
     def start(self) -> ScalingState:
-        """Return a state that knows no scale yet."""
+        """Return a state without scales."""
         return ScalingState(self.selector.start())
 
     def save(self, state: ScalingState) -> dict[str, Any]:
-        """Return the selector's state, and what is known by parameter."""
+        """Return the inner selector's state, and the scales by parameter."""
         by_name = {name: piece.clone() for name, piece in state.by_name.items()}
         return {"inner": self.selector.save(state.inner), "by_name": by_name, "factor": state.factor}
 
@@ -124,7 +122,7 @@ class ScaledElements(WrappingSelector[ScalingState]):
         return ScalingState(self.selector.load(saved["inner"]), by_name, saved["factor"])
 
     def regroup(self, state: ScalingState, old: Sequence[tuple[Layout, ScalingState]], layout: Layout) -> ScalingState:
-        """Return the state of the new bucket: what its parameters have, wherever these were before."""
+        """Return the state of the new bucket, with its parameters' scales from their old buckets."""
         inner = self.selector.regroup(state.inner, [(bucket, kept.inner) for bucket, kept in old], layout)
         known = [kept for _, kept in old if any(name in layout.names for name in kept.by_name)]
         factor = max((kept.factor for kept in known), default=1.0)
@@ -132,17 +130,17 @@ class ScaledElements(WrappingSelector[ScalingState]):
         return ScalingState(inner, {name: by_name[name] for name in layout.names if name in by_name}, factor)
 
     def rescale_(self, state: ScalingState, factor: float) -> None:
-        """Multiply what is known; see StatefulPart."""
+        """Multiply the scales; see StatefulPart."""
         self.selector.rescale_(state.inner, factor)
         for piece in state.by_name.values():
             piece.mul_(factor)
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
-        """Return what the selector aims at."""
+        """Return the inner selector's target."""
         return self.selector.effective_target(target, layout)
 
     def scales(self, state: ScalingState, acc: Tensor, step: Step, comm: Comm) -> Reduction[ElementScales]:
-        """Return the roots of v, where all elements have one; else give the others that of their parameter first."""
+        """Return sqrt(v) of all elements; those without one first get that of their parameter."""
         roots = state.of(step.layout, acc.device)
         if roots is None:
             layout, dtype = step.layout, torch.promote_types(acc.dtype, torch.float32)
@@ -154,7 +152,7 @@ class ScaledElements(WrappingSelector[ScalingState]):
         return ElementScales(roots, state.factor, self.eps)
 
     def select(self, state: ScalingState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
-        """Return what the selector chooses of the accumulator in units of its scale."""
+        """Return the inner selector's choice from the scaled accumulator."""
         scales = yield from self.scales(state, acc, step, comm)
         if Traits.TAKES_SCALES in self.selector.traits:
             step = replace(step, scales=scales)
@@ -164,7 +162,7 @@ class ScaledElements(WrappingSelector[ScalingState]):
         return replace(chosen, threshold=None)
 
     def observe(self, state: ScalingState, update: Tensor, step: Step, parts: Sequence[SparseValues] | None) -> None:
-        """Take the update into the running means of squares, once there are any."""
+        """Add the update to the running means of squares, once they exist."""
         self.selector.observe(state.inner, update, step, parts)
         roots = state.of(step.layout, update.device)
         if roots is None:
@@ -175,14 +173,14 @@ class ScaledElements(WrappingSelector[ScalingState]):
             state.factor = 1.0
         weight = math.sqrt(1 - self.memory) / state.factor
         if parts is None:
-            roots.copy_(_grown(roots, update, weight))
+            roots.copy_(_add_squares(roots, update, weight))
         elif parts:
             places = torch.cat([part.indices for part in parts]).long()
-            grown = _grown(roots.index_select(0, places), update.index_select(0, places), weight)
-            roots.index_copy_(0, places, grown)  # alike where twice
+            grown = _add_squares(roots.index_select(0, places), update.index_select(0, places), weight)
+            roots.index_copy_(0, places, grown)  # duplicates have equal values
 
     def _mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
-        """Return the mean squares (L,) float64 of each parameter, over all ranks where these share a threshold."""
+        """Return each parameter's mean square (L,) float64, averaged over ranks that share a threshold."""
         numels = on_device([max(numel, 1) for numel in step.layout.numels], torch.float64, acc.device)
         squares = norms_of(acc, step.layout.numels).square_() / numels
         if self.overlap is not Overlap.DISJOINT:
@@ -191,11 +189,11 @@ class ScaledElements(WrappingSelector[ScalingState]):
         return total / comm.world_size
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return what the selector sends; see Selector. What else a scale needs is not sent in every step."""
+        """Return the inner selector's messages; see Selector. The scales' own message is not sent in every step."""
         return self.selector.volume(layout, density, world_size)
 
 
-def _grown(roots: Tensor, update: Tensor, weight: float) -> Tensor:
-    """Return roots (m,) to whose squares those of an update (m,), times the square of ``weight``, were added."""
+def _add_squares(roots: Tensor, update: Tensor, weight: float) -> Tensor:
+    """Return sqrt(roots**2 + (weight * update)**2), elementwise (m,)."""
     added = update.to(roots.dtype) * weight
     return torch.hypot(roots, added).clamp_(max=torch.finfo(roots.dtype).max)

@@ -1,4 +1,4 @@
-"""What a scan finds, of which an accelerator's host reads the length in turn with what other reductions read."""
+"""Scans whose result lengths the host reads together with those of other reductions."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from micro.kernels.table import forms
 
 
 def above(x: Tensor, threshold: float | Tensor) -> Reduction[tuple[Tensor, Tensor]]:
-    """Return what `micro.kernels.above` does."""
+    """Return `micro.kernels.above`."""
     if x.is_cpu:
         return kernels.above(x, float(threshold))
     count, lists = forms(x).counted_above(x, threshold)
@@ -19,7 +19,7 @@ def above(x: Tensor, threshold: float | Tensor) -> Reduction[tuple[Tensor, Tenso
 
 
 def largest(x: Tensor, k: int) -> Reduction[Tensor]:
-    """Return what `micro.kernels.largest` does."""
+    """Return `micro.kernels.largest`."""
     guess = None if x.is_cpu else reference.magnitude_near(x, k)
     if guess is not None:
         candidates, magnitudes = yield from above(x, guess)
@@ -29,7 +29,7 @@ def largest(x: Tensor, k: int) -> Reduction[Tensor]:
 
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> Reduction[tuple[Tensor, Tensor, Tensor]]:
-    """Return what `micro.kernels.collect` does."""
+    """Return `micro.kernels.collect`."""
     if x.is_cpu:
         return kernels.collect(x, start, lowest, shift)
     found = yield from above(x, reference.reaching(lowest, x.dtype))

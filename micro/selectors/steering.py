@@ -1,22 +1,21 @@
-"""Steer one threshold so that about k entries pass it at every step.
+"""A controller that adjusts one threshold so that about k entries pass it at every step.
 
 A step that selects ``count`` entries also gives their mean log excess, ``tail = mean(log(abs(acc) / threshold))``
-(Hill, Annals of Statistics 1975): the inverse slope of log count against log threshold. So the threshold that would
-have been right lay near ``log(threshold) + tail * (count / k - 1)``, to a standard error of ``tail / sqrt(k)``.
-`Track.observe` feeds these to a growing-memory alpha-beta filter of level and trend, and forecasts the next step's
-threshold. The linear form, not the log, keeps the mean of ``count`` at k.
+(Hill, Annals of Statistics 1975): the inverse slope of log count against log threshold. So the ideal threshold was near
+``log(threshold) + tail * (count / k - 1)``, to a standard error of ``tail / sqrt(k)``. `Track.observe` feeds these to a
+growing-memory alpha-beta filter of level and trend, and forecasts the next step's threshold. The linear form, not the
+log, keeps the mean of ``count`` at k.
 
-A `Track` says when its forecast is not good enough. Everything is relative: scaling the input by c scales every
-threshold by c. A track holds plain numbers.
+A `Track` reports when its forecast is not good enough. Scaling the input by c scales every threshold by c.
 """
 
 import math
 from dataclasses import dataclass, fields
 
-TOLERANCE = 0.1  # wanted: abs(count / k - 1) <= TOLERANCE + SIGMAS / sqrt(k); alarms and memory follow from these two
-SIGMAS = 3.0  # standard errors that are still called chance
-LOST = 1.0  # a count beyond k * (1 + LOST), or below k / (1 + LOST): the past says nothing about the next step
-SHORTEST_MEMORY = 8.0  # steps; a line through N points forecasts with 4 / N of their variance: 8 keeps that to half
+TOLERANCE = 0.1  # goal: abs(count / k - 1) <= TOLERANCE + SIGMAS / sqrt(k); limits and memory follow from both
+SIGMAS = 3.0  # standard errors that still count as chance
+LOST = 1.0  # with a count above k * (1 + LOST), or below k / (1 + LOST), the past is discarded
+SHORTEST_MEMORY = 8.0  # steps; a forecast from a line through N points has 4 / N of their variance: a half for 8
 LARGEST_GAIN = 2.0  # twice the exact correction never settles, in any loop
 
 _LOWEST, _HIGHEST = math.log(2.0**-126), math.log(2.0**127)  # normal float32
@@ -24,19 +23,19 @@ _LOWEST, _HIGHEST = math.log(2.0**-126), math.log(2.0**127)  # normal float32
 
 @dataclass(slots=True, kw_only=True)
 class Track:
-    """What is known about the next step's threshold.
+    """The controller's state: a forecast of the next step's threshold, and its quality.
 
     Attributes:
-        log_threshold: forecast for the next step; means nothing while age is 0.
+        log_threshold: forecast for the next step; undefined while age is 0.
         trend: expected change of log_threshold per step.
         tail: mean log excess of the selected entries.
-        samples: entries that tail was estimated from.
+        samples: number of entries behind the estimate of tail.
         age: steps since the track began.
         gain: factor on tail that keeps successive errors uncorrelated.
-        error: count / k - 1 of the last step, or what the forecast would have made it where the step was searched.
+        error: count / k - 1 of the last step; if it searched, with the count that the forecast would have given.
         energy: recent mean of error**2; 0 while unknown.
         streak: good forecasts in a row, up to 2.
-        k: entries that the forecast is for; 0 while unknown.
+        k: target of the forecast; 0 while unknown.
     """
 
     log_threshold: float = 0.0
@@ -52,9 +51,9 @@ class Track:
 
     @property
     def threshold(self) -> float | None:
-        """The steered threshold of the next step, or None where that step has to search it.
+        """The threshold of the next step, or None if that step must search for it.
 
-        Steering takes two good forecasts in a row, and a tail known to a third (its error is tail / sqrt(samples)).
+        It requires two good forecasts in a row, and a relative error of tail, 1 / sqrt(samples), below a third.
         """
         if self.streak < 2 or self.samples < SIGMAS**2:
             return None
@@ -69,24 +68,24 @@ class Track:
         """Learn from a step.
 
         Args:
-            threshold: what the step used, searched or steered.
-            count: entries that were selected.
-            tail: their mean log(abs(acc) / threshold); not used where count is 0 or the mean is not finite.
-            k: entries wanted in that step, >= 1.
+            threshold: of the step, searched or forecast.
+            count: number of selected entries.
+            tail: their mean log(abs(acc) / threshold); ignored if count is 0 or it is not finite.
+            k: target of the step, >= 1.
         """
         steered = self.threshold is not None
-        if steered and _is_beyond(count, k, LOST):
+        if steered and _leaves_band(count, k, LOST):
             self.restart()
             return
-        # as few steps as keep the filter's own noise, 2 / N of SIGMAS / sqrt(k) for N points, within the tolerance
+        # the shortest memory whose noise, 2 / N of SIGMAS / sqrt(k) for N points, stays within the tolerance
         memory = max(SHORTEST_MEMORY, 2 * SIGMAS / math.sqrt(k) / TOLERANCE)
-        if count and math.isfinite(tail):  # averaged over entries, of which the last memory * k count
+        if count and math.isfinite(tail):  # averaged over the last memory * k entries
             self.samples = min(self.samples + count, max(memory * k, count))
             self.tail += count / self.samples * (tail - self.tail)
         ideal = math.log(threshold) + self.gain * self.tail * (count / k - 1)
         surprise = ideal - self.log_threshold
         forecast_count = count if steered else self._count_of(surprise, k)
-        is_good = self.age > 0 and not any(_is_beyond(c, k, TOLERANCE) for c in (count, forecast_count))
+        is_good = self.age > 0 and not any(_leaves_band(c, k, TOLERANCE) for c in (count, forecast_count))
         self.streak = min(self.streak + 1, 2) if is_good else 0
         error = forecast_count / k - 1
         if steered:
@@ -96,7 +95,7 @@ class Track:
         self.log_threshold = _in_range(self.log_threshold)
 
     def _count_of(self, surprise: float, k: int) -> float:
-        """Return the count that a searched step would have had at the forecast threshold."""
+        """Return the count of a searched step at the forecast threshold."""
         if self.tail <= 0:
             return 0.0 if surprise else float(k)
         return k * math.exp(min(surprise / self.tail, _HIGHEST))
@@ -104,20 +103,18 @@ class Track:
     def _whiten(self, error: float, variance: float, memory: float) -> None:
         """Lower the gain while successive errors alternate, raise it while they persist.
 
-        A good forecast leaves them uncorrelated. The tail by itself misjudges the slope at the threshold where the
-        selected are a mixture: fresh outliers beside entries that just grew past the threshold, or layers of different
-        scale.
+        With a good forecast, errors are uncorrelated. The tail alone misjudges the slope at the threshold for mixtures:
+        new outliers with entries that just passed the threshold, or layers of different scale.
         """
         self.energy = max(variance, self.energy + (error**2 - self.energy) / memory)
         correlation = max(-1.0, min(1.0, error * self.error / self.energy))
         self.gain = max(1 / memory, min(LARGEST_GAIN, self.gain * math.exp(correlation / memory)))
 
     def _smooth(self, ideal: float, surprise: float, memory: float) -> None:
-        """Move level and trend towards the ideal, as the line through the last min(age, memory) ideals does.
+        """Move level and trend towards the ideal, like a line through the last min(age, memory) ideals.
 
-        Under error feedback accumulators grow with a power of the time since the start (the square root for independent
-        gradients), so the growth of a step is forecast to shrink as that of log(age) does, which tends to a straight
-        line.
+        Under error feedback accumulators grow with a power of time (the square root for independent gradients). So the
+        forecast growth per step shrinks like that of log(age), which approaches a straight line.
         """
         self.age += 1
         if self.age == 1:
@@ -133,7 +130,7 @@ def _in_range(log_threshold: float) -> float:
     return max(_LOWEST, min(_HIGHEST, log_threshold))
 
 
-def _is_beyond(count: float, k: int, band: float) -> bool:
+def _leaves_band(count: float, k: int, band: float) -> bool:
     """Return whether count leaves [k / (1 + band), k (1 + band)] by more than chance.
 
     The square root of a Poisson count has a standard deviation of 1/2, whatever its mean (Anscombe, Biometrika 1948).

@@ -1,4 +1,4 @@
-"""Hard-threshold: a fixed cut, whatever density comes out."""
+"""The selector threshold (hard threshold): a fixed threshold, without control of the density."""
 
 import math
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from micro.values.sparse import Selection, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold(Selector[NoState]):
-    """Select every magnitude at or above one threshold that never changes, over the whole vector on every rank.
+    """Select all magnitudes at or above a constant threshold, in the whole vector on every rank.
 
     Args:
-        value: the threshold; None takes 1 / (2 sqrt k), the rule of the source.
+        value: the threshold; None: 1 / (2 sqrt k), the rule of the source.
 
     The density is not controlled: it drifts with the scale of the gradients, and the union over ranks adds build-up.
 

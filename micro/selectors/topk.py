@@ -1,4 +1,4 @@
-"""Top-k: every rank chooses its own k largest magnitudes, of the whole vector, of each layer, or of each chunk."""
+"""The selector topk: each rank's k largest magnitudes of the whole vector, of each layer, or of each chunk."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -24,22 +24,21 @@ TopKScope = Literal["model", "layer", "chunk"]
 class TopK(Selector[NoState]):
     """Select the k largest magnitudes of this rank's accumulator: of the whole vector, of each layer or each chunk.
 
-    Each rank selects on its own, so the union grows with the number of ranks (build-up): between k and world_size * k
-    indices. Exactly min(k, numel) are chosen, zeros included where fewer are non-zero; ties go to the lowest index.
+    Ranks select independently, so the union grows with the number of ranks (build-up): between k and world_size * k
+    indices. A rank selects exactly min(k, numel), including zeros if needed; ties go to the lowest index.
 
     Args:
-        scope: 'model' ranks all elements together; within a bucket of DDP this means the bucket. 'layer' takes the same
-            share of each parameter, at least one element of each, so that a little more than k come out where many
-            parameters are small. 'chunk' takes k in all from runs of neighbouring elements, which share them in
-            proportion to their lengths, so that no part of the vector is left out: those of two whole chunks differ by
-            one at most.
-        size: elements of a chunk; for scope 'chunk' alone.
+        scope: 'model' compares all elements of the vector, with DDP those of a bucket. 'layer' selects the same share
+            of each parameter, at least one element, so slightly more than k if many parameters are small. 'chunk'
+            splits k over runs of neighbouring elements in proportion to their lengths, so no part of the vector is left
+            out; counts of whole chunks differ by at most one.
+        size: elements of a chunk; only for scope 'chunk'.
 
-    Source: Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887, section 3 (without its other parts);
-    Shi et al., arXiv 1911.08772, for the theory. Differences: exact selection by a sampled guess and one scan instead
-    of a sort. Chunks: Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706, which keeps 64 of 4,096. Differences: chunks
-    are runs of the flat vector, so that any length has them; the public code cuts each matrix into tiles whose sides
-    divide its own, 1 where a side is prime and above 64.
+    Source: Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887, section 3 (without its other parts); Shi
+    et al., arXiv 1911.08772, for the theory. Differences: exact selection by a sampled guess and one scan instead of a
+    sort. Chunks: Sarfi et al., SparseLoCo, 2025, arXiv 2508.15706, which keeps 64 of 4,096. Differences: chunks are
+    runs of the flat vector, of any length (public code: tiles whose sides divide the matrix's, 1 wide if a side is a
+    prime above 64).
 
     Raises:
         ValueError: no such scope, or a size that is less than 1.
@@ -57,11 +56,11 @@ class TopK(Selector[NoState]):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]  # depends on the scope
-        """Whether each parameter gets a density of its own."""
+        """BY_PARAMETER for scope 'layer'."""
         return Traits.BY_PARAMETER if self.scope == "layer" else Traits.NONE
 
     def effective_target(self, target: Target, layout: Layout) -> Target:
-        """Return the target with a density for each parameter, which k / numel, rounded down, would fall short of."""
+        """Return the target with a density for each parameter: rounding down k / numel would fall short of it."""
         if self.scope != "layer" or target.layer_densities is not None:
             return target
         return replace(target, layer_densities=(target.density,) * len(layout.names))
@@ -80,7 +79,7 @@ class TopK(Selector[NoState]):
         return largest_of_each(acc, chunks, shares(chunks, step.target_count))
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return that choosing sends nothing; each layer rounds its share by itself. See Selector."""
+        """Return that selection sends nothing, and its count with each layer's share rounded. See Selector."""
         counts = (target_count(density, numel) for numel in layout.numels if numel)
         return Choosing(count=sum(counts) if self.scope == "layer" else None, knows_counts=True)
 
@@ -102,6 +101,6 @@ def _chunks(layout: Layout, size: int, device: torch.device) -> Pieces:
 
 
 def shares(chunks: Pieces, count: int) -> Tensor:
-    """Return how many each chunk gives (S,) int64 on the CPU, ``count`` in all."""
+    """Return the number of indices per chunk (S,) int64 on the CPU, ``count`` in all."""
     upto = chunks.spans * count // chunks.spans[-1, 1]  # below 2^62: both are below 2^31
     return upto[:, 1] - upto[:, 0]

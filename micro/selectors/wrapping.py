@@ -1,4 +1,4 @@
-"""A selector around another: what all such share."""
+"""The base class of selectors that wrap another selector."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrappingSelector(Selector[S]):
-    """A selector that leaves the choice to another one. It is no method itself: subclasses have names.
+    """A selector that wraps another one, which makes the choice. Subclasses have names.
 
-    Subclasses set ``own_traits``, and ``kept_traits``: those that it has where the selector inside has them.
+    Subclasses set ``own_traits``, and ``kept_traits``: those that they take over from the inner selector.
 
     Args:
-        selector: the other one: a part, its name, or a mapping.
+        selector: the inner selector: a part, its name, or a mapping.
 
     Raises:
-        ValueError: a selector that ``why_not`` says does not go with this one.
+        ValueError: the inner selector is not supported, see ``why_not``.
     """
 
     selector: Selector[Any]
@@ -37,24 +37,24 @@ class WrappingSelector(Selector[S]):
     @staticmethod
     @abstractmethod
     def why_not(selector: Selector[Any]) -> str | None:
-        """Return why this makes no sense around a selector, or None where it does."""
+        """Return why a selector cannot be wrapped, or None if it can."""
 
     @property
     def overlap(self) -> Overlap:  # type: ignore[override]  # depends on the selector
-        """How the index sets of different ranks relate: as the selector's do."""
+        """How the ranks' index sets overlap: as the inner selector's."""
         return self.selector.overlap
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]  # depends on the selector
-        """Its own traits, and those of the selector that it keeps."""
+        """Its own traits, and those kept from the inner selector."""
         return self.own_traits | (self.selector.traits & self.kept_traits)
 
     @property
     def rule_name(self) -> str | None:
-        """Which published behaviour the selector follows."""
+        """The rule of the inner selector."""
         return self.selector.rule_name
 
     @property
     def full_name(self) -> str:
-        """The name, and the selector's."""
+        """The name, followed by the inner selector's."""
         return f"{self.name} {self.selector.full_name}"

@@ -1,8 +1,7 @@
-"""Published rules and baselines of papers. A part of the zoo is imported when its name is used, not before.
+"""Methods of papers that are not part of the core; each is imported when its name is used.
 
-``PARTS`` maps the name of a part, its word in yaml, to ``module:Class`` in this folder, by the group of its kind. A
-part goes through the same registry as that of another package (`micro.parts`), whose entry points say the same. It uses
-the rest of micro; nothing else in micro imports one.
+``PARTS`` maps the name of a part in yaml to ``module:Class`` in this folder, by the group of its kind, like the entry
+points of other packages (`micro.parts`). Parts may use the rest of micro; nothing else in micro imports them.
 """
 
 PARTS: dict[str, dict[str, str]] = {

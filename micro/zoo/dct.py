@@ -1,4 +1,4 @@
-"""DeMo: the largest coefficients of each tile's cosine transform, from a momentum that keeps what was not sent."""
+"""The reducer of DeMo: sends the largest DCT coefficients of each tile, and keeps the rest as momentum."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,28 +33,28 @@ Transform = Literal["dct", "none"]
 class DCTReducer(Transforming):
     """Send the largest coefficients of each tile: ``acc = decay * residual + grad``, ``residual = acc - sent``.
 
-    With a decay of 0.999 the residual is DeMo's momentum, from which each rank takes what it sends. Every parameter is
-    a matrix, its first dimension by all others, and is cut into tiles of ``size`` by ``size``, smaller at the edges;
-    a vector into runs of ``size``. Each tile gives a share of its coefficients, exactly k in all; ties go to the first.
-    Mass is conserved. DeMo takes steps by the sign of the update, which is the optimizer's to do.
+    With a decay of 0.999 the residual is DeMo's momentum, from which each rank subtracts what it sends. Every parameter
+    is viewed as a matrix, its first dimension by all others, and cut into tiles of ``size`` by ``size``, smaller at the
+    edges; a vector into runs of ``size``. Each tile contributes a share of its coefficients, exactly k in all; ties go
+    to the first. Mass is conserved. DeMo's steps by the sign of the update are left to the optimizer (micro.SignSGD).
 
     Args:
         density: share of the coefficients, in (0, 1], or a schedule of it. DeMo's 32 of 64 x 64 are 1/128.
-        size: of a tile's sides.
-        transform: 'dct', or 'none': the tiles as they are, to see what the transform does.
-        exchange: gather; its rule 'senders' takes the mean over those that sent, as the public code does.
-        codec, indices: the forms of coefficients and of their places on the wire.
+        size: side length of a tile.
+        transform: 'dct', or 'none' to compare with untransformed tiles.
+        exchange: gather; its rule 'senders' averages over the ranks that sent, as the public code does.
+        codec, indices: codecs of coefficients and of their indices.
         feedback: 'residual' with its decay, or 'none'.
         nonfinite, seed: see `Transforming`.
 
     Source: Peng, Quesnelle & Kingma, DeMo: Decoupled Momentum Optimization, 2024, arXiv 2411.19870, and its public
-    code. Differences: tiles whose sides need not divide those of the matrix (the code's tiles are 1 wide where a side
-    is prime above 64, and half of a vector travels, at 150 % of its dense bytes); convolutions; the mean over all ranks
-    instead of those that sent a coefficient; one message for all parameters, with int32 indices; the learning rate
-    outside of the momentum.
+    code. Differences: tiles whose sides need not divide those of the matrix (the code's tiles are 1 wide if a side is a
+    prime above 64, and it sends half of a vector, at 150 % of its dense bytes); convolutions; the mean over all ranks
+    instead of those that sent a coefficient; one message for all parameters, with int32 indices; no learning rate in
+    the momentum.
 
     Raises:
-        ValueError: a setting out of range, or an exchange that needs more than each rank's own choice.
+        ValueError: a setting out of range, or another exchange than gather.
     """
 
     size: int = 64
@@ -84,12 +84,12 @@ class DCTReducer(Transforming):
 
     @property
     def wire(self) -> Wire:
-        """The forms of coefficients and of their places."""
+        """The codecs of coefficients and of their indices."""
         return Wire(self.codec, self.indices)
 
     @property
     def rule_name(self) -> str | None:
-        """Which published behaviours the parts follow, or None where there is only one."""
+        """The rules of the parts, or None if they have none."""
         rules = [part.rule_name for part in (self.exchange, self.density_policy, self.codec)]
         return "+".join(dict.fromkeys(rule for rule in rules if rule)) or None
 
@@ -119,14 +119,14 @@ class DCTReducer(Transforming):
         )
 
     def volume(self, bucket: Bucket) -> Volume:
-        """Return what the exchange sends of the coefficients, as many on each rank; see Reducer."""
+        """Return the exchange's messages, with equally many coefficients on each rank; see Reducer."""
         k = target_count(self.density_policy.density, bucket.numel)
         choice = Choice.of(bucket, Choosing(knows_counts=True), Overlap.ANY, k, self.wire)
         return bucket.volume(*self.exchange.volume(choice))
 
 
 def _write(parts: tuple[SparseValues, ...], tiling: Tiling, scratch: Tensor, grad: Tensor) -> Tensor | None:
-    """Write the mean into ``grad``; return what it loses on being rounded."""
+    """Write the mean into ``grad``; return its rounding error."""
     out = grad if grad.dtype == scratch.dtype else None
     return write_(tiling.inverse(_spread_(parts, scratch), out), grad)
 
@@ -140,9 +140,9 @@ def _spread_(parts: tuple[SparseValues, ...], out: Tensor) -> Tensor:
 
 
 def _relative_error_(tiled: Tensor, sent: SparseValues) -> Tensor:
-    """Return () what sending loses of the accumulator, by the norms of coefficients: the transform keeps them.
+    """Return () the relative error of what was sent, from norms of coefficients, which the transform preserves.
 
-    ``tiled`` loses what was sent.
+    What was sent is subtracted from ``tiled``.
     """
     whole = norm(tiled, dtype=torch.float64)
     lost = norm(tiled.index_select(0, sent.indices) - sent.values, dtype=torch.float64)

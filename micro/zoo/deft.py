@@ -1,4 +1,4 @@
-"""DEFT: top-k in every layer, more of it where the norm is larger; each rank searches some of the layers."""
+"""The selector deft (DEFT): top-k in every layer, in proportion to its norm; each rank searches some of the layers."""
 
 import math
 from collections.abc import Sequence
@@ -24,31 +24,29 @@ from micro.values.sparse import Overlap, Selection, Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deft(Selector[NoState]):
-    """Select the largest magnitudes of every layer, as many as its share of the norms; each rank searches some layers.
+    """Select the largest magnitudes of every layer, in proportion to its norm; each rank searches some layers.
 
-    A layer longer than numel / world_size is cut into world_size pieces. Each piece gets its part of k by its L2 norm.
-    The pieces are packed into world_size bins of about equal cost, size * log2(count) each, that rotate among the
-    ranks. Index sets never overlap, so there is no build-up.
+    A layer longer than numel / world_size is cut into world_size pieces. Each piece gets a part of k in proportion to
+    its L2 norm. The pieces are packed into world_size bins of about equal cost, the sum of size * log2(count), that
+    rotate among the ranks. Index sets never overlap, so there is no build-up.
 
     Costs per step: the norms of the whole vector on every rank, and exact top-k in about 1 / world_size of it. Bytes
     beyond those of the exchange, for L pieces: an all-reduce of 8 L; as published, a broadcast of 4 (L + world_size),
     and an all-gather of 4 for the counts.
 
     Args:
-        rule: 'repaired': the ranks sum their norms, so that all derive the same counts; what a full piece leaves over
-            goes to the others, so that exactly min(k, numel) are selected. Where norms say nothing (all zero, or
-            infinite), lengths take their place. 'published': every rank derives the counts of its pieces from its own
-            norms, at least 1 each, and rank step % world_size packs by its own counts and broadcasts the bins; about k
-            are selected in all.
+        rule: 'repaired': the ranks sum their norms, so all derive the same counts; the surplus of a full piece goes to
+            others, so exactly min(k, numel) are selected. If all norms are zero, or one is infinite, lengths replace
+            them. 'published': each rank derives the counts of its pieces from its own norms, at least 1 each, and rank
+            step % world_size packs bins by its own counts and broadcasts them; about k are selected in all.
 
-    Source: Yoon and Oh, DEFT, ICPP 2023, arXiv 2307.03500, and its public code as it was after unspent budget ceased to
-    be handed out. Differences of both rules: of a piece that is wanted whole, one rank names the indices (in the code
-    every rank appends them to the union by itself), which costs 4 bytes per index and keeps index sets disjoint; int32
-    indices; ties of magnitude go to the lowest index; k is at least 1. Of the repaired one: summed norms in place of a
-    broadcast plan; no piece gets an index that the budget does not give it. Of the published one: a single rank sends
-    pieces that are wanted whole, too (the code: never); pieces without elements are left out, and an infinite norm
-    earns a piece 1 index (the code fails at both); among equal norms the later piece comes first (the code:
-    unspecified).
+    Source: Yoon and Oh, DEFT, ICPP 2023, arXiv 2307.03500, and its public code, in the version without redistribution
+    of unspent budget. Differences of both rules: one rank sends the indices of a fully selected piece (in the code
+    every rank appends them to the union), which costs 4 bytes per index and keeps index sets disjoint; int32 indices;
+    ties go to the lowest index; k is at least 1. Repaired: summed norms instead of a broadcast plan; no piece exceeds
+    its budget. Published: a single rank also sends fully selected pieces (code: never); empty pieces are left out, and
+    an infinite norm gives a piece 1 index (the code fails at both); among equal norms the later piece comes first
+    (code: unspecified).
 
     Raises:
         ValueError: no such rule.
@@ -63,7 +61,7 @@ class Deft(Selector[NoState]):
         check_rule(self)
 
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
-        """Return the largest of each piece in the bin that is this rank's in this step."""
+        """Return the largest magnitudes of each piece in this rank's bin of the step."""
         n = comm.world_size
         pieces = step.layout.kept(_pieces, n)
         sizes = [stop - start for start, stop in pieces]
@@ -76,7 +74,7 @@ class Deft(Selector[NoState]):
         return Selection(indices, counts=plan.counts(step.index) if self.rule == "repaired" else None)
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return the sum of norms, or as published the broadcast of the plan; see Selector."""
+        """Return the all-reduce of norms, or as published the broadcast of the plan; see Selector."""
         num_pieces = len(layer_pieces(layout.numels, world_size))
         if self.rule == "published":
             return Choosing(calls=(("broadcast", COUNT_BYTES * (num_pieces + world_size)),))
@@ -84,19 +82,19 @@ class Deft(Selector[NoState]):
 
 
 class Plan(NamedTuple):
-    """How many to take of each piece, and the pieces of each bin."""
+    """The number of indices per piece, and the pieces of each bin."""
 
     wanted: list[int]
     bins: list[list[int]]
 
     def counts(self, step: int) -> tuple[int, ...]:
-        """Return how many each rank takes at a step, where all ranks have the same plan."""
+        """Return the number of indices per rank at a step, if all ranks have the same plan."""
         n = len(self.bins)
         return tuple(sum(self.wanted[piece] for piece in self.bins[(step + rank) % n]) for rank in range(n))
 
 
 def _plan(norms: Tensor, sizes: Sequence[int], step: Step, comm: Comm) -> Reduction[Plan]:
-    """Return the plan that all ranks derive from the sums of their norms."""
+    """Return the plan from the ranks' summed norms, equal on all ranks."""
     (total,) = yield from known((yield AllReduce(mine=norms.to(torch.float64), kind="counts")))
     plan: Plan = yield Once(work=lambda: _plan_of(step.target_count, total.tolist(), sizes, comm.world_size))
     return plan
@@ -126,7 +124,7 @@ def _published_plan(norms: Tensor, sizes: Sequence[int], step: Step, comm: Comm)
     received = sent.tolist()  # host sync: the plan
     edges = [*accumulate(received[:n], initial=n)]
     bins = [received[start : start + length] for start, length in zip(edges, received[:n], strict=False)]
-    for turn, piece in enumerate(received[edges[-1] :]):  # those that are wanted whole
+    for turn, piece in enumerate(received[edges[-1] :]):  # fully selected pieces
         bins[turn % n].append(piece)
         wanted[piece] = sizes[piece]
     return Plan(wanted, bins)
@@ -150,10 +148,10 @@ def layer_pieces(numels: tuple[int, ...], world_size: int) -> tuple[tuple[int, i
 
 
 def pack(sizes: Sequence[int], wanted: Sequence[int], num_bins: int) -> tuple[list[list[int]], list[int]]:
-    """Return the pieces in each bin, and those that are wanted whole, which are in none.
+    """Return the pieces in each bin, and the fully selected ones, which are in none.
 
     The costliest piece goes first, into the bin with the least cost so far. Ties go to the first piece and the first
-    bin. Pieces of which nothing is wanted are left out.
+    bin. Pieces without selected elements are left out.
     """
     costs = [size * math.log2(count) if count > 1 else size for size, count in zip(sizes, wanted, strict=True)]
     bins: list[list[int]] = [[] for _ in range(num_bins)]
@@ -170,15 +168,15 @@ def pack(sizes: Sequence[int], wanted: Sequence[int], num_bins: int) -> tuple[li
 
 
 def share_out(budget: int, norms: Sequence[float], sizes: Sequence[int]) -> list[int]:
-    """Return how many to take of each piece: by its part of the norms, largest first, and min(budget, all) in sum.
+    """Return the number of indices per piece, in proportion to norms, largest first, with sum min(budget, all).
 
-    What rounding and full pieces leave over goes to the smaller norms, and from the last one back to the largest.
+    The surplus of rounding and of full pieces goes to smaller norms, and after the last one back to the largest.
     """
     taken = [0] * len(sizes)
     weights = list(norms) if math.isfinite(sum(norms)) else list(map(float, sizes))
     while budget:
         weights = [w if taken[i] < sizes[i] else 0.0 for i, w in enumerate(weights)]
-        if not any(weights):  # no norm is left: by the room there is
+        if not any(weights):  # no norms left: in proportion to free room
             weights = [float(size - count) for size, count in zip(sizes, taken, strict=True)]
         order = sorted((i for i, w in enumerate(weights) if w), key=lambda i: (-weights[i], i))
         if not order:
@@ -192,7 +190,7 @@ def share_out(budget: int, norms: Sequence[float], sizes: Sequence[int]) -> list
 
 
 def published_counts(budget: int, norms: Sequence[float], sizes: Sequence[int]) -> list[int]:
-    """Return how many a rank takes of each piece by its own norms; the order of operations is the public code's."""
+    """Return a rank's number of indices per piece from its own norms, with the public code's order of operations."""
     wanted, total = [0] * len(sizes), sum(norms)
     for norm, i in sorted(zip(norms, range(len(sizes)), strict=True), reverse=True):
         share = norm / total if total > 0 else 0.0

@@ -1,4 +1,4 @@
-"""ExDyna: one threshold, and exclusive partitions whose borders move until all ranks find equally much."""
+"""The selector exdyna (ExDyna): one threshold, and exclusive partitions that are rebalanced by their counts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from micro.values.partition import cyclic, equal_sizes
 from micro.values.sparse import Overlap, Selection, Step
 
 Move = tuple[int, int, float]
-"""A block that changes partitions: the giver, the taker, and the load that is thought to lie in it."""
+"""A block that changes partitions: from, to, and its estimated load."""
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class ExDynaState:
         threshold: the state of the threshold's rule.
         blocks: how many blocks each partition has; empty before the first step.
         loads: indices found per step in each partition, adjusted for blocks moved since; empty while unknown.
-        counts: what was found in each partition since the loads were last set.
-        num_steps: how many steps those are.
+        counts: indices found in each partition since the loads were last set.
+        num_steps: number of steps since then.
     """
 
     threshold: Any
@@ -42,7 +42,7 @@ class ExDynaState:
     num_steps: int = 0
 
     def add(self, counts: list[int], num_steps: int) -> None:
-        """Add what was found in each partition, and set the loads once that many steps are counted."""
+        """Add the counts of a step, and set the loads after ``num_steps`` steps."""
         self.counts = [before + count for before, count in zip(self.counts, counts, strict=True)]
         self.num_steps += 1
         if self.num_steps == num_steps:
@@ -51,7 +51,7 @@ class ExDynaState:
 
 
 class Grid(NamedTuple):
-    """A vector of ``numel`` elements as ``num_blocks`` blocks of ``block_size``; what is left over lies at the end."""
+    """A vector of ``numel`` elements as ``num_blocks`` blocks of ``block_size``, with a remainder at the end."""
 
     numel: int
     num_blocks: int
@@ -59,44 +59,44 @@ class Grid(NamedTuple):
 
 
 class Repaired:
-    """Blocks move between any two neighbours by their loads over a turn, below an agreed threshold."""
+    """The repaired rule: blocks move between neighbours by their mean loads; all ranks agree on the threshold."""
 
     threshold: ClassVar[ThresholdRule[Any]] = Agreed()
 
     def grid(self, numel: int, num_blocks: int, alignment: int) -> Grid:
-        """Return blocks that are rounded up to the alignment; the last one may be shorter."""
+        """Return blocks rounded up to the alignment; the last one may be shorter."""
         size = -(-numel // num_blocks)
         if size >= alignment:
             size = -(-size // alignment) * alignment
         return Grid(numel, -(-numel // size), size)
 
     def moves(self, loads: list[float], blocks: list[int], grid: Grid, tolerance: float) -> Iterator[Move]:
-        """Yield moves from the busier of two neighbours, each made before the next; a block carries its density."""
+        """Yield moves from the busier of two neighbours; each is applied before the next. A block keeps its density."""
         for part in range(len(blocks) - 1):
             giver, taker = (part, part + 1) if loads[part] > loads[part + 1] else (part + 1, part)
             if loads[giver] > tolerance * loads[taker]:
                 yield giver, taker, loads[giver] / max(blocks[giver], 1)
 
     def steps_per_load(self, world_size: int) -> int:
-        """Return over how many steps a load is averaged: those of a whole turn."""
+        """Return the steps over which a load is averaged: a full rotation."""
         return world_size
 
     def learn(self, state: Any, counts: tuple[int, ...]) -> None:
-        """Tell the threshold's state what all ranks found; here the rule knows."""
+        """Pass the counts to the threshold's state; here its rule knows them."""
 
 
 class AsPublished(Repaired):
-    """The public code: blocks move across the mean of the last counts, below MiCRO's published threshold."""
+    """The published rule: blocks move across the mean of the last counts; the threshold is MiCRO's published one."""
 
     threshold = Published()
 
     def grid(self, numel: int, num_blocks: int, alignment: int) -> Grid:
-        """Return blocks that are rounded down to the alignment; what is left over belongs to the last partition."""
+        """Return blocks rounded down to the alignment; the remainder belongs to the last partition."""
         size = numel // num_blocks
         return Grid(numel, num_blocks, size - size % alignment)
 
     def moves(self, loads: list[float], blocks: list[int], grid: Grid, tolerance: float) -> Iterator[Move]:
-        """Yield moves between neighbours on either side of the mean; a block carries the mean density."""
+        """Yield moves between neighbours above and below the mean; a block is assumed to have the mean density."""
         n, found = len(blocks), sum(loads)
         mean, moved = found // n, int(grid.block_size * (found / grid.numel))
         upper, lower = tolerance, round(1 / tolerance, 5)  # the code writes 1.05 and 0.95238
@@ -112,39 +112,38 @@ class AsPublished(Repaired):
         return 1
 
     def learn(self, state: Any, counts: tuple[int, ...]) -> None:
-        """Count on a single rank too, where MiCRO's code counts nothing."""
+        """Count on a single rank too, unlike MiCRO's code."""
         state.last_count = sum(counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExDyna(Selector[ExDynaState]):
-    """Select by one threshold inside rotating, exclusive partitions that shrink where much is found.
+    """Select by one threshold inside rotating, exclusive partitions, which are rebalanced by their counts.
 
-    The vector is cut into blocks, and each partition is a run of them. A step moves at most one block over each border
-    between partitions, from the one in which more was found lately, until all ranks find equally many indices (the
-    gather of indices waits for the longest list). Index sets never overlap.
+    Each partition is a run of blocks of the vector. A step moves at most one block over each border between partitions,
+    from the one with more indices lately, until all ranks find equally many (the gather of indices waits for the
+    longest list). Index sets never overlap.
 
     Costs per step: a scan of about numel / world_size elements, and world_size additions; no bytes beyond `Micro`'s.
 
     Args:
-        rule: 'repaired': a block moves whenever the loads of two neighbours differ by more than ``tolerance``, so that
-            load also spreads between partitions that are both overloaded. Loads are means over a whole turn, in which
-            every rank searched every partition once, so that one rank's larger gradients are not taken for a
-            partition's. The threshold is the one that all ranks agree on within the step, which gives exactly k.
-            'published': a block moves only between a partition above ``tolerance`` times the mean and a neighbour below
-            the mean by as much, by the last step's counts, in a sweep that foresees what each move changes. The
-            threshold is that of MiCRO's public code.
+        rule: 'repaired': a block moves if the loads of two neighbours differ by more than ``tolerance``, so load also
+            spreads between two overloaded partitions. Loads are means over a full rotation, in which every rank
+            searches every partition once, so a rank with larger gradients does not distort them. All ranks agree on the
+            threshold within the step, for exactly k. 'published': a block moves only between a partition above
+            ``tolerance`` times the mean and a neighbour as far below it, by the last step's counts, in a sweep that
+            anticipates the effect of each move. The threshold is that of MiCRO's public code.
         num_blocks: blocks in the vector, at least 1.
-        alignment: blocks are a multiple of this many elements where they are that long.
-        tolerance: ratio of loads up to which nothing moves, above 1.
-        smallest_share: no partition gives a block if it would keep less than this share of the mean partition.
+        alignment: block sizes are a multiple of it, unless blocks are shorter.
+        tolerance: ratio of loads below which nothing moves, above 1.
+        smallest_share: a partition keeps at least this share of the mean partition.
 
     Source: Yoon and Oh, ExDyna, CCGrid 2024, arXiv 2402.13781, and its public code, whose constants are the defaults.
-    Differences of both rules: int32 indices; k is at least 1. Of the repaired one: the threshold, and when blocks move;
-    blocks are rounded up to the alignment, the last one being shorter (the code rounds down and leaves up to
-    num_blocks * alignment - 1 elements to the last partition, or all of a vector shorter than that). Of the published
-    one, where the code fails: an empty partition sends nothing; a single rank searches everything and steers by its own
-    count; nothing moves where the mean count is 0.
+    Differences of both rules: int32 indices; k is at least 1. Repaired: the threshold, and when blocks move; blocks are
+    rounded up to the alignment, with a shorter last one (code: rounded down, which leaves up to num_blocks * alignment
+    - 1 elements, or all of a shorter vector, to the last partition). Published, where the code fails: an empty
+    partition sends nothing; a single rank searches everything and uses its own count; nothing moves if the mean count
+    is 0.
 
     Raises:
         ValueError: a setting out of range.
@@ -170,7 +169,7 @@ class ExDyna(Selector[ExDynaState]):
 
     @property
     def balance(self) -> Repaired:
-        """The rule as an object."""
+        """The object that implements the rule."""
         return Repaired() if self.rule == "repaired" else AsPublished()
 
     def start(self) -> ExDynaState:
@@ -204,15 +203,15 @@ class ExDyna(Selector[ExDynaState]):
         return replace(found, spans=spans)
 
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
-        """Return what the threshold's rule sends; see Selector."""
+        """Return the messages of the threshold's rule; see Selector."""
         calls = self.balance.threshold.calls(target_count(density, layout.numel), layout.numel)
         return Choosing(calls=calls, knows_counts=True, searches="range")
 
 
 def block_spans(blocks: Sequence[int], block_size: int, numel: int) -> tuple[tuple[int, int], ...]:
-    """Return (start, stop) of consecutive partitions of so many blocks each; together they cover [0, numel).
+    """Return (start, stop) of consecutive partitions with these numbers of blocks, which cover [0, numel).
 
-    The last partition ends at ``numel``, whatever the length of its blocks.
+    The last partition ends at ``numel``.
     """
     edges = [min(block_size * place, numel) for place in accumulate(blocks, initial=0)]
     edges[-1] = numel

@@ -1,4 +1,4 @@
-"""FFT sparsification: the strongest frequencies of the gradient, in few bits."""
+"""The reducer of FFT sparsification: sends the strongest frequencies of the gradient, quantised."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -26,30 +26,29 @@ from micro.zoo.transforming import Coefficients, Transforming
 class FFTReducer(Transforming):
     """Send the strongest bins of the gradient's spectrum, quantised: a share ``density`` = 1 - theta of them.
 
-    Every rank transforms its accumulator, keeps the bins that hold most of its energy, and sends which they are and
-    their real and imaginary parts. The spectra are added up and transformed back once. Counts and
-    densities of the statistics are of bins; ``relative_error`` is an upper bound where the vector was padded.
+    Every rank transforms its accumulator and sends the bins with the most energy: their indices, real and imaginary
+    parts. The spectra are summed and transformed back once. Counts and densities in the statistics refer to bins;
+    ``relative_error`` is an upper bound if the vector was padded.
 
     Bytes sent per rank, for k of F bins: (n-1) (F/8 + 2 bits k / 8 + 1), each term rounded up to whole bytes, and the
     header of the quantiser. Two collectives.
 
     Args:
-        density: share of the bins kept, in (0, 1], or a schedule of it. Convergence is proven for a theta that
-            diminishes, which is a density that rises: WarmUp with start_density below density.
-        bits: of a real or imaginary part, in the range-based float; 32 sends them as they are.
-        feedback: 'none' drops what was not sent, as published; 'residual' keeps it, for one more transform.
-        indices: the form in which the kept bins are named; a bit for each bin by default, which 'shortest' undercuts at
-            densities below a few percent. A part, its name, or a mapping.
+        density: share of the bins kept, in (0, 1], or a schedule of it. Convergence is proven for a falling theta, that
+            is, a rising density: WarmUp with start_density below density.
+        bits: of a real or imaginary part, in the range-based float; 32: unencoded.
+        feedback: 'none' drops what was not sent, as published; 'residual' keeps it, at the cost of another transform.
+        indices: codec of the bins' indices, by default a bitmap; 'shortest' is shorter at densities below a few
+            percent. A part, its name, or a mapping.
         nonfinite, seed: see `Transforming`.
 
     Source: Wang et al., FFT-based Gradient Sparsification for the Distributed Training of Deep Neural Networks, HPDC
     2020, doi 10.1145/3369583.3392681; arXiv 1811.08596. Differences: the vector is padded to a length that is fast to
-    transform; the first and the last bin stand for one frequency, the others for two, and are selected by that energy;
-    the range of the quantiser is each message's own; the residual is an addition. No public code of the compressor is
-    known.
+    transform; selection by energy accounts for the first and last bin standing for one frequency, the others for two;
+    each message has its own quantiser range; the residual is an addition. No public code of the compressor is known.
 
     Raises:
-        ValueError: a density outside (0, 1], bits that the quantiser does not have, or another feedback.
+        ValueError: a density outside (0, 1], an unsupported number of bits, or another feedback.
     """
 
     bits: int = 10
@@ -62,12 +61,12 @@ class FFTReducer(Transforming):
 
     @property
     def rule_name(self) -> str | None:
-        """Which published behaviour the density follows, or None where there is only one."""
+        """The rule of the density, or None if it has none."""
         return self.density_policy.rule_name
 
     @property
     def codec(self) -> Codec:
-        """The form of real and imaginary parts on the wire."""
+        """The codec of real and imaginary parts."""
         return Raw() if self.bits == 32 else RangeFloat(bits=self.bits)
 
     def send(self, acc: Tensor, grad: Tensor, target: Target, step: Step, comm: Comm) -> Reduction[Coefficients]:
@@ -95,16 +94,16 @@ class FFTReducer(Transforming):
         )
 
     def volume(self, bucket: Bucket) -> Volume:
-        """Return the gathering of places, and of values with the finite flag; see Reducer."""
+        """Return the all-gathers of indices, and of values with the finite flag; see Reducer."""
         bins = num_bins(bucket.numel)
         count = target_count(self.density_policy.density, bins)
         places, values = self.indices.num_bytes(count, bins), self.codec.num_bytes(2 * count, bucket.dtype)
         return bucket.volume((("gather_lists", places), ("gather_lists", values + 1)), bucket.numel)
 
     def _gather(self, kept: Bins, span: int, step: Step, comm: Comm) -> Reduction[tuple[list[Bins], Tensor, Tensor]]:
-        """Return all ranks' bins as decoded, () whether all gradients were finite, () how many bins any rank chose.
+        """Return all ranks' decoded bins, () whether all gradients were finite, () the number of distinct bins.
 
-        All ranks send equally many, so that the sizes are known.
+        All ranks send equally many, so sizes are known.
         """
         n, count, values, codec = comm.world_size, kept.indices.numel(), real_parts(kept.values), self.codec
         flag = flag_of(step.is_finite, torch.uint8, values.device)
@@ -126,7 +125,7 @@ class FFTReducer(Transforming):
 
 
 def _relative_error(sent: Bins, kept: Bins, dropped: Tensor) -> Tensor:
-    """Return () what was lost of the vector, by Parseval: the ``dropped`` bins, and the rounding of those sent."""
+    """Return () the relative error by Parseval, from ``dropped`` bins and the rounding of those sent."""
     rounding = real_parts(kept.values - sent.values)
     norms = [torch.linalg.vector_norm(x, dtype=torch.float64) for x in (real_parts(kept.values), dropped, rounding)]
     whole, lost = torch.stack(norms[:2]).norm(), torch.stack(norms[1:]).norm()

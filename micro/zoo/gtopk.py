@@ -1,4 +1,4 @@
-"""gTop-k: merge the ranks' lists two by two in a tree, keep k of every merged list, and share the last one."""
+"""The exchange gtopk (gTop-k): merges the ranks' lists in a binary tree, keeps k of each merged list."""
 
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -23,29 +23,29 @@ from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, sum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GTopK(Exchange[NoState]):
-    """Merge lists of k entries two by two in a tree, prune every merged list to k, broadcast the last one.
+    """Merge lists of k entries in a binary tree, prune each merged list to k, broadcast the last one.
 
-    The update has k entries however many ranks there are: no build-up. They are nearly the k largest of the sum: what
-    one merge prunes may have been large on other ranks. A rank keeps in its residual what it prunes from a merged list,
-    whichever rank chose it, so that nothing is lost. Any number of ranks works: one without a partner waits for the
-    next round. Ties go to the lowest index. A round is one message: counts and the finite flags are in it, and it has
-    room for k entries even where ranks choose fewer.
+    The update has k entries with any number of ranks: no build-up. They are approximately the k largest of the sum,
+    since an entry that one merge prunes may be large on other ranks. A rank adds the entries that it prunes to its
+    residual, whichever rank chose them, so nothing is lost. Any number of ranks works: one without a partner waits for
+    the next round. Ties go to the lowest index. A round is one message with counts and finite flags, and room for k
+    entries even if ranks choose fewer.
 
-    Bytes sent, with int32 indices and values of w bytes: (4 + w) k by every rank but the first on the way up the tree,
-    (4 + w) k (n-1)/n for the broadcast; ahead of that, 4 bytes for each rank whose choice is in the list, and 4 more.
+    Bytes sent, with int32 indices and values of w bytes: (4 + w) k by every rank but the first in the tree, (4 + w) k
+    (n-1)/n for the broadcast; per message, 4 bytes for each rank whose choice is in the list, and 4 more.
 
     Args:
-        rule: 'repaired', or 'published': the public code, where a rank keeps of its own choice what is not in the
-            update, so that a value pruned in one part of the tree is lost where its index comes in from another. An
-            index and a value travel as two float64 there, as happens when int64 indices and float32 values are joined:
-            16 bytes in place of 4 + w.
+        rule: 'repaired', or 'published' as in the public code: a rank keeps its chosen entries whose indices are not in
+            the update, so a value pruned in one part of the tree is lost if its index arrives from another. There an
+            index and a value are sent as two float64 (from joining int64 indices and float32 values): 16 bytes in place
+            of 4 + w.
 
     Source: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
     Networks, ICDCS 2019, arXiv 1901.04359, and its public code. Differences: any number of ranks (the code fails unless
     it is a power of two).
 
     Raises:
-        ValueError: no such rule; with rule 'published' any form of indices but int32, when a reducer is composed.
+        ValueError: no such rule; with rule 'published' another index codec than int32, when a reducer is composed.
     """
 
     rule: Rule = "repaired"
@@ -57,11 +57,11 @@ class GTopK(Exchange[NoState]):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]  # depends on the rule
-        """Values as they are; as published indices are sent as float64."""
+        """Unencoded values; as published, indices are sent as float64."""
         return Needs.RAW_VALUES | (Needs.NO_MOMENTUM if self.rule == "repaired" else Needs.INT32_INDICES)
 
     def exchange(self, state: NoState, acc: Tensor, selection: Selection, transport: Transport) -> Reduction[Exchanged]:
-        """Return the list that the tree ends with, divided by the number of ranks."""
+        """Return the last list of the tree, divided by the number of ranks."""
         comm, counts, k = transport.comm, selection.counts, min(transport.step.target_count, acc.numel())
         mine = SparseValues(selection.indices, acc.index_select(0, selection.indices))
         codec, dtype = self._form(transport.wire, acc.dtype)
@@ -72,7 +72,7 @@ class GTopK(Exchange[NoState]):
         else:
             sent = summed([mine, *(part for part in pruned if part.indices.numel())])
         if counts is None:
-            counts = tuple(torch.maximum(marks, ~marks).tolist())  # host sync: numbers of the record
+            counts = tuple(torch.maximum(marks, ~marks).tolist())  # host sync: counts for the statistics
         return Exchanged(
             update=(SparseValues(total.indices, total.values / comm.world_size),),
             sent=sent,
@@ -82,11 +82,11 @@ class GTopK(Exchange[NoState]):
         )
 
     def _form(self, wire: Wire, dtype: torch.dtype) -> tuple[IndexCodec, torch.dtype]:
-        """Return the forms of indices and values in the tree; ``dtype`` is the accumulator's."""
+        """Return the index codec and the values' dtype in the tree; ``dtype`` is the accumulator's."""
         return (wire.indices, dtype) if self.rule == "repaired" else (_AsFloat64(), torch.float64)
 
     def volume(self, choice: Choice) -> tuple[Calls, float]:
-        """Return the rounds of the tree, of a rank that sends in each, and the last list to all; see Exchange."""
+        """Return the rounds of the tree, for a rank that sends in each, and the broadcast; see Exchange."""
         n, length = choice.world_size, min(choice.k, choice.numel)
         codec, dtype = self._form(choice.wire, choice.dtype)
         pairs = codec.num_bytes(length, choice.numel) + dtype.itemsize * length
@@ -96,19 +96,19 @@ class GTopK(Exchange[NoState]):
 
 
 def _mark(indices: Tensor, is_finite: Finite) -> Tensor:
-    """Return a rank's count of ``indices`` (1,) int32, with all bits turned where its gradient was not finite."""
+    """Return a rank's count of ``indices`` (1,) int32, with all bits inverted if its gradient was not finite."""
     count = on_device([indices.numel()], torch.int32, indices.device)
     return count ^ (flag_of(is_finite, torch.int32, indices.device) - 1)
 
 
 class _Form(NamedTuple):
-    """The form of a message: how many entries it has, the marks of the ranks that they are from, then the entries.
+    """The format of a message: the number of entries, the marks of the ranks that they came from, then the entries.
 
     Attributes:
-        codec, dtype: the forms of indices and values on the way.
+        codec, dtype: of indices and values in the message.
         numel: of the whole vector.
-        most: entries for which it has room: all that a list has where ranks choose as many.
-        are_full: whether every rank has chosen as many, so that the length of every list is known.
+        most: capacity in entries.
+        are_full: whether every rank has chosen ``most`` entries, so that all lengths are known.
     """
 
     codec: IndexCodec
@@ -118,7 +118,7 @@ class _Form(NamedTuple):
     are_full: bool
 
     def sizes(self, num_marks: int) -> list[int]:
-        """Return the bytes of the numbers ahead, the indices and the values."""
+        """Return the bytes of the header, the indices and the values."""
         return [4 * (1 + num_marks), self.codec.most_bytes(self.most, self.numel), self.dtype.itemsize * self.most]
 
     def packed(self, entries: SparseValues, marks: Tensor) -> Tensor:
@@ -150,10 +150,10 @@ class _Form(NamedTuple):
 def _merged(
     mine: SparseValues, marks: Tensor, form: _Form, comm: Comm
 ) -> Reduction[tuple[SparseValues, Tensor, list[SparseValues]]]:
-    """Return the list that the tree ends with, all ranks' marks, and what this rank pruned, with negated values.
+    """Return the last list of the tree, all ranks' marks, and the entries that this rank pruned, negated.
 
-    In rounds of distance 1, 2, 4 and so on, the ranks that are multiples of the distance take part; every second of
-    them sends its list to the one before. The first rank then has the last list, which it sends to all.
+    In rounds of distance 1, 2, 4 and so on, ranks that are multiples of the distance participate; every second one
+    sends its list to the previous one. Rank 0 then broadcasts the last list.
     """
     rank, n, distance, dtype = comm.rank, comm.world_size, 1, mine.values.dtype
     held, rest = _prune(mine, form.most)
@@ -181,7 +181,7 @@ def _merged(
 
 
 def _prune(entries: SparseValues, k: int) -> tuple[SparseValues, SparseValues]:
-    """Return the k largest entries, and the others with negated values."""
+    """Return the k largest entries, and the others negated."""
     if entries.indices.numel() <= k:
         return entries, SparseValues(entries.indices[:0], entries.values[:0])
     places = kernels.largest(entries.values, k)
@@ -192,7 +192,7 @@ def _prune(entries: SparseValues, k: int) -> tuple[SparseValues, SparseValues]:
 
 
 class _AsFloat64(IndexCodec):
-    """Indices travel as float64: eight bytes each."""
+    """Send indices as float64: eight bytes each."""
 
     def num_bytes(self, count: int, span: int) -> int:
         return 8 * count

@@ -1,4 +1,4 @@
-"""A float of N bits whose range ends at the largest value: no exponent and no code is spent outside it."""
+"""The codec range_float: N-bit floats whose range ends at the largest value of a message."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,15 +21,15 @@ SAMPLE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A range of single-precision numbers, shortened to few bits of mantissa; or several ranges, by broadcasting.
+    """A range of single-precision numbers with few bits of mantissa; or several ranges, by broadcasting.
 
-    Shortened bit patterns of positive numbers count up as the numbers do, so code c stands for pattern base + c - 1,
+    Truncated bit patterns of positive numbers are ordered like the numbers, so code c stands for pattern base + c - 1,
     and code 0 for zero.
 
     Attributes:
-        bits: of a code, sign included.
-        shift: int32, how many low bits are left out: 23 - mantissa.
-        base: int32, the shortened pattern of the smallest magnitude.
+        bits: of a code, including the sign.
+        shift: int32, number of truncated low bits: 23 - mantissa.
+        base: int32, the truncated pattern of the smallest magnitude.
     """
 
     bits: int
@@ -38,7 +38,7 @@ class Format:
 
     @classmethod
     def ending_at(cls, largest: Tensor, bits: int, mantissa: Tensor) -> "Format":
-        """Return the range that ends at ``largest``, a float32 magnitude; below it come as many as there are codes."""
+        """Return the range that ends at ``largest``, a float32 magnitude."""
         shift = SINGLE_MANTISSA - mantissa
         last = (largest.view(torch.int32) + _half(shift)).clamp_max(LARGEST_FINITE) >> shift
         return cls(bits, shift, (last - (num_magnitudes(bits) - 1)).clamp_min(1))
@@ -56,24 +56,24 @@ class Format:
         return codes.clamp_(1, num_magnitudes(self.bits)).mul_(kept)
 
     def magnitudes(self, codes: Tensor) -> Tensor:
-        """Return what ``codes`` (int32) of magnitudes stand for, as float32 of the same shape."""
+        """Return the magnitudes of ``codes`` (int32), as float32 of the same shape."""
         return ((codes + (self.base - 1)).mul_(codes > 0) << self.shift).view(torch.float32)
 
 
 def num_magnitudes(bits: int) -> int:
-    """Return the number of magnitudes above zero of a code of ``bits`` bits, one of which is the sign."""
+    """Return the number of magnitudes above zero of a code with ``bits`` bits, including the sign."""
     return (1 << (bits - 1)) - 1
 
 
 def narrowest_mantissa(bits: int) -> int:
-    """Return the fewest bits of mantissa that make sense: with fewer, codes would lie outside single precision."""
+    """Return the fewest useful bits of mantissa: with fewer, codes would exceed single precision."""
     return max(0, bits - WIDEST)
 
 
 def best_mantissa(values: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """Return the mantissa () int32 that leaves the smallest relative error, measured on a sample of ``values``.
+    """Return the mantissa () int32 with the smallest relative error, measured on a sample of ``values``.
 
-    Few bits of mantissa give a wide range of coarse values; many give a narrow one, below which small values are lost.
+    Few bits of mantissa give a wide range of coarse values; many give a narrow range, and smaller values are lost.
     """
     sample = values[:: max(1, values.numel() // SAMPLE)]
     fewest = narrowest_mantissa(bits)
@@ -85,30 +85,30 @@ def best_mantissa(values: Tensor, largest: Tensor, bits: int) -> Tensor:
 
 
 def _half(shift: Tensor) -> Tensor:
-    """Return half of the last bit that is kept, in terms of the bits that are left out."""
+    """Return half of the last kept bit, as an integer of the truncated bits."""
     return torch.ones_like(shift) << (shift - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeFloat(Codec):
-    """Values travel as floats of ``bits`` bits whose range ends at the largest magnitude of the message.
+    """Send values as floats of ``bits`` bits whose range ends at the largest magnitude of the message.
 
     With N bits and m of mantissa there are (2**(N-1) - 1) / 2**m powers of two in the range, and inside it the relative
-    error is at most 2**-(m+1). Rounding is to the nearest, so what is left is never larger than what was there.
-    Bytes: bits / 8 for each value, and four for the message: where its range starts, and the mantissa.
+    error is at most 2**-(m+1). Rounding is to the nearest, so the error is never larger than the values. Bytes: bits /
+    8 for each value, and four for the message: where its range starts, and the mantissa.
 
     Args:
-        bits: of a value, sign included, 4 to 16.
-        mantissa: bits of it, from max(0, bits - 8) to bits - 1; None: those that leave the smallest error on a sample
-            of the message.
+        bits: of a value, including the sign, 4 to 16.
+        mantissa: its bits, from max(0, bits - 8) to bits - 1; None: those with the smallest error on a sample of the
+            message.
 
     Raises:
         ValueError: bits or mantissa out of range.
 
-    Source: the range-based float of Wang et al., FFT-based Gradient Sparsification, HPDC 2020,
-    doi 10.1145/3369583.3392681, arXiv 1811.08596. Differences: the smallest number follows in closed form from the
-    largest; the range is each message's own, not that of the first steps; mantissa by measured error; the
-    sign is the highest bit, and negative numbers have as many codes as positive ones.
+    Source: the range-based float of Wang et al., FFT-based Gradient Sparsification, HPDC 2020, doi
+    10.1145/3369583.3392681, arXiv 1811.08596. Differences: the smallest number follows in closed form from the largest;
+    a range per message, not from the first steps; mantissa by measured error; the sign is the highest bit, with equally
+    many codes for negative and positive numbers.
     """
 
     bits: int = 8
@@ -142,7 +142,7 @@ class RangeFloat(Codec):
         return torch.cat([to_bytes(header.view(1)), pack(codes, self.bits)])
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        """Return the numbers that the codes stand for."""
+        """Return the decoded values."""
         if not count:
             return wire.new_empty(0, dtype=dtype)
         header = from_bytes(wire[:HEADER_BYTES], torch.int32)

@@ -1,12 +1,12 @@
-"""The frequency domain: an orthonormal Fourier transform of a flat vector of any length, and the strongest of its bins.
+"""Orthonormal Fourier transform of a flat vector of any length, and selection of its strongest bins.
 
-The vector is padded with zeros to a length whose only prime factors are 2, 3 and 5, so that no length is slow. Padding
-is exact: it adds no energy, and the inverse is cut to the length of the vector. Where the spectrum was changed in
-between, the cut removes what the change put into the padding: an error in the vector is at most that in the spectrum.
+The vector is padded with zeros to a length whose only prime factors are 2, 3 and 5, so every length is fast. Padding
+adds no energy, and the inverse is cut to the original length. If the spectrum was changed, the cut also removes changes
+in the padding, so the error of the vector is at most that of the spectrum.
 
-The spectrum of a real vector is kept as its complex bins from zero to the highest frequency. All but the first and the
-last stand for two frequencies each; those two are real, and kept divided by sqrt(2). So every bin counts alike, and
-Parseval's identity reads: energy of the vector = 2 * sum(abs(bin) ** 2).
+The spectrum of a real vector is stored as complex bins from zero to the highest frequency. All but the first and last
+stand for two frequencies; those two are real, and stored divided by sqrt(2). So all bins have equal weight, and
+Parseval's identity is: energy of the vector = 2 * sum(abs(bin) ** 2).
 """
 
 import math
@@ -28,7 +28,7 @@ def padded_length(numel: int) -> int:
     while fives < best:
         threes = fives
         while threes < best:
-            times = -(-numel // threes)  # the factor that is missing, rounded up to a power of two
+            times = -(-numel // threes)  # the missing factor, rounded up to a power of two
             best = min(best, threes << (times - 1).bit_length())
             threes *= 3
         fives *= 5
@@ -36,7 +36,7 @@ def padded_length(numel: int) -> int:
 
 
 def num_bins(numel: int) -> int:
-    """Return F, the number of complex bins that the spectrum of ``numel`` real numbers has."""
+    """Return F, the number of complex bins of ``numel`` real numbers."""
     return padded_length(numel) // 2 + 1
 
 
@@ -46,13 +46,13 @@ def to_spectrum(vector: Tensor) -> Tensor:
 
 
 def from_spectrum_(spectrum: Tensor, numel: int) -> Tensor:
-    """Return the vector (numel,) that has the bins ``spectrum`` (F,), which are used up."""
+    """Return the vector (numel,) of the bins ``spectrum`` (F,), which is overwritten."""
     padded: Tensor = torch.fft.irfft(_scale_ends_(spectrum, math.sqrt(2)), n=padded_length(numel), norm="ortho")
     return padded[:numel]
 
 
 def _scale_ends_(spectrum: Tensor, factor: float) -> Tensor:
-    """Scale the first and the last bin and make them real: no real vector has more, and some libraries read it."""
+    """Scale the first and last bin and make them real, as those of any real vector; some libraries require it."""
     ends = spectrum[:: spectrum.numel() - 1]
     ends.copy_(ends.real * factor)
     return spectrum
@@ -60,16 +60,16 @@ def _scale_ends_(spectrum: Tensor, factor: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """What one rank sends: ``indices`` (k,) int32 of the spectrum's bins, their ``values`` (k,) complex."""
+    """One rank's bins: ``indices`` (k,) int32 in the spectrum, ``values`` (k,) complex."""
 
     indices: Tensor
     values: Tensor
 
 
 def strongest(spectrum: Tensor, count: int) -> tuple[Bins, Tensor]:
-    """Return the ``count`` bins of most energy, and the magnitudes (F,) of all others, zero where a bin is kept.
+    """Return the ``count`` bins with most energy, and the magnitudes (F,) of all others, zero for the kept bins.
 
-    Where the transform overflowed, which takes gradients near the largest number there is, bins are cut at that number.
+    If the transform overflows, for gradients near the largest number, bins are clamped to that number.
     """
     magnitudes = spectrum.abs().nan_to_num_()
     indices = kernels.largest(magnitudes, count)
@@ -78,7 +78,7 @@ def strongest(spectrum: Tensor, count: int) -> tuple[Bins, Tensor]:
 
 
 def vector_of(parts: Sequence[Bins], spectrum: Tensor, numel: int) -> Tensor:
-    """Return the vector (numel,) whose spectrum is the sum of ``parts``; ``spectrum`` (F,) is overwritten for it."""
+    """Return the vector (numel,) whose spectrum is the sum of ``parts``; ``spectrum`` (F,) is overwritten."""
     spectrum.zero_()
     for part in parts:
         spectrum.index_add_(0, part.indices, part.values)
@@ -86,12 +86,12 @@ def vector_of(parts: Sequence[Bins], spectrum: Tensor, numel: int) -> Tensor:
 
 
 def real_parts(bins: Tensor) -> Tensor:
-    """Return real and imaginary parts (2 k,), in turn, of complex ``bins`` (k,); not copied."""
+    """Return the alternating real and imaginary parts (2 k,) of complex ``bins`` (k,), not copied."""
     return torch.view_as_real(bins).view(-1)
 
 
 def complex_bins(parts: Tensor) -> Tensor:
-    """Return the bins (k,) that ``real_parts`` took apart; copied only where they lie at an odd place of a message."""
+    """Return the bins (k,) from ``real_parts``; copied only if they are not aligned in a message."""
     if parts.storage_offset() % 2:
         parts = parts.clone()
     return torch.view_as_complex(parts.view(-1, 2))

@@ -1,4 +1,4 @@
-"""TernGrad: minus one, zero or one times a scale, drawn at random."""
+"""The codec terngrad (TernGrad): -1, 0 or 1 times a scale, drawn at random."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,32 +11,32 @@ from micro.codecs.base import Codec, Key
 from micro.parts import Rule, check_rule
 from micro.values.randomness import uniform, words
 
-DIGITS = 5  # of base 3 that fit into a byte: 3**5 = 243
+DIGITS = 5  # base-3 digits per byte: 3**5 = 243
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TernGrad(Codec):
-    """Values travel as -1, 0 or 1: their sign with a probability of their share of the block's largest magnitude.
+    """Send values as -1, 0 or 1: the sign with probability magnitude / largest magnitude of the block, otherwise 0.
 
-    Magnitudes are cut at ``clip`` standard deviations before that.
+    Magnitudes are first clamped to ``clip`` standard deviations.
 
-    Bytes: a fifth for each value, which is 1.6 bits, and four for each block.
+    Bytes: 1/5 for each value (1.6 bits), four for each block.
 
     Args:
-        rule: 'repaired': a code counts for the factor that leaves the smallest error (least squares). What is left is
-            never larger than what was there, and the residual stays within a few times the gradient's norm.
-            'published': it counts for the block's largest magnitude, so that the mean over draws is the (cut) value.
-            The variance is larger than the squared norm: for use with feedback=none. A residual under it grows, to ten
-            times the gradient's norm with the exchange gather, and to hundreds of times with union, which rounds twice.
-        clip: where magnitudes are cut, in root mean squares of the block; None: nowhere.
+        rule: 'repaired': codes are decoded with the least-squares factor. The error is never larger than the values,
+            and the residual stays within a few times the gradient's norm. 'published': codes are decoded to the block's
+            largest magnitude, so the expectation is the (clamped) value. The variance is larger than the squared norm:
+            use feedback=none. A residual would grow to ten times the gradient's norm with the exchange gather, and
+            hundreds of times with union, which rounds twice.
+        clip: limit of magnitudes, in root mean squares of the block; None: no limit.
         block: values that share a scale.
 
     Raises:
         ValueError: no such rule, clip or block out of range.
 
-    Source: Wen et al., TernGrad, NeurIPS 2017, arXiv 1705.07878. Differences: a scale for each block instead of
-    each layer, and no agreement of the ranks on it; the root mean square stands for the standard deviation, which is
-    zero for equal values; five codes in a byte; repaired, what a code counts for.
+    Source: Wen et al., TernGrad, NeurIPS 2017, arXiv 1705.07878. Differences: a scale per block, not per layer, and not
+    shared by the ranks; the root mean square replaces the standard deviation, which is zero for equal values; five
+    codes per byte; repaired, the decoded factor.
     """
 
     rule: Rule = "repaired"
@@ -60,10 +60,10 @@ class TernGrad(Codec):
         return -(-count // DIGITS) + blocks.SCALE_BYTES * blocks.num_blocks(count, self.block)
 
     def encode(self, values: Tensor, key: Key) -> Tensor:
-        """Return what a code of each block is worth, then the codes."""
+        """Return the factor of each block, then the codes."""
         values = blocks.single(values)
         largest = blocks.largest_magnitudes(values, self.block).clamp_max_(blocks.LARGEST)
-        shares = blocks.divided(values, largest, self.block)  # of magnitude 1 at most: their squares can be added
+        shares = blocks.divided(values, largest, self.block)  # at most 1 in magnitude: squares cannot overflow
         limits = self._limits(shares)
         drawn = uniform(words(*key), values.numel(), values.device)
         codes = (blocks.divided(shares, limits, self.block).abs_() > drawn).to(torch.float32).mul_(shares.sign())
@@ -71,12 +71,12 @@ class TernGrad(Codec):
         return blocks.join(worth * largest, pack_ternary(codes))
 
     def decode(self, wire: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-        """Return the codes times what they are worth."""
+        """Return the codes times their block's factor."""
         worth, packed = blocks.parted(wire, blocks.num_blocks(count, self.block))
         return blocks.multiply_(unpack_ternary(packed, count), worth, self.block).to(dtype)
 
     def _limits(self, shares: Tensor) -> Tensor:
-        """Return the largest magnitude of every block after the cut."""
+        """Return the largest magnitude of every block after clamping."""
         clip = self.clip
         if clip is None:
             return blocks.largest_magnitudes(shares, self.block)
@@ -99,7 +99,7 @@ def pack_ternary(codes: Tensor) -> Tensor:
 
 
 def unpack_ternary(packed: Tensor, count: int) -> Tensor:
-    """Return the (count,) codes that ``pack_ternary`` laid together, as float32."""
+    """Return the (count,) codes from ``pack_ternary``, as float32."""
     columns = torch.empty(packed.numel(), DIGITS, device=packed.device)
     rest = packed.clone()
     for place in range(DIGITS):

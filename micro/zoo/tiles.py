@@ -1,4 +1,4 @@
-"""Tiles: every parameter cut into squares, or runs where it is a vector, each transformed by itself."""
+"""Cut every parameter into square tiles (vectors into runs), and apply a DCT to each tile."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,21 +11,21 @@ from torch import Tensor
 from micro.selectors.pieces import Pieces, pieces_at
 from micro.values.flat import Layout
 
-LARGE_ROW = 1 << 12  # elements of a row of tiles from which on it is multiplied by itself
-TOGETHER = 1 << 17  # elements of equal regions that are transformed at once: few calls, and little memory
+LARGE_ROW = 1 << 12  # elements of a row of tiles from which rows are multiplied one by one
+TOGETHER = 1 << 17  # elements of equal regions transformed at once: a compromise of calls and memory
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Tiles of one shape in one parameter, which is seen as a matrix, or in several that repeat it at equal distances.
+    """Tiles of one shape in a parameter, viewed as a matrix, or in several equal parameters at equal distances.
 
     Attributes:
         offset, shape: of the matrix in the flat vector.
-        rows, columns: of the matrix that the region has: (start, stop) each.
+        rows, columns: (start, stop) of the region in the matrix.
         height, width: of a tile.
-        place: where its tiles begin in the tiled vector, one after the other.
-        repeats: how many parameters it is of.
-        period: how many elements there are from one of them to the next, in both vectors.
+        place: start of its tiles in the tiled vector.
+        repeats: number of parameters.
+        period: distance in elements between these parameters, in both vectors.
     """
 
     offset: int
@@ -45,7 +45,7 @@ class Region:
 
     @property
     def starts(self) -> list[int]:
-        """Where each tile begins in the tiled vector."""
+        """The start of each tile in the tiled vector."""
         firsts = (self.place + number * self.period for number in range(self.repeats))
         return [start for first in firsts for start in range(first, first + self.numel, self.height * self.width)]
 
@@ -56,7 +56,7 @@ class Region:
         return self._view(vector, start, (self.height * length, self.width, length, 1))
 
     def of_tiles(self, tiled: Tensor) -> Tensor:
-        """Return a view of the same shape of the region in the ``tiled`` vector (numel,)."""
+        """Return a view of the region in the ``tiled`` vector (numel,), of the same shape."""
         tile = self.height * self.width
         num_columns = (self.columns[1] - self.columns[0]) // self.width
         return self._view(tiled, self.place, (num_columns * tile, tile, self.width, 1))
@@ -69,13 +69,13 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """All tiles of a layout; the tiled vector has as many elements as the flat one."""
+    """All tiles of a layout. The tiled vector has as many elements as the flat one."""
 
     regions: tuple[Region, ...]
     has_transform: bool
 
     def forward(self, vector: Tensor) -> Tensor:
-        """Return the tiles (numel,) of ``vector`` (numel,), each as its two-dimensional DCT where there is one."""
+        """Return the tiles (numel,) of ``vector`` (numel,), each transformed by a two-dimensional DCT if enabled."""
         tiled = torch.empty_like(vector)
         for region in self.regions:
             tiles, out = region.of_matrix(vector), region.of_tiles(tiled)
@@ -86,7 +86,7 @@ class Tiling:
         return tiled
 
     def inverse(self, tiled: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return the vector whose tiles these are, in ``out`` (numel,) of the same dtype where it is given."""
+        """Return the vector (numel,) with these tiles, in ``out`` if given (same dtype)."""
         vector = torch.empty_like(tiled) if out is None else out
         for region in self.regions:
             tiles, matrix = region.of_tiles(tiled), region.of_matrix(vector)
@@ -98,7 +98,7 @@ class Tiling:
 
 
 def tiling_of(layout: Layout, size: int, has_transform: bool) -> Tiling:
-    """Return tiles of ``size`` by ``size``, smaller at the edges; runs of ``size`` where a parameter is a vector."""
+    """Return tiles of ``size`` by ``size``, smaller at the edges; for vectors, runs of ``size``."""
     regions: list[Region] = []
     place = 0
     for offset, shape in zip(layout.offsets, layout.shapes, strict=True):
@@ -107,11 +107,11 @@ def tiling_of(layout: Layout, size: int, has_transform: bool) -> Tiling:
             for columns, width in _bands(matrix[1], size):
                 regions.append(Region(offset, matrix, rows, columns, height, width, place))
                 place += regions[-1].numel
-    return Tiling(tuple(_together(regions)), has_transform)
+    return Tiling(tuple(_merge_repeats(regions)), has_transform)
 
 
-def _together(regions: Sequence[Region]) -> Iterator[Region]:
-    """Yield the regions, those of several parameters as one where all of them look alike."""
+def _merge_repeats(regions: Sequence[Region]) -> Iterator[Region]:
+    """Yield the regions, merging those of consecutive equal parameters."""
     alike: dict[Region, list[Region]] = {}
     for region in regions:
         alike.setdefault(replace(region, offset=0, place=region.place - region.offset), []).append(region)
@@ -129,14 +129,14 @@ def _together(regions: Sequence[Region]) -> Iterator[Region]:
 
 
 def _bands(length: int, size: int) -> list[tuple[tuple[int, int], int]]:
-    """Return the part of a side that whole tiles cover, and what is left: (start, stop) and the tile's side."""
+    """Return the part of a side that whole tiles cover, and the rest: (start, stop) and the tile's side."""
     whole = length // size * size
     parts = [((0, whole), size), ((whole, length), length - whole)]
     return [(span, side) for span, side in parts if span[1] > span[0]]
 
 
 def tile_pieces(layout: Layout, size: int, device: torch.device) -> Pieces:
-    """Return where each tile lies in the tiled vector."""
+    """Return the position of each tile in the tiled vector."""
     regions = tiling_of(layout, size, has_transform=False).regions
     return pieces_at(sorted((start, start + of.height * of.width) for of in regions for start in of.starts), device)
 
@@ -144,8 +144,8 @@ def tile_pieces(layout: Layout, size: int, device: torch.device) -> Pieces:
 def _multiply(left: Tensor, tiles: Tensor, right: Tensor, out: Tensor) -> None:
     """Set ``out`` to ``left @ tile @ right`` of each of ``tiles`` (repeats, tile rows, tile columns, height, width).
 
-    Large regions go row by row of tiles: a product then takes the tiles where they are, and its result is still in the
-    cache when the next step reads it.
+    Large regions are multiplied one row of tiles at a time: this needs no copy of the tiles, and results stay in the
+    cache.
     """
     repeats, rows, columns, height, width = tiles.shape
     if repeats > 1 or rows == 1 or height * width * columns < LARGE_ROW:

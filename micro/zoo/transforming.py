@@ -1,4 +1,4 @@
-"""Methods that send the largest coefficients of a transform: what FFT sparsification and DeMo share."""
+"""The base class of reducers that send the largest coefficients of a transform: FFT sparsification and DeMo."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -23,16 +23,16 @@ from micro.values.sparse import Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coefficients:
-    """What was sent of a transformed accumulator; the mean of all ranks is in the gradient.
+    """The result of sending coefficients; the mean of all ranks is in the gradient.
 
     Attributes:
-        counts: coefficients that each rank sent.
-        num_updated: distinct coefficients that any rank sent.
-        is_finite: whether the gradients of all ranks were.
-        select: seconds that transform and choice took.
-        error: () what sending loses of this rank's accumulator, relative to its norm.
-        own: (numel,) what this rank sent, transformed back; None where it is not wanted.
-        unsent: (numel,) what the mean lost on being rounded to the gradient's type.
+        counts: coefficients sent by each rank.
+        num_updated: distinct coefficients sent by all ranks.
+        is_finite: whether the gradients of all ranks were finite.
+        select: seconds of transform and selection.
+        error: () the relative error of what this rank sent of its accumulator.
+        own: (numel,) what this rank sent, transformed back; None without feedback.
+        unsent: (numel,) rounding error of the mean in the gradient's dtype.
         num_bins: see StepStats.
     """
 
@@ -50,17 +50,16 @@ class Coefficients:
 class Transforming(WithDensity):
     """Send the largest coefficients of the accumulator's transform; the update is dense. Subclasses have names.
 
-    The transform is orthonormal, so that ``relative_error`` is exact but for rounding: what was not sent, and what the
-    codec lost. Counts and densities of the statistics are of coefficients. Replicas are equal bit for bit where all
-    ranks run the same library on the same kind of processor with as many threads: every rank transforms back on its
-    own.
+    The transform is orthonormal, so ``relative_error`` is exact up to rounding. Counts and densities in the statistics
+    refer to coefficients. Every rank does the inverse transform itself, so replicas are bitwise equal only if all ranks
+    use the same library, kind of processor and number of threads.
 
     Args:
         density: share of the coefficients kept, in (0, 1], or a schedule of it.
-        indices: the form of their places on the wire.
+        indices: codec of their indices.
         feedback: 'none', or 'residual', which keeps what was not sent.
-        nonfinite: 'stop' raises on all ranks when a gradient holds NaN or Inf, 'skip' makes that update zero.
-        seed: for a codec that is random.
+        nonfinite: 'stop' raises on all ranks if a gradient has NaN or Inf, 'skip' makes that update zero.
+        seed: for codecs with random rounding.
 
     Raises:
         ValueError: a density outside (0, 1] or by layer, or another feedback.
@@ -91,7 +90,7 @@ class Transforming(WithDensity):
 
     @abstractmethod
     def send(self, acc: Tensor, grad: Tensor, target: Target, step: Step, comm: Comm) -> Reduction[Coefficients]:
-        """Send the largest coefficients of ``acc`` (numel,), which stays, and make ``grad`` (numel,) the mean."""
+        """Send the largest coefficients of ``acc`` (numel,), not modified, and set ``grad`` (numel,) to the mean."""
 
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         """Replace ``grad`` (numel,) by the mean update."""

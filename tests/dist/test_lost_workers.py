@@ -60,7 +60,7 @@ def test_what_all_ranks_keep_a_share_or_a_sum_of_cannot_be_lost(tmp_path: Path) 
         refused(lambda: save_round(local, tmp_path / "0.pt"), "a worker cannot be lost; use feedback residual, or none")
         backward(model, 0, 0)
         optimizer.step()
-        refused(lambda: save_round(local, tmp_path / "0.pt"), "a round is saved at its end", error=RuntimeError)
+        refused(lambda: save_round(local, tmp_path / "0.pt"), "can be saved only at its end", error=RuntimeError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,7 @@ def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], dict[str, Any]]
 CHECKPOINT: dict[str, tuple[Damage, str]] = {
     "a part": (lambda path: cut(10)(path / "rank1.pt"), "rank1.pt"),
     "the description": (lambda path: (path / "CHECKPOINT.json").unlink(), "CHECKPOINT.json"),
-    "the model": (lambda path: rewrite(path, lambda content: {"own": content["own"]}), "no checkpoint of a run"),
+    "the model": (lambda path: rewrite(path, lambda content: {"own": content["own"]}), "not a checkpoint of a run"),
 }
 
 

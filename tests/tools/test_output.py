@@ -50,7 +50,7 @@ def test_a_profile_is_written_to_a_file_of_its_own(name: str, tmp_path: Path) ->
     """Anybody's file stays what it is, a device too: a command of root would replace either."""
     foreign = tmp_path / "passwd"
     foreign.write_text("root:x:0:0\n")
-    there = "is there, and no file that this command wrote: remove it or choose another --out"
+    there = "exists, and this command did not write it: remove it or choose another --out"
     for path in (foreign, Path("/dev/null")):
         assert refused(name, path) == f"error: {path} {there}"
     assert refused(name, tmp_path) == f"error: --out must be a file, got the folder {tmp_path}"

@@ -197,7 +197,7 @@ def partly() -> nn.Module:
         (as_one, {"reducer": micro.DenseReducer(), "scope": "model"}, "scope=model", "dense"),
         (as_one, {"replicas": None}, "replicas", "mesh['node']"),
         (lambda: as_one(offload_policy=CPUOffloadPolicy(pin_memory=False)), {}, "offload_policy", "CPUOffloadPolicy"),
-        (lambda: as_one().requires_grad_(False), {}, "model", "no parameter that is trained"),
+        (lambda: as_one().requires_grad_(False), {}, "model", "no trained parameter"),
         (parallel, {}, "mesh of 2 dimensions", "fully_shard"),
         (partly, {}, "'first.weight' is not sharded", "fully_shard on the whole model"),
         (with_ignored, {}, "'first.weight' is not sharded", "ignored_params"),

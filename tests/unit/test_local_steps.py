@@ -359,7 +359,7 @@ def test_what_one_rank_alone_does_wrong_is_refused() -> None:
         return micro.LocalSteps(model, of, SPARSE, **{"every": 1, "comm": Comm()} | settings)
 
     first = make()
-    refused(make, "drives other local steps", "close()")
+    refused(make, "used by other local steps", "close()")
     first.close()
     optimizer.step()
     assert first.num_rounds == 0, "closed local steps leave the optimizer alone"

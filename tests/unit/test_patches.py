@@ -154,8 +154,8 @@ def test_memory_that_is_shared_where_the_patch_was_made_without_is_refused() -> 
         (lambda w: w.update(bias=w["bias"].double()), ["bias", "float64"]),
         (lambda w: w.update(wide=w["wide"].t()), ["wide", "(9, 7)"]),
         (lambda w: w.update(extra="words"), ["extra"]),
-        (lambda w: w.update(bias=torch.ones(5, device="meta")), ["bias", "memory"]),
-        (lambda w: w.update(bias=torch.ones(5).to_sparse()), ["bias", "memory"]),
+        (lambda w: w.update(bias=torch.ones(5, device="meta")), ["bias", "dense"]),
+        (lambda w: w.update(bias=torch.ones(5).to_sparse()), ["bias", "dense"]),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(change: Callable[[Any], object], parts: list[str]) -> None:

@@ -123,14 +123,14 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: micro.PerTensor(selector=micro.TopK(scope="layer")), "selector", "topk"),
     (lambda: micro.PerTensor(selector=micro.PerTensor(selector=TOPK)), "selector", "per_tensor topk"),
     *(
-        (lambda each=each: ScaledElements(selector=each), word, "weighs each parameter")
+        (lambda each=each: ScaledElements(selector=each), word, "weights each parameter")
         for each, word in (
             *((micro.TopK(scope="layer"), "topk"), (Deft(), "deft")),
             (ScaledElements(selector=MICRO), "scaled_elements"),
         )
     ),
-    (lambda: ScaledElements(selector=micro.RandomK()), "randomk", "magnitudes"),
-    (lambda: ScaledElements(selector=micro.Estimated(fit="gaussiank")), "gaussiank", "law"),
+    (lambda: ScaledElements(selector=micro.RandomK()), "randomk", "magnitude"),
+    (lambda: ScaledElements(selector=micro.Estimated(fit="gaussiank")), "gaussiank", "distribution"),
     (lambda: ScaledElements(selector=MICRO, memory=-0.1), "memory", -0.1),
     (lambda: ScaledElements(selector=MICRO, eps=0.0), "eps", 0.0),
     (lambda: micro.ErrorFeedback(decay=0.0), "decay", 0.0),
@@ -167,7 +167,7 @@ CALLS: list[tuple[Callable[[], object], str, Any]] = [
     (lambda: Link(-1.0, 0.0), "alpha_s", -1.0),
     (lambda: Flat(LINK, 2, "rings"), "algorithm", "rings"),
     (lambda: nodes(2, 2, rails=3), "rails", 3),
-    (lambda: seconds_of(TWO_LEVELS, Flat(LINK, 4)), "two speeds", NOTHING),
+    (lambda: seconds_of(TWO_LEVELS, Flat(LINK, 4)), "network of nodes", NOTHING),
     (lambda: seconds_of(TWO_LEVELS, nodes(4, 1)), "2 ranks per node", 4),
     (lambda: top_k_error(torch.zeros(3), torch.ones(1)), "zeros", NOTHING),
     (lambda: top_k_error(torch.ones(3), torch.tensor([1.5])), "shares", [1.5]),

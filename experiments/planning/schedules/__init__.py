@@ -1,1 +1,1 @@
-"""Which layers share a bucket: plans made from measured times, in pure Python."""
+"""Schedules: decide from measured times which layers share a bucket."""

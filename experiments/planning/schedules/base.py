@@ -1,4 +1,4 @@
-"""What a schedule is: which gradients travel together, decided from measured times before training."""
+"""The base class of schedules, which decide from measured times which gradients are sent together."""
 
 import hashlib
 import json
@@ -13,9 +13,9 @@ from experiments.planning.documents import Document
 from experiments.planning.traces import Trace
 from micro.parts import Part
 
-Seconds = Callable[[float], float]  # of a number of bytes of gradient
-Messages = Callable[[float], tuple[tuple[float, float], ...]]  # of a number of bytes: latency and transfer of each
-Ends = tuple[int, ...]  # where each group ends (exclusive), rising; the last is the number of layers
+Seconds = Callable[[float], float]  # from bytes of gradient
+Messages = Callable[[float], tuple[tuple[float, float], ...]]  # bytes -> (latency, transfer) of each message
+Ends = tuple[int, ...]  # the ascending, exclusive ends of groups; the last is the number of layers
 
 
 def no_time(_num_bytes: float) -> float:
@@ -25,17 +25,15 @@ def no_time(_num_bytes: float) -> float:
 
 @dataclass(frozen=True)
 class Problem:
-    """What a schedule decides on: gradients that become ready one after the other, and what it costs to send them.
-
-    All are sent over one lane, in order.
+    """The input of a schedule: when gradients become ready, and the costs of sending them, in order, over one lane.
 
     Attributes:
-        exchange: seconds of the collectives for a group of so many bytes of gradient. Dense: its all-reduce; sparse:
-            all that the method sends for it, or what the group adds to a step where groups share rounds.
-        select: seconds of computation for a group before it can be sent. It delays backward: worker and
-            selection share the processor.
-        messages: of a group, its collectives in turn, each as the seconds of its latency and of its transfer, where
-            groups share rounds (micro.comm.loop); None: a group's exchange is one message.
+        exchange: seconds of the collectives for a group with so many bytes of gradient: the all-reduce if dense, all
+            messages of a sparse method, or what the group adds to a step if groups share rounds.
+        select: seconds of computation for a group before it can be sent. It delays backward, which uses the same
+            processor.
+        messages: the collectives of a group in order, each as seconds of latency and of transfer, if groups share
+            rounds (micro.comm.loop); None: a group's exchange is one message.
     """
 
     trace: Trace
@@ -63,12 +61,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """One group on its way; seconds from the start of backward.
+    """The exchange of one group; seconds from the start of backward.
 
     Attributes:
-        select_s: when its selection was done; when its last gradient was complete, where there is none.
-        sent_s: when its exchange began.
-        done_s: when its exchange ended.
+        select_s: end of its selection, or without selection, of its last gradient.
+        sent_s: start of its exchange.
+        done_s: end of its exchange.
     """
 
     start: int
@@ -83,9 +81,9 @@ class Timeline:
     """One step under a plan.
 
     Attributes:
-        backward_s: when computation of backward, selections included, was over.
-        end_s: when all was reduced, from the start of backward.
-        step_s: of the whole step, forward and update included.
+        backward_s: end of backward, including selections.
+        end_s: end of all exchanges, from the start of backward.
+        step_s: duration of the whole step, including forward and update.
     """
 
     transfers: tuple[Transfer, ...]
@@ -100,14 +98,14 @@ class Timeline:
 
 
 def timeline(problem: Problem, ends: Sequence[int]) -> Timeline:
-    """Return when each group is selected, sent and done: the recurrence that all schedules minimise.
+    """Return when each group is selected, sent and done; schedules minimise its end.
 
-    Backward computes and selects on one clock; messages follow each other on another. A group that is ready begins a
-    round, which sends the next message of every group before it too: their latencies are one, their transfers share
-    the link. When all groups are ready, rounds follow each other.
+    Backward computes and selects on one clock; messages run in sequence on another. Each ready group begins a round,
+    which also sends the next message of every earlier group: they share one latency, and their transfers share the
+    link. When all groups are ready, rounds follow each other.
     """
     delay = lane = 0.0
-    began: list[tuple[float, float]] = []  # of each group: when it was selected, and sent
+    began: list[tuple[float, float]] = []  # times of selection and sending of each group
     done: list[float] = []
     left: list[list[tuple[float, float]]] = []
     for start, stop in groups_of(ends):
@@ -127,7 +125,7 @@ def timeline(problem: Problem, ends: Sequence[int]) -> Timeline:
 
 
 def _send_round(sent_s: float, left: list[list[tuple[float, float]]], done: list[float]) -> float:
-    """Send the next message of each group at ``sent_s``; return when it has arrived."""
+    """Send the next message of each group at ``sent_s``; return when all have arrived."""
     places = [place for place, messages in enumerate(left) if messages]
     costs = [left[place].pop(0) for place in places]
     done_s = sent_s + max((latency for latency, _ in costs), default=0.0) + sum(transfer for _, transfer in costs)
@@ -142,10 +140,9 @@ def groups_of(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class Schedule(Part, ABC):
-    """A way to cut the layers of a model into groups: a frozen dataclass of its settings.
+    """Cuts the layers of a model into groups: a frozen dataclass of settings.
 
-    ``is_planned`` is False where the cut follows from sizes alone, so that DDP makes the buckets by itself, whatever
-    was measured.
+    ``is_planned`` is False if the cut depends only on sizes, so that DDP's own buckets are used without a plan.
     """
 
     kind: ClassVar[str] = "schedule"
@@ -155,12 +152,12 @@ class Schedule(Part, ABC):
 
     @abstractmethod
     def cut(self, problem: Problem) -> Ends:
-        """Return where each group ends, layers counted in backward order; the last end is the number of layers."""
+        """Return the end of each group, with layers in backward order; the last end is the number of layers."""
 
     def bucket_cap_mb(self, model_mb: float) -> float | None:
-        """Return the cap by which DDP makes this cut of a model of so many MiB, None for its default.
+        """Return DDP's bucket_cap_mb for this cut of a model of so many MiB, None for its default.
 
-        It is used where nothing is planned.
+        Used without a plan.
         """
         return None
 
@@ -175,16 +172,16 @@ class Schedule(Part, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Document):
-    """Which parameters share a bucket, in the order in which backward completes them.
+    """The parameters of each bucket, in the order of backward.
 
     Attributes:
-        schedule: that made it.
+        schedule: the schedule that made it.
         groups: names of parameters.
         num_bytes: of each group.
-        step_s: predicted seconds of a step, where there was something to predict from.
+        step_s: predicted seconds of a step, if there was a basis.
 
     Raises:
-        ValueError: no groups, an empty one, a name that repeats, or sizes that do not fit them.
+        ValueError: no groups, an empty one, a repeated name, or sizes that do not match.
     """
 
     format: ClassVar[str] = "micro-plan-1"
@@ -202,17 +199,17 @@ class Plan(Document):
 
     @property
     def digest(self) -> str:
-        """A hash of what the plan decides: two ranks with the same one send the same buckets."""
+        """A hash of the buckets: ranks with equal hashes send equal buckets."""
         content = json.dumps([self.schedule, self.groups, self.num_bytes])
         return hashlib.sha256(content.encode()).hexdigest()
 
     @property
     def bucket_caps_mb(self) -> tuple[float, ...]:
-        """The caps, in MiB, by which DDP makes these buckets."""
+        """DDP's caps, in MiB, for these buckets."""
         return tuple(size / 2**20 for size in self.num_bytes)
 
     def check_model(self, num_bytes: Mapping[str, int]) -> None:
-        """Raise ValueError unless the plan is for a model with these parameters and bytes of gradients."""
+        """Raise ValueError unless the plan fits a model with these parameters and bytes of gradients."""
         mine = {name for group in self.groups for name in group}
         odd = [f"it has no '{name}'" for name in mine if name not in num_bytes]
         odd += [f"the plan lacks its '{name}'" for name in num_bytes if name not in mine]

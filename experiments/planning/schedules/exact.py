@@ -1,4 +1,4 @@
-"""The optimal groups, by dynamic programming over where the last group starts."""
+"""Optimal schedules, by dynamic programming over the start of the last group."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -8,19 +8,18 @@ from typing import ClassVar, NamedTuple, Optional
 
 from experiments.planning.schedules.base import Ends, Problem, Schedule
 
-BEAM = 8  # states per layer of the quick plan whose step bounds the search
+BEAM = 8  # states per layer in the quick plan that bounds the search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exact(Schedule):
-    """Find the groups with which all gradients are reduced earliest, whatever an exchange costs.
+    """Find the groups with which all gradients are reduced earliest, for any cost function.
 
-    The first j layers are reduced at E(j) = min over i < j of max(E(i), ready(j)) + T(bytes of i..j), because a lane
-    that is free earlier is never worse. O(layers^2). T may be any function of the size: affine, measured, or with
-    jumps.
+    The first j layers are reduced at E(j) = min over i < j of max(E(i), ready(j)) + T(bytes of i..j), because an
+    earlier free lane is never worse. O(layers^2). T may be any function of the size: affine, measured, or with jumps.
 
-    Where the problem has a selection, it is counted as if it occupied the lane and did not hold up backward: a good
-    plan then, not the best; that one is `sparse_exact`'s.
+    Selection is counted as if it occupied the lane and did not delay backward: a good plan, but not the best, for which
+    use `sparse_exact`.
 
     Source: the step model of MG-WFBP (Shi, Chu and Li, INFOCOM 2019, arXiv 1912.09268) with the optimum over all
     groupings in place of its greedy rule.
@@ -29,13 +28,13 @@ class Exact(Schedule):
     name: ClassVar[str] = "exact"
 
     def cut(self, problem: Problem) -> Ends:
-        """Return the best groups; of equally good ones those with the longest last group."""
+        """Return the best groups; among equal ones those with the longest last group."""
 
         def seconds(start: int, stop: int) -> float:
             num_bytes = problem.num_bytes(start, stop)
             return problem.select(num_bytes) + problem.exchange(num_bytes)
 
-        best = [(0.0, 0)]  # for the first j layers: when they are reduced, and where their last group starts
+        best = [(0.0, 0)]  # for the first j layers: end of reduction, and start of the last group
         for stop, ready in enumerate(problem.ready_s, start=1):
             best.append(min((max(best[start][0], ready) + seconds(start, stop), start) for start in range(stop)))
         ends = [len(problem.trace.layers)]
@@ -48,10 +47,10 @@ class Exact(Schedule):
 class SparseExact(Schedule):
     """Find the groups with which a step with selection ends earliest.
 
-    A selection delays the rest of backward, so the time at which a group is reduced does not describe it fully: a
-    state is the seconds of selection so far and the time at which the lane is free. Dynamic programming keeps, for each
-    number of layers, the states that no other state beats in both (the Pareto front). States that cannot beat a quick
-    plan any more are dropped. Without selection a front has one state, and the plan is as good as `exact`'s.
+    A selection delays the rest of backward, so the end of a group's reduction is not enough: a state consists of the
+    seconds of selection so far and the time when the lane is free. Dynamic programming keeps the Pareto front of states
+    for each number of layers, and drops states that cannot beat a quick plan. Without selection a front has one state,
+    and the plan is as good as `exact`'s.
 
     Source: the step model of OMGS-SGD (Shi et al., INFOCOM 2020) with the optimum over all groupings in place of its
     greedy rule.
@@ -69,9 +68,9 @@ class SparseExact(Schedule):
 
 
 class _State(NamedTuple):
-    """The first layers in groups: seconds of their selections, when the lane is free, their number, all but the last.
+    """A grouping of the first layers: seconds of selection, end of the lane, number of layers, previous state.
 
-    States of one number of layers are a front: the delays rise, the lanes fall.
+    States with equal numbers of layers form a front: delays rise, lane times fall.
     """
 
     delay_s: float
@@ -89,18 +88,18 @@ class _State(NamedTuple):
 
 
 class _Limit(NamedTuple):
-    """The latest values of a state from which a given end can still be reached."""
+    """The largest values of a state from which a given end is still reachable."""
 
     delay_s: float
     lane_s: float
 
 
 class _Search:
-    """The states that can be reached in a problem, with the costs of each group computed once."""
+    """The search over reachable states of a problem, with costs of each group computed once."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem, self.num_layers = problem, len(problem.trace.layers)
-        self.costs = {  # of each group: seconds to select in it, and to exchange it
+        self.costs = {  # seconds of selection and exchange of each group
             (start, stop): (problem.select(size), problem.exchange(size))
             for start in range(self.num_layers)
             for stop in range(start + 1, self.num_layers + 1)
@@ -112,10 +111,10 @@ class _Search:
         return max(state.lane_s, self.problem.trace.backward_s + state.delay_s)
 
     def best(self, limits: list[_Limit], width: int | None) -> _State | None:
-        """Return the state of all layers that ends first, or None if no state keeps the limits.
+        """Return the state of all layers that ends first, or None if no state is within the limits.
 
         Args:
-            width: keep at most so many states of a front, evenly spread.
+            width: largest number of states kept per front, evenly spread.
         """
         fronts = [[_State(0.0, 0.0, 0, None)]]
         for stop in range(1, self.num_layers + 1):
@@ -126,7 +125,7 @@ class _Search:
         return min(fronts[-1], key=self.end_s, default=None)
 
     def _reach(self, front: list[_State], stop: int, limit: _Limit) -> Iterator[_State]:
-        """Yield the states that follow from a front by one more group, up to ``stop``, within the limit."""
+        """Yield the states reached from a front by one more group, up to ``stop``, within the limit."""
         if not front:
             return
         select, exchange = self.costs[front[0].stop, stop]
@@ -138,16 +137,16 @@ class _Search:
             lane = max(state.lane_s, ready + delay) + exchange
             if lane <= limit.lane_s:
                 yield _State(delay, lane, stop, state)
-            if state.lane_s <= ready + delay:  # those that follow are selected later and find no freer lane
+            if state.lane_s <= ready + delay:  # later states are selected later, without a freer lane
                 return
 
     def limits(self, end_s: float) -> list[_Limit]:
-        """Return limits that every state on the way to an end of at most ``end_s`` keeps.
+        """Return limits of all states from which an end of at most ``end_s`` is reachable.
 
-        Backward from the last layer: the lane must be free in time for some next group to be reduced by that group's
-        own limit, and the selections must be done in time for it.
+        Computed backwards from the last layer: selections must end, and the lane be free, early enough for some next
+        group to meet its limit.
         """
-        least = [0.0]  # for each number of layers, the seconds of selection that any groups of them need
+        least = [0.0]  # for each number of layers, the least seconds of selection
         for stop in range(1, self.num_layers + 1):
             least.append(min(least[start] + self.costs[start, stop][0] for start in range(stop)))
         limits = [_Limit(end_s - self.problem.trace.backward_s, end_s)]
@@ -155,7 +154,7 @@ class _Search:
             delay_s = lane_s = -math.inf
             for stop, later in enumerate(reversed(limits), start=start + 1):
                 select, exchange = self.costs[start, stop]
-                sent, ready = later.lane_s - exchange, self.problem.ready_s[stop - 1]  # sent then, at the latest
+                sent, ready = later.lane_s - exchange, self.problem.ready_s[stop - 1]  # latest time of sending
                 delay_s = max(delay_s, min(later.delay_s, sent - ready) - select)
                 if ready + least[stop] <= sent:
                     lane_s = max(lane_s, sent)
@@ -164,7 +163,7 @@ class _Search:
 
 
 def _pareto(states: Iterable[_State]) -> list[_State]:
-    """Return the states that no other state beats in one value without being worse in the other, by rising delay."""
+    """Return the Pareto-optimal states, by rising delay."""
     front: list[_State] = []
     for state in sorted(states, key=itemgetter(0, 1)):
         if not front or state.lane_s < front[-1].lane_s:

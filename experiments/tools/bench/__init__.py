@@ -1,4 +1,4 @@
-"""Measurements of what a step costs, each a folder with a command of ``python -m experiments.bench``.
+"""Benchmarks of a step, one folder per command of ``python -m experiments.bench``.
 
 Begin reading at tables.py, then step/command.py.
 """

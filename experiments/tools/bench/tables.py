@@ -1,4 +1,4 @@
-"""What benchmarks share: rows that are measured one by one become a table in Markdown, on the screen and in a file."""
+"""Collect the rows of a benchmark into a Markdown table, on the screen and in a file."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
@@ -18,18 +18,18 @@ table = markdown.table_of
 
 
 def slowest_of(ranks: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return for each step, which all ranks took together, the largest of all ranks, key by key."""
+    """Return for each common step the largest value over ranks, per key."""
     return [{key: max(row[key] for row in together) for key in together[0]} for together in zip(*ranks, strict=True)]
 
 
 def middle_half(values: list[float]) -> str:
-    """Return the first and the third quartile in words."""
+    """Return the first and third quartile as text."""
     first, third = pd.Series(values).quantile([0.25, 0.75])
     return f"{first:.2f}-{third:.2f}"
 
 
 def report_rows(rows: Iterable[Row], report: Callable[[pd.DataFrame], None]) -> None:
-    """Take all rows and report them; where the command is stopped or a rank fails, those that are finished."""
+    """Report all rows; if the command is stopped or a rank fails, the finished ones."""
     found: list[Row] = []
     try:
         for row in rows:
@@ -47,11 +47,11 @@ def write(
     console: Console,
     figure: Figure | None = None,
 ) -> None:
-    """Print a page, and write it with its numbers and its figure as NAME.md, NAME.csv and so on into ``--out``.
+    """Print a page, and write it with its numbers and figure as NAME.md, NAME.csv and so on into ``--out``.
 
     Args:
-        blocks: paragraphs and tables below the title, the command and the machine.
-        arguments: with the benchmark's name, its words and ``out``.
+        blocks: paragraphs and tables below title, command and machine.
+        arguments: with the benchmark's name, command line and ``out``.
     """
     name, num_ranks = arguments.benchmark, getattr(arguments, "nproc", 1)
     head = opening(title, "experiments.bench", arguments.words, num_ranks).strip()

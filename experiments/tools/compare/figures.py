@@ -1,4 +1,4 @@
-"""Figures of a comparison: a small panel per method, or all methods on common axes."""
+"""Draw a comparison: a small panel per method, or all methods on common axes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ from experiments.tools.shared.gradient_sources import TITLES
 from experiments.tools.shared.selection_times import ONE_READ, TORCH_TOPK
 
 COLUMNS = 5
-LOWEST = 0.02  # density / target below is cut off where it is drawn over steps
-FLOOR = 0.01  # errors below are drawn here: an exact method has none, and no place on a logarithmic axis
-MOST_NAMED = 12  # of more methods most are grey: nobody finds fifty marks in a legend
+LOWEST = 0.02  # lower limit of density / target in figures over steps
+FLOOR = 0.01  # smaller errors are drawn here: zero has no place on a logarithmic axis
+MOST_NAMED = 12  # with more methods, most are grey: fifty marks in a legend are unreadable
 ALWAYS_NAMED = ("dense", "micro", "topk")
 GUIDE: LineSettings = {"color": look.GREY, "linewidth": 0.6}
 FRONT: LineSettings = {"color": look.BLACK, "linewidth": 0.7, "zorder": 1.5}
@@ -38,7 +38,7 @@ ERRORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A figure of lines per stream: two columns and the names of their axes, a dotted level, a grey guide over x."""
+    """A figure with a line per stream: two columns, names of axes, a dotted level, a grey guide."""
 
     x: str = "world_size"
     y: str = "build_up"
@@ -51,7 +51,7 @@ class Kind:
 
 DENSITY_STEPS = Kind(x="step", names=("step", "density / target"))
 BUILD_UP = Kind(guide=lambda workers: workers, guide_name="no index shared")
-VOLUME = Kind(  # the bound that Ok-Topk states for itself, arXiv 2201.07598; all pairs that a worker receives from all
+VOLUME = Kind(  # Ok-Topk's own bound, arXiv 2201.07598; and the pairs that a worker receives from all
     y="words_per_k",
     names=("workers", "bytes sent / (4 k)"),
     level=6,
@@ -89,9 +89,9 @@ def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
 
 @style()
 def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
-    """Milliseconds of selection over the length, log-log, a band between quartiles; columns method, numel, TIMES.
+    """Draw milliseconds of selection over the length, log-log, with quartiles; columns method, numel, TIMES.
 
-    The references are among the methods, and drawn in every panel.
+    The references are among the methods, and appear in every panel.
     """
     figure, panels = _panels(numbers[~numbers["method"].isin(REFERENCE_LINES)], ("elements d", "ms"))
     for method, axes in panels.items():
@@ -109,8 +109,8 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
 
 
 def draw_times(axes: Axes, rows: pd.DataFrame, line: LineSettings) -> None:
-    """Draw times in milliseconds over the length, and a band between their quartiles; columns numel, TIMES."""
-    if line is REFERENCE_LINES[ONE_READ]:  # as fast at all lengths as where it is fastest: straight on both axes
+    """Draw times in milliseconds over the length, with quartiles; columns numel, TIMES."""
+    if line is REFERENCE_LINES[ONE_READ]:  # with its highest speed at all lengths: a straight line
         fastest = rows["numel"] * (rows["select_s"] / rows["numel"]).min()
         rows = rows.assign(select_s=fastest, select_s_low=fastest, select_s_high=fastest)
     middle, low, high = (1e3 * rows[column] for column in ("select_s", "select_s_low", "select_s_high"))
@@ -119,10 +119,10 @@ def draw_times(axes: Axes, rows: pd.DataFrame, line: LineSettings) -> None:
 
 @style()
 def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
-    """Error against bytes sent, a point per method, and the line of those that no other beats in both.
+    """Draw error against bytes sent, a point per method, and the Pareto front.
 
-    Of many methods those on the line of either panel, dense, MiCRO and top-k have a mark of their own; others are grey.
-    Columns method, bytes_share, step_error, cumulative_error.
+    With many methods, only those on a front, dense, MiCRO and top-k have their own marks; others are grey. Columns
+    method, bytes_share, step_error, cumulative_error.
     """
     figure = parts.new_figure(look.PAGE_INCHES, 4.4)
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
@@ -149,7 +149,7 @@ def draw_front(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
-    """Error of one update over compression, a line per method, log-log; columns method, compression, step_error."""
+    """Draw the error of one update over compression, a line per method; columns method, compression, step_error."""
     x_name, y_name = "compression: bytes of the dense all-reduce / bytes sent", "||update - mean|| / ||mean||"
     panel = Panel(x="compression", y="step_error", x_name=x_name, y_name=y_name)
     lines = parts.named_lines(["method"], look.lines_of((method,) for method in in_order(numbers["method"])))
@@ -159,7 +159,7 @@ def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
 
 
 def _panels(numbers: pd.DataFrame, names: tuple[str, str]) -> tuple[Figure, Mapping[str, Axes]]:
-    """Return a figure with one small panel per method, on common axes with these names."""
+    """Return a figure with a small panel per method, on common axes with these names."""
     methods = in_order(numbers["method"])
     num_rows = -(-len(methods) // COLUMNS)
     named = {in_legend(method): method for method in methods}
@@ -170,7 +170,7 @@ def _panels(numbers: pd.DataFrame, names: tuple[str, str]) -> tuple[Figure, Mapp
 
 
 def _few_ticks(axes: Axes) -> None:
-    """Write a logarithmic y axis as few plain numbers, for panels are low."""
+    """Label a logarithmic y axis with few plain numbers, since panels are low."""
     low, high = axes.get_ylim()
     ticks = (1,) if high / low > 300 else (1, 3) if high / low > 30 else (1, 2, 5)
     axes.yaxis.set_major_locator(LogLocator(subs=ticks, numticks=5))
@@ -185,7 +185,7 @@ def _stream_line(stream: str, *, markers: bool) -> LineSettings:
 
 
 def _marks(rows: pd.DataFrame) -> dict[str, LineSettings]:
-    """Return the mark of each method that has one of its own, hollow for a published form."""
+    """Return the marks of methods that have one, hollow for published rules."""
     methods: Sequence[str] = list(rows["method"])
     if len(methods) > MOST_NAMED:
         named = {method for error in ERRORS for method in front_methods(rows, error)} | set(ALWAYS_NAMED)

@@ -1,4 +1,4 @@
-"""Everything that a comparison writes: compare.csv, compare.md, and the figures with their numbers."""
+"""Write the files of a comparison: compare.csv, compare.md, and figures with their numbers."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ KEY = ["method", "stream", "world_size"]
 
 
 def files(done: Comparison, settings: ComparisonSettings, opening: str) -> Iterator[tuple[str, Content]]:
-    """Yield the name of each file that the rows allow, and what is in it; ``opening``: first lines of the report."""
+    """Yield the name and content of each file that the rows allow; ``opening``: first lines of the report."""
     if done.rows:
         yield from _of_rows(done, settings, opening)
     selecting = done.timed[done.timed["select_s"] > 0]
@@ -27,12 +27,12 @@ def files(done: Comparison, settings: ComparisonSettings, opening: str) -> Itera
 
 def _of_rows(done: Comparison, settings: ComparisonSettings, opening: str) -> Iterator[tuple[str, Content]]:
     numbers = ordered_rows(pd.DataFrame(done.rows))
-    sizes = {int(n) for n in numbers["world_size"]}  # fewer than were asked for, after Ctrl-C
+    sizes = {int(n) for n in numbers["world_size"]}  # fewer than requested, after Ctrl-C
     world_size = settings.figure_world_size if settings.figure_world_size in sizes else max(sizes)
     yield "compare", numbers
     yield "compare", report(opening, done, numbers, world_size, settings)
     workers, title = f"{world_size} workers", f"density {settings.density:g}"
-    steps, sparse = pd.DataFrame(done.steps), sparse_rows(numbers)  # others have no density to draw
+    steps, sparse = pd.DataFrame(done.steps), sparse_rows(numbers)  # others have no density
     steps = steps[(steps["world_size"] == world_size) & steps["method"].isin(sparse["method"])]
     of_streams = [("density", figures.DENSITY_STEPS, f"Density over steps, {workers}, {title}", steps)]
     if len(steps) and sparse["world_size"].nunique() > 1:

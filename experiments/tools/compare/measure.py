@@ -1,4 +1,4 @@
-"""Run every method on the same gradients, a trial per core at a time; the failure of one costs the others nothing."""
+"""Run every method on the same gradients, one trial per core at a time; failures do not affect other trials."""
 
 import os
 import tempfile
@@ -23,23 +23,23 @@ from experiments.tools.shared.recorded_gradients import numel_of, record, traini
 from experiments.tools.shared.selection_times import TIMES, reference_times, time_selection, timing_gradient
 from micro import kernels
 
-FIGURE_WORLD_SIZE = 16  # of figures and tables that show one number of workers, where it was measured
-WORTH_PROCESSES = 2e9  # elements of gradients over all trials, from where processes of their own gain
+FIGURE_WORLD_SIZE = 16  # for figures and tables with a single number of workers, if it was measured
+WORTH_PROCESSES = 2e9  # elements of gradients in all trials from which several processes are faster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonSettings:
-    """What is compared, and on which gradients.
+    """The settings of a comparison, and its gradients.
 
     Attributes:
         streams: of gradients, keys of gradient_sources.TITLES.
         world_sizes: numbers of simulated ranks, ascending.
-        densities: further targets, for the error over compression on the last stream.
+        densities: more targets, for the error over compression on the last stream.
         numel: length of drawn gradients.
-        recorded_training: overrides of the training that is recorded, as for experiments.train.
+        recorded_training: overrides of the recorded training, as for experiments.train.
         selection_lengths: numbers of elements at which selection is timed.
-        repeats: steps that each time is the median of.
-        max_gb: memory that gradients may take.
+        repeats: steps behind each median time.
+        max_gb: most memory for gradients.
     """
 
     methods: Sequence[str]
@@ -57,20 +57,20 @@ class ComparisonSettings:
 
     @property
     def figure_world_size(self) -> int:
-        """The number of workers of what is measured or shown for one number alone."""
+        """The number of workers for everything measured or shown for a single number."""
         return FIGURE_WORLD_SIZE if FIGURE_WORLD_SIZE in self.world_sizes else max(self.world_sizes)
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What was measured so far.
+    """The results so far.
 
     Attributes:
         rows: one per method, stream and world size; ``steps``: one per step of these.
         times: of selection, one per method and length.
-        tradeoffs: rows like the first, of further densities.
-        failures: what went wrong, one line each.
-        interrupted: the user stopped it.
+        tradeoffs: rows like the first, for more densities.
+        failures: error messages, one line each.
+        interrupted: whether the user stopped it.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Comparison:
         return pd.DataFrame(self.times, columns=["method", "numel", *TIMES])
 
     def add(self, kind: str, result: Any) -> None:
-        """Add the result of a task, whose kind is the list that it belongs to."""
+        """Add the result of a task to the list ``kind``."""
         if kind in ("rows", "tradeoffs"):
             row, steps = result
             result = [row]
@@ -98,10 +98,10 @@ def measure(settings: ComparisonSettings, show_progress: Callable[[str, int], No
     """Run all methods on all streams and world sizes, and time their selection; Ctrl-C ends it early.
 
     Args:
-        show_progress: is given the name of each task that ended, and how many there are.
+        show_progress: called with the name of each finished task, and the number of tasks.
 
     Raises:
-        UserError: gradients that cannot be recorded, or that need more memory than allowed.
+        UserError: gradients cannot be recorded, or need more memory than allowed.
     """
     _check(settings)
     kernels.prepare()
@@ -135,7 +135,7 @@ def _carry_out_all(
     files: dict[str, Path],
     pool: ProcessPoolExecutor | None,
 ) -> Iterator[Ended]:
-    """Carry out the trials of one stream after the other, then the timed selections with nothing beside them."""
+    """Run the trials stream by stream, then the timed selections with nothing else running."""
     for stream, tasks in trials.items():
         _make_file(stream, settings, files[stream])
         yield from carry_out(tasks, pool)
@@ -144,14 +144,14 @@ def _carry_out_all(
 
 
 def num_processes(settings: ComparisonSettings) -> int:
-    """Return how many processes the trials are worth: one per core, each of which takes seconds to start."""
+    """Return how many processes to use, at most one per core; each takes seconds to start."""
     sizes = sum(settings.world_sizes) * settings.num_steps * settings.numel * len(settings.methods)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores if sizes * len(settings.streams) > WORTH_PROCESSES else 1
 
 
 def _check(settings: ComparisonSettings) -> None:
-    """Check what the gradients need before the first is drawn. Raises: UserError as measure does."""
+    """Check the requirements of all gradients before the first is drawn. Raises: UserError, as measure."""
     world_size, words = max(settings.world_sizes), list(settings.recorded_training)
     lengths = [] if set(settings.streams) == {RECORDED} else [settings.numel]
     if RECORDED in settings.streams:
@@ -168,7 +168,7 @@ def _check(settings: ComparisonSettings) -> None:
 
 
 def _make_file(stream: str, settings: ComparisonSettings, path: Path) -> None:
-    """Write the gradients of a stream to a file, which all processes map into their memory.
+    """Write the gradients of a stream to a file that all processes memory-map.
 
     They are drawn or recorded with one thread: another number rounds a training's sums otherwise.
     """
@@ -189,7 +189,7 @@ def _read_file(path: Path) -> Gradients:
 
 
 def _trials(stream: str, methods: dict[str, micro.Reducer], settings: ComparisonSettings, path: Path) -> Iterator[Task]:
-    """Yield the trials on a stream; on the last one also at further densities."""
+    """Yield the trials on a stream; on the last one also with more densities."""
     for n in settings.world_sizes:
         for name, reducer in methods.items():
             named = f"{name} on {TITLES[stream]} gradients, {n} workers"

@@ -1,4 +1,4 @@
-"""The rows of a comparison as frames: what tables show and figures draw."""
+"""Prepare the rows of a comparison for tables and figures."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ Point = tuple[float, float]
 
 
 def ordered_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows by stream, number of workers and method, each in its order."""
+    """Return the rows ordered by stream, number of workers and method."""
     orders = {"stream": list(TITLES), "method": in_order(frame["method"])}
 
     def places(column: pd.Series) -> pd.Series:
@@ -20,12 +20,12 @@ def ordered_rows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def sparse_rows(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of methods that leave something out: others have no density to be wrong about."""
+    """Return the rows of sparse methods; others have no density error."""
     return numbers[numbers.groupby("method")["density"].transform("min") < 1]
 
 
 def volumes(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Return the bytes that a worker sent in a step, and how many values of four bytes they are per target index."""
+    """Return the bytes that a worker sent in a step, also in four-byte values per target index."""
     sending = numbers[numbers["bytes_share"] > 0]
     dense_bytes = 2 * 4 * sending["numel"] * (sending["world_size"] - 1) / sending["world_size"]
     sent = sending["bytes_share"] * dense_bytes
@@ -34,7 +34,7 @@ def volumes(numbers: pd.DataFrame) -> pd.DataFrame:
 
 
 def tradeoff_numbers(numbers: pd.DataFrame, further: pd.DataFrame) -> pd.DataFrame:
-    """Return error and compression of further densities, and of the main one with as many workers on their stream."""
+    """Return error and compression for all densities, on the stream and number of workers of the further ones."""
     rows = pd.concat([numbers[numbers["stream"] == further["stream"].iloc[0]], further], ignore_index=True)
     rows = rows[rows["bytes_share"] > 0].assign(compression=1 / rows["bytes_share"])
     columns = ["method", "stream", "world_size", "density", "compression", "step_error", "cumulative_error"]
@@ -42,7 +42,7 @@ def tradeoff_numbers(numbers: pd.DataFrame, further: pd.DataFrame) -> pd.DataFra
 
 
 def front(points: list[Point]) -> list[Point]:
-    """Return the points that no other beats in both coordinates (less is better), from left to right."""
+    """Return the Pareto-optimal points (less is better), from left to right."""
     kept: list[Point] = []
     for x, y in sorted(set(points)):
         if not kept or y < kept[-1][1]:
@@ -51,7 +51,7 @@ def front(points: list[Point]) -> list[Point]:
 
 
 def front_methods(rows: pd.DataFrame, error: str) -> list[str]:
-    """Return the methods on the front of ``error`` against bytes, the one that sends least first."""
+    """Return the methods on the front of ``error`` against bytes, least bytes first."""
     finite = rows[np.isfinite(rows[error]) & (rows["bytes_share"] > 0)]
     named = dict(zip(zip(finite["bytes_share"], finite[error], strict=True), finite["method"], strict=True))
     return [named[point] for point in front(list(named))]

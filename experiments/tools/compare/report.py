@@ -1,4 +1,4 @@
-"""A comparison as a page of Markdown."""
+"""Write a comparison as a Markdown page."""
 
 from collections.abc import Iterator
 
@@ -39,7 +39,7 @@ METHOD: Columns = {"method": Column("name")}
 
 
 def report(opening: str, done: Comparison, numbers: pd.DataFrame, world_size: int, settings: ComparisonSettings) -> str:
-    """Return the report: a table per stream, of one number of workers; the last one by their number."""
+    """Return the report: a table per stream for one number of workers, and one for the last stream by workers."""
     named = numbers.assign(name=numbers["method"].map(label))
     sparse = set(sparse_rows(numbers)["method"])
     whole = [label(name) for name in in_order(numbers["method"]) if name not in sparse]
@@ -68,7 +68,7 @@ def _stream(title: str, rows: pd.DataFrame, settings: ComparisonSettings) -> Ite
 
 
 def _by_workers(numbers: pd.DataFrame) -> Iterator[str]:
-    """Yield what each method sends and updates on the last stream with each number of workers, if there are several."""
+    """Yield each method's bytes and updates on the last stream by number of workers, if there are several."""
     stream = str(numbers["stream"].iloc[-1])
     rows = numbers[numbers["stream"] == stream]
     sizes = sorted(set(rows["world_size"]))

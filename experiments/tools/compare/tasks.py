@@ -1,4 +1,4 @@
-"""Measurements carried out in this process, or one after the other on each of several."""
+"""Run measurements in this process or in a pool of processes."""
 
 import multiprocessing
 import signal
@@ -14,7 +14,7 @@ from experiments.launching.process_lifetime import die_with_parent
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One measurement: its name, the list of Comparison that its result belongs to, and a call that can be pickled."""
+    """One measurement: its name, the list of Comparison for its result, and a call that can be pickled."""
 
     name: str
     kind: str
@@ -23,7 +23,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A task that ended: its result, or in one line why it failed."""
+    """A finished task: its result, or an error in one line."""
 
     task: Task
     result: Any = None
@@ -31,9 +31,10 @@ class Ended:
 
 
 def carry_out(tasks: Sequence[Task], pool: ProcessPoolExecutor | None) -> Iterator[Ended]:
-    """Carry out the tasks and yield each when it ended.
+    """Run the tasks and yield each when it has finished.
 
-    The pool makes the calls, the last ones first: they have most ranks, and take longest; else this process does.
+    The pool runs the last tasks first, because they have the most ranks and take longest; without a pool, this process
+    runs them.
     """
     if pool is None:
         ended: Iterable[tuple[Task, Callable[[], Any]]] = ((task, task.call) for task in tasks)
@@ -51,7 +52,7 @@ def carry_out(tasks: Sequence[Task], pool: ProcessPoolExecutor | None) -> Iterat
 
 @contextmanager
 def processes(number: int) -> Iterator[ProcessPoolExecutor | None]:
-    """Give processes for the time of a ``with``, at whose end they are killed; None in place of one."""
+    """Provide a pool of processes for a ``with``, killed at its end; None for a single process."""
     if number == 1:
         yield None
         return
@@ -66,7 +67,7 @@ def processes(number: int) -> Iterator[ProcessPoolExecutor | None]:
 
 
 def _prepare() -> None:
-    """Let Ctrl-C end this process without a word, and its parent's death; load the compiled kernels."""
+    """End this process silently on Ctrl-C and when its parent dies; load the compiled kernels."""
     from micro import kernels
 
     die_with_parent()

@@ -1,4 +1,4 @@
-"""What one method makes of the same gradients as all others: density, error, bytes, mass, time of selection."""
+"""Run one method on given gradients and measure density, error, bytes, mass and time of selection."""
 
 import math
 import statistics
@@ -17,14 +17,14 @@ from micro.comm.requests import Reduction
 from micro.density.base import target_count
 
 Row = dict[str, Any]
-SETTLING_STEPS = 20  # before a controller's worst density error counts
+SETTLING_STEPS = 20  # steps before the worst density error counts
 KINDS = ("counts", "indices", "values")  # of bytes
 
 
 def trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size: int) -> tuple[Row, list[Row]]:
     """Run a method on gradients and return its row of means, and a row per step.
 
-    It uses one core: trials are what runs at a time, and idle threads of torch would take the ranks' time.
+    It uses one core, because trials run in parallel, and idle threads of torch would slow the ranks.
     """
     named = {"method": method, "stream": gradients.stream, "world_size": world_size, "numel": gradients.layout.numel}
     with one_thread():
@@ -38,7 +38,7 @@ def trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch's operations have one thread in this context; those of other threads are not concerned."""
+    """Limit torch operations of this thread to one thread inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -48,7 +48,7 @@ def one_thread() -> Iterator[None]:
 
 
 class _Ledger:
-    """The gradients that enter simulated ranks and the updates that leave them, summed in double precision."""
+    """Sums of the gradients into simulated ranks and of the updates out of them, in double precision."""
 
     def __init__(self, simulation: micro.Simulation) -> None:
         self._simulation = simulation
@@ -61,7 +61,7 @@ class _Ledger:
         self._unsent = self._kept("residual")
 
     def step(self, gradients: Tensor, total: Tensor) -> Row:
-        """Reduce one step's gradients (world_size, numel), whose sum is ``total``, and return what was measured."""
+        """Reduce one step's gradients (world_size, numel) with sum ``total``; return the measurements."""
         n, numel = gradients.shape
         dense_bytes = 2 * 4 * numel * (n - 1) / n
         added = self._next_velocity(self._kept("momentum"), total)[1] if self._momentum else total
@@ -81,15 +81,15 @@ class _Ledger:
             **{f"{kind}_share": _ratio(num_bytes, dense_bytes) for kind, num_bytes in sent.items()},
             "step_error": _ratio(float((update - mean).norm()), float(mean.norm())),
             "mass_kept": self._mass_kept(n, update),
-            "select_s": min(s.select_s for s in stats),  # ranks share the cores: the least is nearest to one's own
+            "select_s": min(s.select_s for s in stats),  # ranks share cores: the least is closest to a rank alone
         }
 
     def cumulative_error(self) -> float:
-        """Return how far the sum of all updates is from that of the means, over the norm of the latter."""
+        """Return the relative error of the sum of all updates."""
         return _ratio(float((self._update_sum - self._mean_sum).norm()), float(self._mean_sum.norm()))
 
     def _reduce(self, gradients: Tensor) -> list[micro.StepStats]:
-        """Reduce copies of the gradients; each rank makes its own, and has it in the core's caches when it begins."""
+        """Reduce copies of the gradients; each rank copies its own, which is then in its core's caches."""
         sources, copies = gradients.unbind(), self._rows.unbind()
 
         def copy(comm: Comm) -> Reduction[None]:
@@ -99,12 +99,12 @@ class _Ledger:
         return self._simulation.step_(self._rows, ahead=copy)
 
     def _mass_kept(self, num_ranks: int, update: Tensor) -> float:
-        """Return the share of what was to be sent that is in the update or kept; uses up the accumulators' sum."""
+        """Return the share of the accumulators that is in the update or residual; overwrites their sum."""
         lost = torch.sub(self._acc, self._unsent, out=self._lost).sub_(update, alpha=num_ranks)
         return 1 - _ratio(float(lost.abs_().sum()), float(self._acc.abs_().sum()))
 
     def _next_velocity(self, velocity: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the next momentum, and the update that it calls for: the gradient itself where there is none."""
+        """Return the next momentum and its update; without momentum, the gradient itself."""
         if not self._momentum:
             return gradient, gradient
         if self._nesterov:
@@ -114,7 +114,7 @@ class _Ledger:
         return velocity, velocity
 
     def _kept(self, name: str) -> Tensor:
-        """Return the sum over ranks of what the feedback keeps under ``name``, zero where it keeps nothing."""
+        """Return the sum over ranks of the feedback's vector ``name``, zero if there is none."""
         try:
             kept = self._simulation.memory(name)
         except KeyError:
@@ -143,7 +143,7 @@ def _means(steps: list[Row], cumulative_error: float, one_topk_s: float) -> Row:
 
 
 def _ratio(part: float, whole: float) -> float:
-    """Return part / whole; 0 where both are 0, NaN where there is no whole to compare with."""
+    """Return part / whole; 0 if both are 0, NaN if only the whole is."""
     if whole:
         return part / whole
     return math.nan if part else 0.0

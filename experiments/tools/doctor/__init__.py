@@ -1,4 +1,4 @@
-"""What ``python -m experiments.doctor`` checks: the machine, a measured link, and what follows for sparsifying.
+"""The checks of ``python -m experiments.doctor``: the machine, a measured link, and predictions for sparse methods.
 
 Begin reading at findings.py, then machine.py and link.py.
 """

@@ -1,4 +1,4 @@
-"""The findings of checks: lines with a state, in sections; a failed check is a line too."""
+"""Findings of checks: lines with a state, in sections; a failed check is a line too."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,9 +17,9 @@ class Finding:
     """One line of a report.
 
     Attributes:
-        name, value: what was checked, and what was found.
-        note: what it is used for, or what to do.
-        state: absent is not an error, it says that something cannot be used here; failed is an error of the check.
+        name, value: what was checked, and the result.
+        note: its use, or advice.
+        state: absent: not available here, no error; failed: an error in the check.
         data: the finding as plain values for programs.
     """
 
@@ -31,12 +31,12 @@ class Finding:
 
 
 def either(name: str, found: bool, value: str, note: str = "", **data: Any) -> Finding:
-    """Return a line that is here or absent."""
+    """Return a line with state here or absent."""
     return Finding(name, value, note, "here" if found else "absent", data)
 
 
 def carry_out(checks: Mapping[str, Callable[[], Iterable[Finding]]]) -> Iterator[Finding]:
-    """Yield what each check finds; an error in one becomes a line under its name and does not stop the others."""
+    """Yield the findings of each check; an error becomes a line with the check's name and does not stop the others."""
     for name, check in checks.items():
         try:
             yield from check()
@@ -45,7 +45,7 @@ def carry_out(checks: Mapping[str, Callable[[], Iterable[Finding]]]) -> Iterator
 
 
 def show(title: str, findings: Sequence[Finding]) -> None:
-    """Print a section, a line for each finding."""
+    """Print a section with a line per finding."""
     names, values = (max((len(getattr(line, key)) for line in findings), default=0) for key in ("name", "value"))
     print(title)
     for line in findings:

@@ -1,4 +1,4 @@
-"""Whether sparsifying can pay: a link and a selection measured on two ranks here, and predicted steps of methods."""
+"""Predict whether sparsifying pays, from a link and a selection measured on two ranks of this machine."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ from experiments.tools.simulate.steps import simulate_step
 from micro.comm.group import GroupComm
 from micro.predicted_traffic import calls_of
 
-RANKS, TIMEOUT_S = 2, 100  # if kernels are not compiled yet, their compilation takes most of the seconds
+RANKS, TIMEOUT_S = 2, 100  # includes compiling kernels, most of the time
 MODEL, SIZES_OF_DATA = "resnet18", {"in_channels": 3, "num_classes": 10}
 DENSITY = 0.01
 SIZES = [64, 2**12, 2**16, 2**20, 2**22, 2**24]  # bytes of a vector
-REPEATS, SECONDS = 16, 3.0  # of each size where all of them take no longer
-STEPS = 5  # numbers of reductions, after a warm-up
+REPEATS, SECONDS = 16, 3.0  # repeats per size, and the most seconds for all
+STEPS = 5  # number of reductions, after a warm-up
 TRACE = ROOT / "results/published/traces/resnet18.json"
 METHODS = (DENSE, "powersgd", "topk", "oktopk", "micro")
 ASSUMED = (
@@ -41,12 +41,12 @@ ASSUMED = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What two ranks measured.
+    """Measurements of two ranks.
 
     Attributes:
-        numel: elements of the gradient that was reduced.
-        link: that fits their all-reduces of several sizes.
-        select_s: time of a reduction of that gradient by MiCRO without its collectives, on the slower rank.
+        numel: elements of the reduced gradient.
+        link: fitted to their all-reduces of several sizes.
+        select_s: seconds of MiCRO's reduction of that gradient without collectives, on the slower rank.
     """
 
     numel: int
@@ -61,9 +61,8 @@ class Comparison:
     Attributes:
         bits_per_s: rate of sending and summing.
         dense_s: time of a dense ring all-reduce.
-        sparse_s: time of MiCRO: of its computation as measured here, and of its collectives.
-        break_even_bits_per_s: at this latency MiCRO takes less time below this rate; 0 if it never does, infinite if
-            it always does.
+        sparse_s: time of MiCRO: computation as measured here, plus its collectives.
+        break_even_bits_per_s: MiCRO is faster below this rate, at this latency; 0: never, infinite: always.
     """
 
     numel: int
@@ -75,14 +74,14 @@ class Comparison:
 
 
 def measured_pair() -> Measured:
-    """Start two ranks and return what they measure. Raises: GroupError: one failed, or they took too long."""
+    """Start two ranks and return their measurements. Raises: GroupError: one failed, or they took too long."""
     with RankGroup(RANKS, env={"OMP_NUM_THREADS": "1"}, collective_s=TIMEOUT_S) as ranks:
         found: Measured = ranks.call(measure, timeout_s=TIMEOUT_S)[0]
     return found
 
 
 def measure() -> Measured:
-    """Time all-reduces of several sizes, and MiCRO's reduction of a model's gradient; both ranks call this."""
+    """Time all-reduces of several sizes, and MiCRO's reduction of a model's gradient; call it on both ranks."""
     points = measure_op("all_reduce", SIZES, GroupComm(), torch.device("cpu"), REPEATS, SECONDS)
     curve = Curve(sizes=tuple(size for size, _ in points), seconds=tuple(seconds for _, seconds in points))
     with torch.device("meta"):  # only the shapes are needed
@@ -94,11 +93,11 @@ def measure() -> Measured:
 def link(
     rates_mbit: Sequence[float], latency_us: float | None, world_size: int, trace: Path | None
 ) -> Iterator[Finding]:
-    """Yield what two ranks measured, what follows for their link and for links of some rates, and predicted steps.
+    """Yield the measurements of two ranks, conclusions for their link and for given rates, and predicted steps.
 
     Args:
-        latency_us: of those links; that of this machine where none is given.
-        trace: profile of a model, that of `experiments.profile backward`; a published one where none is given.
+        latency_us: of those links; by default this machine's.
+        trace: profile of a model from `experiments.profile backward`; by default a published one.
     """
     measured = measured_pair()
     here, between = measured.link, f"between {RANKS} gloo ranks on this machine"
@@ -120,8 +119,8 @@ def link(
 def compare(link: Link, measured: Measured, world_size: int) -> Comparison:
     """Compare MiCRO with dense for ``world_size`` workers, each with its own link of this kind.
 
-    Both times are linear in the seconds per byte, from which the break-even follows. The time of the selection was
-    measured with two workers; with more workers each of them searches less.
+    Both times are linear in the seconds per byte, which gives the break-even. The selection was measured with two
+    workers; with more, each searches less.
     """
     calls = calls_of(micro.SparseReducer(micro.Micro(), density=DENSITY), measured.numel, world_size)
 
@@ -143,15 +142,15 @@ def compare(link: Link, measured: Measured, world_size: int) -> Comparison:
 
 
 def predicted_steps(links: Mapping[str, Link], world_size: int, trace: Path | None) -> Iterator[Finding]:
-    """Yield for each link what a step takes with each of METHODS, as `experiments.simulate` predicts it.
+    """Yield for each link the seconds of a step with each of METHODS, predicted as by `experiments.simulate`.
 
-    Dense is in DDP's buckets, the others in one: what a training does unless set otherwise.
+    Dense uses DDP's buckets, the others one: the defaults of training.
 
     Raises:
         UserError: the profile cannot be used.
     """
     if trace is None and not TRACE.exists():
-        yield Finding("steps", "unknown", "give a profile with --trace; a published one is in a clone alone", "absent")
+        yield Finding("steps", "unknown", "give a profile with --trace; only a clone has a published one", "absent")
         return
     profile = load_measured(Trace, trace or TRACE)
     methods, selection = methods_of(METHODS, DENSITY, table=None, memory_gb_s=MEMORY_GB_S)
@@ -179,7 +178,7 @@ def human_rate(bits_per_s: float) -> str:
 
 def _in_words(found: Comparison, measured: Measured) -> str:
     if found.world_size == 1:
-        return "One worker sends nothing: there is nothing to save."
+        return "One worker sends nothing: nothing to save."
     dense, sparse, select = map(_in_ms, (found.dense_s, found.sparse_s, measured.select_s))
     return (
         f"The gradient of {MODEL} among {found.world_size} workers: dense all-reduce {dense}, MiCRO at density "

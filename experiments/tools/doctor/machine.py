@@ -1,4 +1,4 @@
-"""What this machine has: versions, cores, GPUs, compilers, the scheduler, W&B, disks, data sets."""
+"""Check the machine: versions, cores, GPUs, compilers, SLURM, W&B, disks, data sets."""
 
 import netrc
 import os
@@ -36,11 +36,11 @@ BUSY = 0.5  # load per core above which a measurement is not reliable
 CXX = ("g++", "clang++", "c++")
 DATA_ROOT = Path("data/cache")
 FOLDERS = (Path("results"), DATA_ROOT)
-SCARCE_BYTES = 5e9  # a data set and its archive, or a long study's checkpoints
+SCARCE_BYTES = 5e9  # a data set with its archive, or a long study's checkpoints
 
 
 def versions() -> Iterator[Finding]:
-    """Python, torch, and the optional packages with what each is used for."""
+    """Python, torch, and optional packages with their uses."""
     import torch
 
     yield Finding("python", platform.python_version(), sys.executable)
@@ -54,7 +54,7 @@ def versions() -> Iterator[Finding]:
 
 
 def cores(nproc: int) -> Iterator[Finding]:
-    """Cores that this process may use, the threads of each rank, and the load of other processes."""
+    """Cores available to this process, threads per rank, and the load of other processes."""
     usable, given = num_cores(), os.environ.get("OMP_NUM_THREADS")
     turns = "" if usable >= nproc else f"; fewer than {nproc} workers: they take turns"
     yield either("cores", usable >= nproc, f"{usable}", f"of {os.cpu_count()}{turns}")
@@ -83,7 +83,7 @@ def gpus(nproc: int) -> Iterator[Finding]:
 
 
 def compilers() -> Iterator[Finding]:
-    """What compile=true needs, and whether the selection on a CPU is compiled."""
+    """Requirements of compile=true, and whether CPU selection is compiled."""
     import torch
 
     from micro import kernels
@@ -142,7 +142,7 @@ def disks() -> Iterator[Finding]:
 
 
 def datasets() -> Iterator[Finding]:
-    """Data sets that were prepared; their files are checked by `data.prepare` and by a run, not here."""
+    """Prepared data sets; their files are checked by `data.prepare` and by runs, not here."""
     from data import imagenet
     from data.catalogue import CATALOGUE
 

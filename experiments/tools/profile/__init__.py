@@ -1,4 +1,4 @@
-"""What ``python -m experiments.profile`` measures, one file per command.
+"""The measurements of ``python -m experiments.profile``, one file per command.
 
-Begin reading at on_ranks.py, then backward.py and method_steps.py, by which `bench` and `doctor` measure too.
+Begin reading at on_ranks.py, then backward.py and method_steps.py, which `bench` and `doctor` use too.
 """

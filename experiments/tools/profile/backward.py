@@ -1,6 +1,6 @@
-"""When backward completes each gradient, and when forward needs each parameter, on ranks that do not communicate.
+"""Measure when backward completes each gradient and forward needs each parameter, without communication.
 
-Every rank trains the configured model on its own share of the data, all start a step together, and nothing is reduced.
+Every rank trains the configured model on its share of the data; all start each step together, and nothing is reduced.
 Times are medians over steps, then over ranks.
 """
 
@@ -33,8 +33,8 @@ from micro.comm.objects import gather_objects
 
 NAME = "backward"
 WARMUP = 3
-DIGITS = 9  # no clock tells less than a nanosecond
-IMAGES = [  # of CIFAR's size, that need no file
+DIGITS = 9  # no clock resolves less than a nanosecond
+IMAGES = [  # of CIFAR's size, without a file
     "model=resnet20",
     "dataset=synthetic",
     "dataset.settings={num_samples: 4096, image_size: 32, channels: 3, num_classes: 10}",
@@ -45,7 +45,7 @@ SETTLED = ("sparsifier", "schedule", "density", "cluster", "output")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this command."""
-    help = "steps that count, after a warm-up (%(default)s)"
+    help = "measured steps, after a warm-up (%(default)s)"
     parser.add_argument("--steps", type=whole_number(), default=20, help=help)
     help = "model, dataset and so on, as for train; ResNet-20 on drawn 32 x 32 images when none is given"
     add_settings(parser, help=help)
@@ -55,7 +55,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     """Return the settings of the ranks.
 
     Raises:
-        UserError: words that describe no training, or that name what is settled here.
+        UserError: invalid words, or a setting that this command fixes.
     """
     for word in options.overrides:
         if word.split("=")[0].split(".")[0] in SETTLED:
@@ -66,7 +66,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
 
 
 def work(settings: Settings) -> list[Row]:
-    """Time the steps of this rank; return a row for each rank: the seconds of its steps, and facts of the model."""
+    """Time the steps of this rank; return a row per rank: the seconds of its steps, and properties of the model."""
     config, device = _config(settings["overrides"], dist.get_world_size()), own_device()
     task = load_task(config, device)
     batches = endless_batches(task)
@@ -76,7 +76,7 @@ def work(settings: Settings) -> list[Row]:
     for step in range(WARMUP + settings["steps"]):
         batch = next(batches)
         task.seed(step, dist.get_rank())
-        dist.barrier()  # ranks contend for the machine as they do in training, where every step joins them
+        dist.barrier()  # ranks compete for the machine, as in synchronous training
         steps.append(watched.step(lambda model, batch=batch: task.loss(model, batch)[0], optimizer))  # type: ignore[misc]
     trained = dict(_trained(task.model))
     row = {
@@ -95,7 +95,7 @@ def merge(rows: Sequence[Row]) -> Trace:
     """Return the trace of the ranks' rows (see ``work``): the median over the steps of a rank, then over ranks.
 
     Raises:
-        UserError: the order of gradients is not the same everywhere, or a parameter gets none.
+        UserError: the order of gradients differs, or a parameter gets none.
     """
     first, order = rows[0], _common_order(rows)
 
@@ -124,7 +124,7 @@ def merge(rows: Sequence[Row]) -> Trace:
 
 
 def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
-    """Write the trace and print what is in it; returns the paths. Raises: UserError: as `merge`."""
+    """Write the trace and print its content; return the paths. Raises: UserError: as `merge`."""
     trace = merge(rows)
     trace.save(options.out)
     title = f"{trace.model}, batch {trace.batch_size}, ranks: {trace.world_size}, medians of {trace.num_steps} steps"
@@ -136,7 +136,7 @@ def write(rows: list[Row], options: argparse.Namespace, console: Console) -> lis
 
 
 def _common_order(rows: Sequence[Row]) -> list[str]:
-    """Return the one order in which all gradients come, on all ranks and in all steps."""
+    """Return the order of gradients, equal on all ranks and in all steps."""
     order = list(rows[0]["steps"][0]["ready"])
     for rank, row in enumerate(rows):
         for step, seconds in enumerate(row["steps"]):
@@ -153,9 +153,9 @@ def _common_order(rows: Sequence[Row]) -> list[str]:
 
 
 class Watched:
-    """A model whose hooks stamp when a parameter is first used and when its gradient is complete.
+    """A model with hooks that record when a parameter is first used and when its gradient is complete.
 
-    Stamps are the clock's, or events of the stream that was current in the forward pass.
+    Time stamps are clock readings, or events of the current stream of the forward pass.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -171,7 +171,7 @@ class Watched:
                 module.register_forward_pre_hook(partial(self._stamp, self._used, own))
 
     def step(self, loss_of: Callable[[nn.Module], Tensor], optimizer: torch.optim.Optimizer) -> Row:
-        """Train one step and return its seconds: ready and used by parameter, ready in order, and the parts' lengths.
+        """Train one step; return seconds: ready and used by parameter, ready in order, and durations of the parts.
 
         Args:
             loss_of: maps the model to the loss of a batch.
@@ -196,7 +196,7 @@ class Watched:
         }
 
     def now(self) -> Any:
-        """Return a stamp of this moment of the work, without waiting for it."""
+        """Return a time stamp, without waiting for the device."""
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -204,7 +204,7 @@ class Watched:
         return event
 
     def seconds(self, first: Any, second: Any) -> float:
-        """Return the seconds between two stamps, once the work between them is done."""
+        """Return the seconds between two time stamps, after the work between them is done."""
         return first.elapsed_time(second) / 1e3 if self._device.type == "cuda" else second - first
 
     def _stamp(self, stamps: dict[str, Any], names: Sequence[str], *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""What `method_steps` needs of the library, as it is at this revision: steps of a method, gradients that suit it."""
+"""Adapter of `method_steps` to this revision of the library: steps of a method, and suitable gradients."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ Step = Callable[[Tensor], dict[str, float]]
 
 
 def prepare() -> None:
-    """Load the compiled loops; where they must be compiled first, one rank does it for all."""
+    """Load the compiled loops; if they must be compiled first, one rank does it for all."""
     if dist.get_rank():
         dist.barrier()
     kernels.prepare()
@@ -29,9 +29,9 @@ def scale(density: float, numel: int) -> float:
 
 
 def reduction(method: str, density: float, numel: int, device: torch.device) -> Step:
-    """Return a step of a method of conf/sparsifier: it replaces a gradient (numel,) by the update, and has its times.
+    """Return a step function of a method of conf/sparsifier: it replaces a gradient (numel,) by the update.
 
-    Its state is its own. All times are seconds of this rank.
+    It keeps the method's state, and returns times in seconds of this rank.
     """
     reducer = build_methods([method], density)[method]
     comm, state = GroupComm(timed=True), reducer.start(layered(numel), torch.float32, device)

@@ -1,6 +1,6 @@
-"""How long each collective of Comm takes over its size, on the ranks that will train.
+"""Measure the seconds of each collective of Comm by size, on the ranks that will train.
 
-All ranks start a collective together; it takes as long as on its slowest rank, and the median over repeats counts.
+All ranks start a collective together; its time is that of the slowest rank, the median over repeats.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, 
 NAME = "link"
 SIZES = [4**power for power in range(3, 14)]
 FEWEST_REPEATS = 3
-FEWEST_SIZES = 2  # that make a curve
+FEWEST_SIZES = 2  # needed for a curve
 ELEMENT_BYTES = 4
 
 
@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, repeats = parser.add_argument, whole_number(FEWEST_REPEATS)
     help = "no rank receives more than the largest; by default from 64 B to 64 MiB by factors of 4"
     add("--sizes", type=comma_list(whole_number()), default=SIZES, metavar="BYTES,BYTES", help=help)
-    add("--repeats", type=repeats, default=10, help="of each size where time allows (%(default)s)")
+    add("--repeats", type=repeats, default=10, help="of each size, if time allows (%(default)s)")
     help = f"time to keep to, by fewer repeats, at least {FEWEST_REPEATS}, and by fewer large sizes (%(default)s)"
     add("--seconds", type=to_positive, default=60.0, help=help)
-    add("--link", default="", metavar="TEXT", help="what to call the link in titles")
+    add("--link", default="", metavar="TEXT", help="name of the link in titles")
 
 
 def prepare(options: argparse.Namespace, world_size: int) -> Settings:
@@ -57,18 +57,18 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
 
 
 def sizes_of(op: Op, sizes: Sequence[int], world_size: int) -> list[int]:
-    """Return the sizes at which a collective is measured: those at which no rank receives more than the largest."""
+    """Return the measured sizes of a collective, at which no rank receives more than the largest size."""
     received = world_size if op.startswith("gather") else 1
     return [size for place, size in enumerate(sizes) if place < FEWEST_SIZES or size * received <= sizes[-1]]
 
 
 def work(settings: Settings) -> list[Row]:
-    """Time all collectives; return a row for each, of sizes and seconds."""
+    """Time all collectives; return a row of sizes and seconds for each."""
     comm, device, rows = GroupComm(timed=True), own_device(), []
     ends_at = time.perf_counter() + settings["seconds"]
     for place, op in enumerate(OPS):
         sizes = sizes_of(op, settings["sizes"], comm.world_size)
-        left_s = slowest(max(0.0, ends_at - time.perf_counter()), device)  # what an operation saved is for the others
+        left_s = slowest(max(0.0, ends_at - time.perf_counter()), device)  # unused time goes to the others
         points = measure_op(op, sizes, comm, device, settings["repeats"], left_s / (len(OPS) - place))
         rows.append(
             {
@@ -88,8 +88,8 @@ def measure_op(
 ) -> list[tuple[float, float]]:
     """Return the points (size, median seconds) of a collective over rising sizes.
 
-    A point is repeated as often as its share of ``left_s``, the seconds for all of them, allows. A large size for which
-    they do not suffice is left out, and with it all beyond.
+    A point is repeated as often as its share of ``left_s``, the seconds for all of them, allows. If a large size would
+    exceed them, it and all larger ones are left out.
     """
     points: list[tuple[float, float]] = []
     for place, size in enumerate(sizes):
@@ -97,10 +97,10 @@ def measure_op(
         if len(points) >= FEWEST_SIZES and (1 + FEWEST_REPEATS) * expected_s > left_s:
             break
         call = calls(op, size, comm, device)
-        first_s = _timed(call, comm, device)  # connections are made here; it does not count
+        first_s = _timed(call, comm, device)  # the first call makes connections and is not counted
         affordable = int(left_s / (len(sizes) - place) / first_s)
         seconds = [_timed(call, comm, device) for _ in range(max(FEWEST_REPEATS, min(repeats, affordable)))]
-        sent = float(comm.traffic.calls[-1][1])  # pieces of whole elements: not always as many bytes as ``size``
+        sent = float(comm.traffic.calls[-1][1])  # whole elements: not always ``size`` bytes
         if not points or sent > points[-1][0]:
             points.append((sent, statistics.median(seconds)))
         left_s -= first_s + sum(seconds)
@@ -116,7 +116,7 @@ def _timed(call: Callable[[], object], comm: GroupComm, device: torch.device) ->
 
 
 def calls(op: Op, num_bytes: int, comm: GroupComm, device: torch.device) -> Callable[[], object]:
-    """Return a function that calls a collective whose size, as LinkTable counts it, is about ``num_bytes``."""
+    """Return a function that calls a collective of about ``num_bytes``, counted as in LinkTable."""
     n, numel = comm.world_size, num_bytes // ELEMENT_BYTES
     x = torch.zeros(numel, device=device)
     if op == "gather_rows":
@@ -134,7 +134,7 @@ def calls(op: Op, num_bytes: int, comm: GroupComm, device: torch.device) -> Call
 
 
 def merge(rows: list[Row], link: str) -> LinkTable:
-    """Return the table of a link of that name."""
+    """Return the table of the link ``link``."""
     curves: dict[Op, Curve] = {
         row["op"]: Curve(sizes=tuple(row["sizes"]), seconds=tuple(row["seconds"])) for row in rows
     }
@@ -142,7 +142,7 @@ def merge(rows: list[Row], link: str) -> LinkTable:
 
 
 def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
-    """Write the table of the link and print it; returns the paths."""
+    """Write the table of the link and print it; return the paths."""
     found = merge(rows, options.link or f"{rows[0]['backend']}, {rows[0]['world_size']} ranks")
     found.save(options.out)
     console.print(f"{found.link}\n\n{_table(found)}", soft_wrap=True, highlight=False)

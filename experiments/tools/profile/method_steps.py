@@ -1,8 +1,7 @@
-"""Steps of a method on a rank, each timed with a floor beside it.
+"""Run and time steps of a method on a rank, each with its floor.
 
-Whatever measures a method takes its steps from here: `profile select`, the doctor, `bench step` and `bench gpu`.
-``bench step --against`` copies this file into the older revision, so that both are measured alike: of this repository
-it uses only `library`.
+`profile select`, the doctor, `bench step` and `bench gpu` all use it. ``bench step --against`` copies this file into
+the older revision to measure both in the same way, so it imports only `library` from this repository.
 """
 
 import time
@@ -16,8 +15,8 @@ from torch import Tensor
 
 from experiments.tools.profile import library
 
-TOPK = "(torch.topk alone)"  # stands beside the methods, for scale
-NUM_TRIED = 4  # steps that tell how long one takes; the first of them loads or compiles loops
+TOPK = "(torch.topk alone)"  # listed with the methods, for comparison
+NUM_TRIED = 4  # steps to estimate the duration of one; the first loads or compiles loops
 NUM_GRADIENTS = 3
 
 Times = dict[str, float]
@@ -25,7 +24,7 @@ Step = Callable[[Tensor], Times]
 
 
 class TimedSteps:
-    """One step after the other on gradients that differ, each followed by a floor."""
+    """Runs steps on changing gradients, each followed by a floor."""
 
     def __init__(self, method: str, numel: int, density: float, device: torch.device) -> None:
         self._device = device
@@ -40,9 +39,9 @@ class TimedSteps:
         return [self._one() for _ in range(count)]
 
     def next_gradient(self) -> Tensor:
-        """Return a gradient (numel,) that no earlier step had, in the memory that all of them have.
+        """Return a new gradient (numel,), always in the same memory.
 
-        It is one of a few, turned by a random number of places.
+        It is one of a few gradients, rotated by a random number of elements.
         """
         source, grad = self._gradients[self._number % NUM_GRADIENTS], self._grad
         turn = int(torch.randint(1, source.numel(), (1,), generator=torch.Generator().manual_seed(self._number)))
@@ -52,7 +51,7 @@ class TimedSteps:
         return grad
 
     def floor(self) -> None:
-        """Do what a sparse step cannot leave out: add the gradient, read the rank's own slice, clear the gradient."""
+        """Do the minimum of a sparse step: add the gradient, read the rank's slice, clear the gradient."""
         residual, rank, n = self._residual, dist.get_rank(), dist.get_world_size()
         residual.add_(self._gradients[0])
         residual[rank * residual.numel() // n : (rank + 1) * residual.numel() // n].sum()
@@ -76,7 +75,7 @@ class TimedSteps:
         return time.perf_counter()
 
     def _topk(self, density: float) -> Step:
-        """Return a step of torch.topk itself, which nothing is sent after."""
+        """Return a step of torch.topk alone, which sends nothing."""
         gradient = self._gradients[0]
         k = max(1, round(density * gradient.numel()))
 
@@ -89,13 +88,13 @@ class TimedSteps:
         return step
 
 
-current: TimedSteps | None = None  # of this rank: they last from one call to the next
+current: TimedSteps | None = None  # of this rank, kept between calls
 
 
 def begin(method: str, numel: int, density: float) -> float:
-    """Make the steps of a method at a length and density on this rank; return the seconds that one takes."""
+    """Prepare steps of a method at a length and density on this rank; return the seconds of one."""
     global current
-    current = None  # its memory is free before the next is made
+    current = None  # free its memory first
     _prepare()
     current = TimedSteps(method, numel, density, _own_device())
     current.take(1)
@@ -105,7 +104,7 @@ def begin(method: str, numel: int, density: float) -> float:
 
 
 def turn(count: int) -> list[Times]:
-    """Take so many steps; return their times on this rank."""
+    """Run ``count`` steps; return their times on this rank."""
     assert current
     return current.take(count)
 
@@ -121,6 +120,6 @@ def _own_device() -> torch.device:
 
 @lru_cache(maxsize=1)
 def gradients(numel: int, scale: float, device: torch.device) -> list[Tensor]:
-    """Return what all methods are measured on: normal gradients of this rank."""
+    """Return this rank's normal gradients, on which all methods are measured."""
     randomness = torch.Generator().manual_seed(dist.get_rank())
     return [scale * torch.randn(numel, generator=randomness).to(device) for _ in range(NUM_GRADIENTS)]

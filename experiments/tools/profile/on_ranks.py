@@ -1,4 +1,4 @@
-"""Be one of the ranks that torchrun or srun started; devices of ranks."""
+"""Join the ranks started by torchrun or srun, and choose the devices of ranks."""
 
 from collections.abc import Callable
 
@@ -12,12 +12,12 @@ from experiments.runs.manifest import cpu_model
 from experiments.tools.ranks.measures import Row, Settings
 from experiments.training.group import device_of_rank
 
-Work = Callable[[Settings], list[Row]]  # what every rank calls; rank 0's rows count
+Work = Callable[[Settings], list[Row]]  # called on every rank; rank 0's rows are used
 DEVICES = ("auto", "cpu", "cuda")
 
 
 def join(work: Work, settings: Settings, ranks: RankEnvironment, *, device: str) -> list[Row] | None:
-    """Be one of the ranks that torchrun or srun started; only rank 0 returns rows."""
+    """Join the ranks started by torchrun or srun and run ``work``; only rank 0 returns rows."""
     ranks.export()
     die_with_parent()
     store, rank, world_size = next(dist.rendezvous("env://"))
@@ -32,14 +32,14 @@ def join(work: Work, settings: Settings, ranks: RankEnvironment, *, device: str)
 
 
 def check_device(device: str, nproc: int) -> None:
-    """Raise UserError where ``device`` is no choice, or asks for GPUs that are not here."""
+    """Raise UserError if ``device`` is not a choice, or needs GPUs that are missing."""
     check_choice("--device", DEVICES, device)
-    if device == "cuda" and torch.cuda.device_count() < nproc and not is_rank():  # ranks compare what each of them sees
+    if device == "cuda" and torch.cuda.device_count() < nproc and not is_rank():  # ranks compare their own counts
         raise UserError(f"--device cuda needs {nproc} GPUs here, there are {torch.cuda.device_count()}")
 
 
 def device_name(device: torch.device) -> str:
-    """Return what was measured on, for people who read the file."""
+    """Return a description of the device for readers of the file."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{cpu_model()}, threads per rank: {torch.get_num_threads()}"

@@ -1,7 +1,7 @@
-"""What a method's reduction costs beside its collectives, over the number of elements.
+"""Measure the computation of a method's reduction, without collectives, by number of elements.
 
-Choosing and everything else of a reduction but the exchange, on ranks that really reduce; a step takes as long as on
-its slowest rank, and the median over steps counts.
+It covers selection and everything else except the exchange, on ranks that really reduce. The time of a step is that of
+the slowest rank, the median over steps.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from experiments.tools.ranks.measures import Row, Settings, own_device, slowest
 from experiments.tools.shared.methods import build_methods, known_methods, select_names
 
 NAME = "select"
-WARMUP = 8  # steps in which thresholds settle
+WARMUP = 8  # steps until thresholds settle
 METHODS = "dense,topk,topk_gather,micro"
 NUMEL = [2**power for power in range(10, 25, 2)]
 
@@ -33,18 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, lengths = parser.add_argument, comma_list(whole_number())
     add("--methods", type=comma_list(str), default=METHODS, metavar="A,B", help="of conf/sparsifier (%(default)s)")
     add("--density", type=to_density, default=0.01, help="target density, in (0, 1] (%(default)s)")
-    add("--numel", type=lengths, default=NUMEL, metavar="D,D", help="lengths; 2^10 to 2^24 when none is given")
-    add("--steps", type=whole_number(), default=9, help="steps that count, after a warm-up (%(default)s)")
+    add("--numel", type=lengths, default=NUMEL, metavar="D,D", help="lengths; by default 2^10 to 2^24")
+    add("--steps", type=whole_number(), default=9, help="measured steps, after a warm-up (%(default)s)")
 
 
 def prepare(options: argparse.Namespace, world_size: int) -> Settings:
     """Return the settings of the ranks.
 
     Raises:
-        UserError: no such method, lengths that make no curve, or a number out of range.
+        UserError: no such method, too few lengths, or a number out of range.
     """
     methods = select_names(options.methods, known_methods(), "methods")
-    build_methods(methods, options.density)  # a mistake shows here, not on the ranks
+    build_methods(methods, options.density)  # reports a mistake before ranks start
     lengths = sorted(set(options.numel))
     if len(lengths) < 2 or lengths[0] < 2:
         raise UserError(f"--numel must be two or more lengths of at least 2, got {','.join(map(str, options.numel))}")
@@ -52,7 +52,7 @@ def prepare(options: argparse.Namespace, world_size: int) -> Settings:
 
 
 def work(settings: Settings) -> list[Row]:
-    """Time all methods at all lengths; return a row for each method, of lengths and seconds."""
+    """Time all methods at all lengths; return a row of lengths and seconds for each method."""
     lengths, facts = settings["numel"], {"device": device_name(own_device()), "world_size": dist.get_world_size()}
     rows = []
     for method in settings["methods"]:
@@ -62,7 +62,7 @@ def work(settings: Settings) -> list[Row]:
 
 
 def own_seconds(method: str, numel: int, density: float, steps: int) -> float:
-    """Return the median seconds that the slowest rank spends outside collectives in a method's reduction."""
+    """Return the median seconds of a method's reduction outside collectives, on the slowest rank."""
     method_steps.begin(method, numel, density)
     method_steps.turn(WARMUP)
     return statistics.median(slowest(row["own_s"], own_device()) for row in method_steps.turn(steps))
@@ -76,7 +76,7 @@ def merge(rows: list[Row], density: float) -> SelectTable:
 
 
 def write(rows: list[Row], options: argparse.Namespace, console: Console) -> list[Path]:
-    """Write the table of selections and print it; returns the paths."""
+    """Write the table of selections and print it; return the paths."""
     found = merge(rows, options.density)
     found.save(options.out)
     numbers = pd.DataFrame({row["method"]: row["seconds"] for row in rows}, index=rows[0]["numel"])

@@ -1,5 +1,5 @@
-"""Ranks that stay up and call functions, on this machine or on hosts that are network namespaces of it.
+"""Groups of rank processes that call functions, on this machine or in network namespaces on it.
 
-`profile`, `bench`, `doctor` and tests measure on them; trainings are launched by torchrun's agent. Begin
-reading at group.py.
+`profile`, `bench`, `doctor` and tests measure with them; trainings use torchrun's agent instead. Begin reading at
+group.py.
 """

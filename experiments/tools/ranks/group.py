@@ -1,4 +1,4 @@
-"""Processes that are the ranks of one torch.distributed group and call the same function together."""
+"""The class RankGroup: processes that form a torch.distributed group and call functions together."""
 
 import os
 import pickle
@@ -22,9 +22,9 @@ from experiments.config.errors import RunFailed
 from experiments.config.paths import ROOT
 from experiments.tools.ranks import worker
 
-START_S = 100  # time for all processes to import torch and to meet
+START_S = 100  # time for all processes to import torch and connect
 COLLECTIVE_S = 600  # time limit of a collective: a large vector on a slow link takes minutes
-GRACE_S = 5  # time for the others to answer after a rank failed: they may wait for it in a collective
+GRACE_S = 5  # time for other ranks to answer after a failure: they may wait in a collective
 EXIT_S = 30  # time for a process to end after it has closed its connection
 NO_LIMIT_S = 1e6
 LOST_PEER = re.compile(
@@ -33,13 +33,13 @@ LOST_PEER = re.compile(
 
 
 class GroupError(RunFailed):
-    """A rank raised, died, or did not answer in time, and made the call fail; the message is one line.
+    """A call failed because a rank raised, died, or did not answer in time; the message is one line.
 
     Attributes:
         rank: the rank that failed first.
         log: the file with its output.
-        traceback: of its exception; empty if it left none.
-        raised_at: when, in seconds since the epoch.
+        traceback: of its exception; empty if there is none.
+        raised_at: seconds since the epoch.
     """
 
     def __init__(self, rank: int, message: str, log: Path, *, traceback: str = "", raised_at: float = 0.0) -> None:
@@ -50,7 +50,7 @@ class GroupError(RunFailed):
 
 @dataclass(frozen=True, slots=True)
 class _Rank:
-    """A process, the connection on which it answers, and the file with its output."""
+    """A process, the connection for its answers, and the file with its output."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -74,15 +74,15 @@ class _Rank:
 
 
 class RankGroup:
-    """``world_size`` ranks that live while a ``with`` lasts; they are killed at its end.
+    """``world_size`` rank processes inside a ``with``, killed at its end.
 
     Args:
         backend: gloo, or nccl if each rank has its own GPU.
-        prefixes: for each rank the words before its command, such as those that enter a network namespace; each rank is
-            then on its own host.
+        prefixes: for each rank a prefix of its command, for instance to enter a network namespace; each rank then has
+            its own host.
         env: environment variables of the ranks. Without OMP_NUM_THREADS each gets an equal share of the cores.
         collective_s: time limit of a collective in seconds.
-        code: the folder of another revision of this repository, whose code the ranks run.
+        code: folder of the repository's revision that the ranks run.
     """
 
     def __init__(
@@ -124,12 +124,12 @@ class RankGroup:
             timeout_s: time limit of the call in seconds.
 
         Raises:
-            GroupError: a rank raised an exception, died, or did not answer in time. All ranks are killed, and their
-                logs are kept.
+            GroupError: a rank raised an exception, died, or did not answer in time. All ranks are then killed, and
+                their logs kept.
         """
         assert self._ranks, "the ranks are not running: one failed, or the context has ended"
         for rank in self._ranks:
-            with suppress(ConnectionError):  # it has died: its answer says how
+            with suppress(ConnectionError):  # it has died: receive() reports how
                 rank.connection.send_bytes(pickle.dumps((function, arguments)))
         end = time.monotonic() + timeout_s
         values, failures = dict[int, Any](), list[GroupError]()
@@ -158,7 +158,7 @@ class RankGroup:
             return _Rank(number, self.start_process(number, theirs, log), ours, log)
 
     def start_process(self, number: int, connection: Connection, log: Path) -> "subprocess.Popen[bytes]":
-        """Start the process of a rank, which answers calls on ``connection`` and writes to ``log``."""
+        """Start a rank's process, which answers calls on ``connection`` and writes to ``log``."""
         prefix = self._prefixes[number] if self._prefixes else ()
         words = [sys.executable, "-u", "-m", worker.__name__, str(connection.fileno()), str(os.getpid())]
         with log.open("ab") as output:
@@ -170,7 +170,7 @@ class RankGroup:
                 stdout=output,
                 stderr=output,
                 pass_fds=[connection.fileno()],
-                start_new_session=True,  # Ctrl-C reaches the parent alone
+                start_new_session=True,  # Ctrl-C reaches only the parent
             )
 
     def environment(self, number: int) -> dict[str, str]:
@@ -197,7 +197,7 @@ class RankGroup:
 
 @contextmanager
 def measuring_ranks(world_size: int, *, device: str = "auto", code: Path = ROOT) -> Iterator[RankGroup]:
-    """Yield ranks on GPUs if each can have one and ``device`` allows it, else on the CPU; ``code``: see `RankGroup`."""
+    """Yield ranks, on GPUs if ``device`` allows it and there are enough, else on the CPU; ``code``: see `RankGroup`."""
     import torch
 
     on_gpus = device != "cpu" and torch.cuda.device_count() >= world_size

@@ -1,7 +1,7 @@
-"""Hosts on one machine: network namespaces joined by a bridge, each link limited to a rate in both directions.
+"""Simulated hosts on one machine: network namespaces on a bridge, with links limited to a rate in both directions.
 
-A host has its own address, link, and a name that all hosts can look up; it shares the machine's cores, memory and disk.
-The machine's own network is not changed. Needs Linux, root and iproute2.
+A host has its own address, link and resolvable name; it shares the machine's cores, memory and disk. The machine's own
+network does not change. Needs Linux, root and iproute2.
 """
 
 import itertools
@@ -28,10 +28,10 @@ _OWNED = re.compile(r"micro-(?P<pid>\d+)-(?P<started>\d+)-")
 _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[kmg])bit")
 _SCALES = {"k": 1e3, "m": 1e6, "g": 1e9}
 _HEADER_BYTES = 66  # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12
-_BURST_S = 0.0021  # of the rate: long enough for a timer of 250 Hz on a fast link, and 256 KiB at 1 Gbit/s
-_LEAST_BURST_KB = 128  # with less than 64 KiB and headers the kernel would split each packet of TCP
+_BURST_S = 0.0021  # of the rate: enough for a 250 Hz timer on a fast link; 256 KiB at 1 Gbit/s
+_LEAST_BURST_KB = 128  # with less than 64 KiB plus headers, the kernel would split TCP packets
 _LATENCY = "50ms"  # limit of the queue; TCP keeps it shorter
-_SETTLE_S = 0.3  # after a barrier the queues still hold the last packets
+_SETTLE_S = 0.3  # after a barrier, queues still contain packets
 # $PPID differs if the parent died before setpriv set the signal for that case.
 _OWNED_START = 'hostname "$0" && [ "$PPID" = "$1" ] && shift && exec "$@"'
 _serial = itertools.count()
@@ -41,7 +41,7 @@ _serial = itertools.count()
 class Counter:
     """The kernel's counters of a host's link: bytes and packets sent, headers included.
 
-    A packet here is one that TCP gives to the link: up to 64 KiB with one header.
+    A packet is a TCP segment before segmentation: up to 64 KiB with one header.
     """
 
     num_bytes: int
@@ -49,7 +49,7 @@ class Counter:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes sent without the headers."""
+        """Bytes sent, without headers."""
         return self.num_bytes - _HEADER_BYTES * self.num_packets
 
     def __sub__(self, before: "Counter") -> "Counter":
@@ -57,7 +57,7 @@ class Counter:
 
 
 def unavailable() -> str | None:
-    """Try to make a host; return in one line why this machine cannot, None if it can."""
+    """Try to create a host; return an error in one line, or None."""
     try:
         with Hosts(1, "1gbit") as hosts:
             name = _tool(*hosts.prefixes()[0], "hostname").strip()
@@ -75,14 +75,14 @@ def bits_per_s(rate: str) -> float:
 
 
 def burst_s(rate: str) -> float:
-    """Return by how many seconds of its rate a link that has rested is ahead. Raises: UserError: it is not a rate."""
+    """Return the burst of a link after a pause, in seconds of its rate. Raises: UserError: it is not a rate."""
     return 8 * 1024 * _burst_kb(rate) / bits_per_s(rate)
 
 
 class Hosts:
-    """Hosts that exist while a ``with`` lasts; everything is removed at its end.
+    """Hosts that exist inside a ``with``; everything is removed at its end.
 
-    Processes in them are killed, and leftovers of a killed process are removed when the next hosts are made.
+    Their processes are killed. Leftovers of a killed command are removed when the next hosts are created.
 
     Attributes:
         names, addresses: of the hosts, in order. Every host can look up the names.
@@ -91,7 +91,7 @@ class Hosts:
         rate: of each link in both directions, such as 100mbit; unlimited when None.
 
     Raises:
-        UserError: a number out of range, or, when entered, the machine cannot have hosts.
+        UserError: a number out of range, or, on entering, the machine cannot create hosts.
     """
 
     def __init__(self, num_hosts: int, rate: str | None = None) -> None:
@@ -110,7 +110,7 @@ class Hosts:
         _check_machine()
         for name in {place.name for folder in (_NAMESPACES, _HOST_FILES) for place in folder.glob("micro-*")}:
             if (owner := _OWNED.match(name)) and _start_of(int(owner["pid"])) != owner["started"]:
-                _remove_space(name)  # of a process that has ended
+                _remove_space(name)  # left by a process that has ended
         with ExitStack() as undo:
             undo.callback(self._remove)
             self._build()
@@ -123,7 +123,7 @@ class Hosts:
         self._undo.close()
 
     def shape(self, rate: str | None) -> None:
-        """Set the rate of every link, in both directions; None removes the limit. Raises: UserError: it is no rate."""
+        """Set the rate of every link in both directions; None removes the limit. Raises: UserError: not a rate."""
         limit = f"tbf rate {rate} burst {_burst_kb(rate)}kb latency {_LATENCY}" if rate else ""
         for number, space in enumerate(self._spaces):
             for where, link in ((space, "eth0"), (self._bridge, f"port{number}")):
@@ -134,9 +134,9 @@ class Hosts:
         self._rate = rate
 
     def prefixes(self) -> list[list[str]]:
-        """Return for each host the words that, before a command, run it there as a child of this process.
+        """Return for each host the prefix that runs a command there, as a child of this process.
 
-        The child is sent SIGTERM when this process ends.
+        The child gets SIGTERM when this process ends.
         """
         end = ["unshare", "--uts", "setpriv", "--pdeathsig", "TERM", "sh", "-c", _OWNED_START]
         return [
@@ -145,7 +145,7 @@ class Hosts:
         ]
 
     def counters(self) -> list[Counter]:
-        """Return what each host has sent since its start; call it when the hosts send nothing."""
+        """Return the counters of each host since its start; call it while hosts send nothing."""
         time.sleep(_SETTLE_S)
         found = []
         for space in self._spaces:
@@ -166,8 +166,8 @@ class Hosts:
             _run(f"ip -n {space} link set lo up")
             _run(f"ip -n {space} address add {address}/24 dev eth0")
             _run(f"ip -n {space} link set eth0 up")
-            # The route names the congestion control, because a namespace inherits the machine's: under bbr, which paces
-            # itself, the same transfer takes a different time each time.
+            # The route sets the congestion control, because a namespace inherits the machine's: with bbr, which paces
+            # itself, times of equal transfers vary.
             route = f"10.77.0.0/24 dev eth0 proto kernel scope link src {address} congctl cubic"
             _run(f"ip -n {space} route change {route}")
             (_HOST_FILES / space).mkdir(parents=True)

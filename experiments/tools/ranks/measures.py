@@ -1,4 +1,4 @@
-"""What functions that measure on a rank share: the rank's device, and the time of the slowest rank."""
+"""Helpers for measuring on ranks: the rank's device, and the time of the slowest rank."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ Settings = dict[str, Any]
 
 
 def own_device() -> torch.device:
-    """Return the device on which this rank measures: its own GPU with the backend nccl, else the CPU."""
+    """Return this rank's device: its GPU with the backend nccl, otherwise the CPU."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def slowest(value: float, device: torch.device) -> float:
-    """Return the largest value of all ranks: a step lasts until its slowest rank is done."""
+    """Return the largest value over ranks, for instance the time of the slowest rank."""
     mine = torch.tensor([value], dtype=torch.float64, device=device)
     return float(GroupComm().answer(AllGather(mine=mine)).max())

@@ -1,6 +1,6 @@
-"""One rank of a `RankGroup`: call the functions that the parent sends, one after another, and return their values.
+"""The process of a rank in a `RankGroup`: calls the functions that the parent sends, and returns their values.
 
-It uses nothing of this repository, because ``bench step --against`` runs it with the code of another revision.
+It imports nothing from this repository, because ``bench step --against`` runs it with another revision's code.
 """
 
 import ctypes
@@ -21,8 +21,8 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 def serve(parent: Connection) -> None:
     """Answer calls until the parent closes its end, or until a call raises.
 
-    A request is a pickled (function, arguments), an answer (True, value) or (False, what is known of the exception).
-    After an exception the process ends at once: its peers detect that, and a normal exit would wait for threads.
+    A request is a pickled (function, arguments), an answer (True, value) or (False, description of the exception).
+    After an exception the process exits at once: peers detect that, and a normal exit would wait for threads.
     """
     while True:
         try:
@@ -42,16 +42,16 @@ def serve(parent: Connection) -> None:
 
 
 def describe(error: Exception) -> dict[str, Any]:
-    """Return an exception's message in one line, its traceback, and when it was raised, in seconds since the epoch."""
+    """Return an exception's message in one line, its traceback, and its time in seconds since the epoch."""
     message = " ".join(f"{type(error).__name__}: {error}".split())
     return {"message": message, "traceback": "".join(traceback.format_exception(error)), "time": time.time()}
 
 
 def join(backend: str, store: Path, limit_s: float) -> None:
-    """Join the process group as the rank that the environment variables name.
+    """Join the process group, with the rank from the environment variables.
 
     Args:
-        store: a file that the ranks share.
+        store: a file shared by the ranks.
         limit_s: time limit of a collective.
     """
     import torch
@@ -70,7 +70,7 @@ def join(backend: str, store: Path, limit_s: float) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have Linux kill this process when its parent ends: it may wait in a collective, which nothing else ends."""
+    """Make Linux kill this process when its parent ends, even while it waits in a collective."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

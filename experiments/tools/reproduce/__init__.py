@@ -1,4 +1,4 @@
-"""The reproduction of a paper, of ``python -m experiments.reproduce``: its parts, carried out in turn, and its page.
+"""Reproduce a paper, for ``python -m experiments.reproduce``: its parts in order, and its page.
 
 Begin reading at papers.py, then parts.py and paper_page.py.
 """

@@ -1,4 +1,4 @@
-"""The parts of a paper's reproduction: conf/paper/NAME.yaml, read and checked."""
+"""Read and check the parts of a paper's reproduction from conf/paper/NAME.yaml."""
 
 import re
 import shlex

@@ -1,7 +1,7 @@
-"""Carry out the parts of a paper in turn, each in a process of its own; what did not change is not done again.
+"""Run the parts of a paper in order, each in its own process; unchanged parts are skipped.
 
-A part that trains is done when all of its runs are. Another one leaves a stamp: its command, a checksum of the files
-that the command reads, and the files that it wrote.
+A part with trainings is finished when all of its runs are. Other parts leave a stamp: command, checksum of the files
+that it reads, and the files that it wrote.
 """
 
 import functools

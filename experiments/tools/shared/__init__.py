@@ -1,1 +1,1 @@
-"""What several tools use: named methods, sources of gradients, times of selection."""
+"""Code shared by several tools: methods by name, sources of gradients, times of selection."""

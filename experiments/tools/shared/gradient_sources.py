@@ -1,4 +1,4 @@
-"""Streams of gradients to compare methods on: drawn from known laws, or recorded from a training."""
+"""Streams of gradients to compare methods: drawn from known distributions, or recorded from a training."""
 
 import math
 import statistics
@@ -15,12 +15,12 @@ from micro.selectors.threshold import hard_threshold
 from micro.values.randomness import generator
 
 NUM_LAYERS = 8
-SHARED = -1  # takes the place of the rank in the seed of values that all ranks share
+SHARED = -1  # in place of the rank, seeds values that all ranks share
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """The gradients of a stream, the same for every method.
+    """The gradients of a stream, equal for all methods.
 
     Attributes:
         stream: a key of TITLES.
@@ -38,7 +38,7 @@ class Gradients:
         return self.rows[step, :world_size]
 
     def totals(self, world_size: int) -> list[Tensor]:
-        """Return the sums (numel,) over ranks of each step, in double precision; those of one world size are kept."""
+        """Return the sums (numel,) over ranks of each step, in double precision, cached for one world size."""
         if world_size not in self._totals:
             self._totals.clear()
             self._totals[world_size] = [wide_sum(rows[:world_size]) for rows in self.rows]
@@ -46,9 +46,9 @@ class Gradients:
 
 
 def wide_sum(vectors: Sequence[Tensor] | Tensor) -> Tensor:
-    """Return the sum (numel,) of one vector or more in double precision.
+    """Return the sum (numel,) of one or more vectors in double precision.
 
-    One after the other: torch's sum over rows takes eight times as long where it widens them.
+    Added one by one: torch's sum over rows takes eight times as long with a wider dtype.
     """
     total = vectors[0].double()
     for vector in vectors[1:]:
@@ -100,10 +100,10 @@ TITLES = {
 def synthetic(
     stream: str, *, numel: int, num_steps: int, world_size: int, density: float, seed: int = 0, max_gb: float = 1.0
 ) -> Gradients:
-    """Draw a stream of gradients, each by its own (seed, step, rank).
+    """Draw a stream of gradients, each seeded by (seed, step, rank).
 
-    Their scale is the one at which 1 / (2 sqrt k), from where some methods start, selects about k of normal values:
-    at any other scale such a method would be compared at another density than its target.
+    At their scale the threshold 1 / (2 sqrt k), the start of some methods, selects about k normal values: at any other
+    scale these methods would miss their target density.
 
     Raises:
         UserError: the gradients need more memory than allowed.
@@ -119,7 +119,7 @@ def synthetic(
 
 
 def layered(numel: int) -> Layout:
-    """Return a layout of 8 equal layers (fewer where numel is less), each a nearly square matrix and what is left."""
+    """Return a layout of up to 8 equal layers, each a nearly square matrix and a remainder."""
     block = -(-numel // NUM_LAYERS)
     named: dict[str, tuple[int, ...]] = {}
     for place, start in enumerate(range(0, numel, block)):
@@ -138,7 +138,7 @@ def fitting_scale(density: float, numel: int) -> float:
 
 
 def check_size(num_steps: int, world_size: int, numel: int, max_gb: float) -> None:
-    """Raise UserError where that many gradients do not fit into the memory allowed."""
+    """Raise UserError if so many gradients exceed the allowed memory."""
     needed_gb = 4e-9 * num_steps * world_size * numel
     if needed_gb > max_gb:
         raise UserError(

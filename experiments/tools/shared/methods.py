@@ -1,4 +1,4 @@
-"""The methods of conf/sparsifier by name, built as training builds them."""
+"""Build the methods of conf/sparsifier by name, as training does."""
 
 from collections.abc import Sequence
 
@@ -15,10 +15,10 @@ def known_methods() -> list[str]:
 
 
 def select_names(given: Sequence[str], known: Sequence[str], what: str) -> list[str]:
-    """Return the names given, each once; all that are known where none is given.
+    """Return the given names without duplicates; all known names if none is given.
 
     Raises:
-        UserError: a name is not known.
+        UserError: a name is unknown.
     """
     for name in given:
         check_name("sparsifier", known, name.split("+")[0], what)
@@ -26,12 +26,12 @@ def select_names(given: Sequence[str], known: Sequence[str], what: str) -> list[
 
 
 def build_methods(names: Sequence[str], density: float) -> dict[str, micro.Reducer]:
-    """Return the reducer of each method as training would build it from its yaml.
+    """Return the reducer of each method, as training builds it from its yaml.
 
-    A method that corrects momentum itself refuses an optimizer with momentum, so there is none.
+    The optimizer has no momentum, because methods with momentum correction refuse it.
 
     Raises:
-        UserError: a density outside (0, 1], or a yaml that describes no method.
+        UserError: a density outside (0, 1], or an invalid yaml.
     """
     configs = compose_runs([[*words_of(name), f"density={density!r}", "optimizer.momentum=0"] for name in names])
     return {name: build_reducer(config) for name, config in zip(names, configs, strict=True)}

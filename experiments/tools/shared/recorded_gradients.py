@@ -15,14 +15,14 @@ from experiments.training.preflight import prepare_runs, shapes_of
 from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import load_task
 
-FIXED = ("sparsifier=", "cluster=", "cluster.", "density=")  # settings that a recording chooses itself
+FIXED = ("sparsifier=", "cluster=", "cluster.", "density=")  # settings fixed by a recording
 
 
 def training_config(overrides: list[str], world_size: int) -> TrainConfig:
-    """Return the configuration of a dense training on that many simulated workers; words as for train.
+    """Return the configuration of a dense training on ``world_size`` simulated workers; words as for train.
 
     Raises:
-        UserError: words that describe no training, or that name a setting which a recording chooses itself.
+        UserError: invalid words, or a setting that a recording fixes.
     """
     for word in overrides:
         if word.startswith(FIXED):
@@ -33,21 +33,21 @@ def training_config(overrides: list[str], world_size: int) -> TrainConfig:
 
 
 def numel_of(config: TrainConfig) -> int:
-    """Return how many elements a gradient of a checked training has, without making its model."""
+    """Return the number of elements of a checked training's gradient, without building its model."""
     sizes = data.info(config.dataset.name, config.dataset.root, **config.dataset.settings).sizes
     return sum(p.numel() for p in shapes_of(config, sizes).parameters() if p.requires_grad)
 
 
 class Training:
-    """The training that a configuration describes, on simulated workers, with the gradients that they reduce.
+    """A configured training on simulated workers that yields their gradients.
 
-    The workers and their steps are those of ``experiments.train``; neither evaluation nor records interrupt them.
+    Workers and steps are those of ``experiments.train``, without evaluation or records.
 
     Args:
-        reducer: in place of the one that the configuration describes.
+        reducer: replaces the configured one.
 
     Attributes:
-        layout: names and shapes of a gradient, in the order in which a backward makes them.
+        layout: names and shapes of a gradient, in the order of backward.
     """
 
     def __init__(self, config: TrainConfig, *, reducer: micro.Reducer | None = None) -> None:
@@ -62,13 +62,12 @@ class Training:
         self.layout = self._workers.layout
 
     def steps(self, num_steps: int) -> Iterator[Tensor]:
-        """Take steps; yield after each the gradients (world_size, numel) that the workers brought to it.
+        """Train; yield after each step the workers' gradients (world_size, numel), scaled and clipped.
 
-        They have each step's batches, scale and clip. The tensor is the same at every step. Epochs follow one another
-        until there were enough steps.
+        Every step yields the same tensor. Epochs repeat until there are enough steps.
 
         Raises:
-            UserError: more steps than the schedule of learning rates has, or a gradient with NaN or Inf.
+            UserError: more steps than the learning-rate schedule has, or a gradient with NaN or Inf.
         """
         per_epoch = self._workers.num_steps
         self._check_length(num_steps)
@@ -85,7 +84,7 @@ class Training:
             yield rows
 
     def _check_length(self, num_steps: int) -> None:
-        """Refuse steps after the end of a schedule that falls to a rate of 0; steps at milestones go on for ever."""
+        """Refuse steps after the end of a schedule that falls to 0; schedules with milestones have no end."""
         most = self._config.epochs * self._workers.num_steps
         if num_steps > most and self._config.lr_shape != "steps":
             raise UserError(
@@ -103,10 +102,10 @@ class Training:
 
 
 def record(overrides: list[str], *, num_steps: int, world_size: int, max_gb: float = 1.0) -> Gradients:
-    """Train densely and return the gradients that every worker brought to each exchange.
+    """Train densely and return all workers' gradients of each exchange.
 
     Raises:
-        UserError: no such training, or gradients that need more memory than allowed.
+        UserError: an invalid training, or gradients that need more memory than allowed.
     """
     training = Training(training_config(overrides, world_size))
     check_size(num_steps, world_size, training.layout.numel, max_gb)

@@ -1,4 +1,4 @@
-"""How long one rank, alone, takes to choose the indices that it sends."""
+"""Measure how long selection takes on a single rank."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from micro.values.randomness import generator
 
 WARM_UP_STEPS = 2
 REPEATS = 15
-WIDE = 0.5  # quartiles that are further apart than this share of their median are not of a quiet machine
-TIMES = ("select_s", "select_s_low", "select_s_high")  # median, lower and upper quartile of the seconds of a repeat
-TORCH_TOPK, ONE_READ = "torch.topk", "one read"  # names of the times that selections are compared with
+WIDE = 0.5  # with quartiles further apart, relative to the median, the machine was not quiet
+TIMES = ("select_s", "select_s_low", "select_s_high")  # median, lower and upper quartile of seconds
+TORCH_TOPK, ONE_READ = "torch.topk", "one read"  # references for selections
 
 
 def timing_gradient(numel: int, density: float) -> Tensor:
-    """Return normal gradients (numel,) to time a selection on, with the scale of the drawn gradients."""
+    """Return normal gradients (numel,) for timing, with the scale of the drawn gradients."""
     return fitting_scale(density, numel) * torch.randn(numel, generator=generator(0, numel))
 
 
@@ -32,14 +32,14 @@ def reference_times(gradient: Tensor, density: float, repeats: int) -> dict[str,
 
 
 def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> dict[str, float]:
-    """Return TIMES of one rank, alone, that chooses indices; 0 where a method chooses none."""
+    """Return TIMES of selection on a single rank; 0 if a method selects nothing."""
     comm = Comm()
     numel = gradient.numel()
     state = reducer.start(layered(numel), gradient.dtype, gradient.device)
     grad, seconds = torch.empty_like(gradient), []
     for step in range(WARM_UP_STEPS + repeats):
         shift = int(torch.randint(numel, (1,), generator=generator(step)))
-        torch.cat([gradient[shift:], gradient[:shift]], out=grad)  # other values in each place than in earlier steps
+        torch.cat([gradient[shift:], gradient[:shift]], out=grad)  # other values at each position than in earlier steps
         comm.begin_step()
         seconds.append(reducer.reduce_(state, grad, comm).select_s)
         if not seconds[-1]:
@@ -53,7 +53,7 @@ def time_topk(gradient: Tensor, k: int, repeats: int) -> dict[str, float]:
 
 
 def wide_spread(times: pd.DataFrame) -> list[str]:
-    """Return a line that names the widest spread where there is one of more than WIDE; columns method, numel, TIMES."""
+    """Return a warning with the widest spread if one exceeds WIDE; columns method, numel, TIMES."""
     spread = (times["select_s_high"] - times["select_s_low"]) / times["select_s"]
     if not (spread > WIDE).any():
         return []
@@ -66,7 +66,7 @@ def wide_spread(times: pd.DataFrame) -> list[str]:
 
 
 def timed(work: Callable[[], object], repeats: int) -> dict[str, float]:
-    """Return TIMES of a piece of work."""
+    """Return TIMES of ``work``."""
     seconds = []
     for _ in range(WARM_UP_STEPS + repeats):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Steps of training computed from traces, networks and schedules, of ``python -m experiments.simulate``.
+"""Simulate training steps from traces, networks and schedules, for ``python -m experiments.simulate``.
 
-Nothing is trained and no rank runs here. Begin reading at steps.py, then setup.py.
+Nothing is trained, and no ranks are started. Begin reading at steps.py, then setup.py.
 """

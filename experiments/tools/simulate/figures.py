@@ -1,4 +1,4 @@
-"""Figures of simulated steps: over workers, a panel per model; timelines of backward and exchange; published gains."""
+"""Draw simulated steps: speed-up over workers, timelines of backward and exchange, published gains."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,8 +35,8 @@ BREAKDOWN: dict[str, LineSettings] = {
     "select_s": {"facecolor": look.VERMILLION},
     "exposed_s": {"facecolor": look.GREEN},
 }
-MOST_SIZES = 5  # numbers of workers of one breakdown
-TONES = {"backward": (look.SKY, look.BLUE), "exchange": (look.ORANGE, look.VERMILLION)}  # of messages in turn
+MOST_SIZES = 5  # most numbers of workers in one breakdown
+TONES = {"backward": (look.SKY, look.BLUE), "exchange": (look.ORANGE, look.VERMILLION)}  # alternate between messages
 PUBLISHED_LINE: LineSettings = {"color": look.BLACK, "linestyle": "-", "linewidth": 0.8}
 
 
@@ -89,7 +89,7 @@ def draw_speedups(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_breakdown(numbers: pd.DataFrame, density: str) -> Figure:
-    """What a step of each method is made of, a panel for each of the largest numbers of workers, of one model.
+    """Draw the parts of a step of each method, a panel for each of the largest numbers of workers, of one model.
 
     Columns model, network, algorithm, workers, method, schedule, compute_s, select_s, exposed_s.
     """
@@ -123,9 +123,9 @@ def draw_sizes(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) -> Figure:
-    """Up to which rate of a link each method is faster than dense; columns model, method, workers, border.
+    """Draw the rate of a link below which each method is faster than dense; columns model, method, workers, border.
 
-    A border beyond the highest rate is drawn there; where a method never is faster, there is no mark.
+    A border above the highest rate is drawn at that rate; a method that is never faster has no mark.
     """
     seen = numbers.assign(border=numbers["border"].clip(upper=rates[1]).where(numbers["border"] > 0))
     lines = parts.named_lines(["method"], look.lines_of((name,) for name in in_order(numbers["method"])))
@@ -135,7 +135,7 @@ def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) 
 
 @style()
 def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
-    """Efficiency and bytes between nodes: two levels are whole lines, one level dashed ones with hollow marks.
+    """Draw efficiency and bytes between nodes: solid lines for two levels, dashed ones with hollow marks for one.
 
     Columns model, algorithm, workers, method, levels, efficiency, between_bytes.
     """
@@ -183,9 +183,9 @@ def draw_headline(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_timeline(numbers: pd.DataFrame) -> Figure:
-    """When backward computes each layer and when each message travels, two rows per schedule, of one model and network.
+    """Draw when backward computes each layer and when each message is sent, two rows per schedule, of one model.
 
-    The layers of one message have its tone. Columns model, network, algorithm, workers, schedule, group, what, begin_s,
+    Layers have the tone of their message. Columns model, network, algorithm, workers, schedule, group, what, begin_s,
     end_s.
     """
     first, schedules = numbers.iloc[0], list(dict.fromkeys(numbers["schedule"]))
@@ -211,6 +211,6 @@ def draw_timeline(numbers: pd.DataFrame) -> Figure:
 
 
 def in_legend_of(method: object, schedule: object) -> str:
-    """Return the name of a method under a schedule where no heading says what is what: ``dense, exact plan``."""
+    """Return the name of a method with a schedule for legends: ``dense, exact plan``."""
     name = way_name(str(method), str(schedule), in_legend)
     return f"{'dense, ' if method == DENSE else ''}{name}"

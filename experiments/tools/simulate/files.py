@@ -1,4 +1,4 @@
-"""Everything that a simulation writes: steps.csv, simulate.md, levels.md, and the figures with their numbers."""
+"""Write the files of a simulation: steps.csv, simulate.md, levels.md, and figures with their numbers."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from experiments.tools.simulate.tables import SETTING, level_report, nearest_gai
 
 
 def files(setup: Setup, frames: Frames, command: str) -> Iterator[tuple[str, Content]]:
-    """Yield the name of each file, and what is in it."""
+    """Yield the name and content of each file."""
     steps, density = frames["steps"], f"density {setup.density:g}"
     yield "steps", steps
     yield "simulate", report(setup, frames, command)

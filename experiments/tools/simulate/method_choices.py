@@ -1,4 +1,4 @@
-"""The methods of a simulation, and what each computes beside its collectives: measured, or by a formula."""
+"""The methods of a simulation, with their seconds of computation: measured, or by a formula."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from experiments.training.schedule_problem import problem_of
 
 DENSE = "dense"
 MEMORY_GB_S = 240.0  # assumed: neither measured nor published
-SORTED, SLICED = ("topk", "leader"), ("micro", "exdyna")  # a leader sorts while all others wait for it
+SORTED, SLICED = ("topk", "leader"), ("micro", "exdyna")  # a leader sorts while the others wait
 SCANNED = ("reused", "threshold", "gaussiank", "dgc", "sidco")
 SORT_S = 2.18896957e-10  # s of s x log2(x) for the top-k of a P102-100, literal in the public code of OMGS-SGD
 MATRICES, FREQUENCIES, EVERYTHING = "powersgd", "fft", "everything"
@@ -36,7 +36,7 @@ SCAN_BYTES, KEEP_BYTES = 4, 16  # read once to compare; residual + gradient, kep
 
 
 def formula_s(selector: str, numel: float, world_size: int, bytes_per_s: float) -> float:
-    """Return the seconds that a method computes beside its collectives, by the name of its selector.
+    """Return the seconds of a method's computation without collectives, by the name of its selector.
 
     Every method adds the residual and clears the gradient, 16 bytes an element; one with a threshold reads all of it
     once more, 4 bytes, one with exclusive slices reads a share of 1 in ``world_size``; an exact top-k takes s x
@@ -57,12 +57,12 @@ def formula_s(selector: str, numel: float, world_size: int, bytes_per_s: float) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Methods:
-    """The methods that are compared, and what each computes before it sends.
+    """The compared methods, and their computation before sending.
 
     Attributes:
-        reducers: by name of conf/sparsifier; dense is among them.
-        own_s: seconds that a method, not dense, computes for a number of elements, by the ranks that select.
-        bytes_per_s: of memory, through which two levels take shards apart and together.
+        reducers: by name of conf/sparsifier, including dense.
+        own_s: seconds of computation of a sparse method, from its name, number of elements and number of ranks.
+        bytes_per_s: memory bandwidth, for splitting and joining shards with two levels.
     """
 
     reducers: Mapping[str, micro.Reducer]
@@ -71,11 +71,11 @@ class Methods:
 
     @property
     def sparse(self) -> list[str]:
-        """The methods that are not the baseline."""
+        """The methods other than dense."""
         return [name for name in self.reducers if name != DENSE]
 
     def problem(self, trace: Trace, network: Network, method: str) -> Problem:
-        """Return the problem that a schedule solves for a method among all ranks of a network."""
+        """Return a schedule's problem for a method on all ranks of a network."""
         select = partial(self._selection_s, method, network.world_size)
         return problem_of(trace, network, self.reducers[method], select=select)
 
@@ -84,7 +84,7 @@ class Methods:
         return micro.TwoLevel(reducer=self.reducers[method], ranks_per_node=ranks_per_node)
 
     def two_level_problem(self, trace: Trace, network: NodeNetwork, method: str) -> Problem:
-        """Return the problem for a method between nodes, which selects from a shard."""
+        """Return a schedule's problem for a method between nodes, which selects from a shard."""
         local = network.ranks_per_node
 
         def select(numel: float) -> float:
@@ -97,12 +97,12 @@ class Methods:
 
 
 def methods_of(given: Sequence[str], density: float, *, table: Path | None, memory_gb_s: float) -> tuple[Methods, str]:
-    """Return the methods, dense first, and in words where their seconds of selection come from.
+    """Return the methods, dense first, and a text with the source of their seconds of selection.
 
     Args:
-        given: names of conf/sparsifier; all where empty.
-        table: measured seconds of selection; a formula where there is none.
-        memory_gb_s: bandwidth of memory in the formula.
+        given: names of conf/sparsifier; all if empty.
+        table: measured seconds of selection; None: a formula.
+        memory_gb_s: memory bandwidth in the formula.
 
     Raises:
         UserError: an unknown method, or one without seconds of selection.
@@ -119,7 +119,7 @@ def methods_of(given: Sequence[str], density: float, *, table: Path | None, memo
             return formula_s(selectors[name], numel, world_size, bytes_per_s)
     else:
         measured = load_measured(SelectTable, table)
-        bases = {name: name.split("+")[0] for name in sparse}  # with another feedback it selects as its yaml does
+        bases = {name: name.split("+")[0] for name in sparse}  # selection does not depend on the feedback
         if missing := [name for name in bases.values() if name not in measured.methods]:
             held = ", ".join(measured.methods)
             raise UserError(f"{table} holds {held}, not {missing[0]}: measure it, or leave it out of --methods")

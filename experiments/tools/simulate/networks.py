@@ -16,13 +16,13 @@ from experiments.planning.traces import Trace
 
 MEASURED = "measured"  # of a table
 ALGORITHMS = (*costs.ALGORITHMS, HIERARCHICAL, BEST)
-INTRA, RANKS_PER_NODE = "v100_pcie", 8  # of nodes that --algorithm hierarchical asks for
+INTRA, RANKS_PER_NODE = "v100_pcie", 8  # default nodes for --algorithm hierarchical
 File = TypeVar("File", Trace, LinkTable, SelectTable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkChoice:
-    """A network with an algorithm of the all-reduce: ``of`` gives its costs for a number of workers, in ``nodes``."""
+    """A network with an all-reduce algorithm: ``of`` returns the cost model for a number of workers, in ``nodes``."""
 
     name: str
     algorithm: str
@@ -40,12 +40,12 @@ def network_choices(
     ranks_per_node: int | None = None,
     two_level: bool = False,
 ) -> Iterator[NetworkChoice]:
-    """Yield a network of conf/networks.yaml, of a yaml or of a measured table, once with each algorithm; None: its own.
+    """Yield a network (of conf/networks.yaml, a yaml or a measured table) with each algorithm; None: its default.
 
-    ``two_level`` says that nodes are needed whatever the algorithm.
+    ``two_level``: nodes are required with any algorithm.
 
     Raises:
-        UserError: no such network, a value of it is missing, or workers that do not fill its nodes.
+        UserError: no such network, a missing value, or workers that do not fill its nodes.
     """
     if Path(name).suffix == ".json":
         if two_level:
@@ -64,15 +64,15 @@ def network_choices(
         if nodes:
             of = partial(preset.node_network, nodes, algorithm)
         for world_size in workers:
-            of(world_size)  # a missing value is an error before anything is computed
+            of(world_size)  # reports a missing value before anything is computed
         yield NetworkChoice(name=preset.name, algorithm=algorithm, workers=workers, of=of, nodes=nodes)
 
 
 def nodes_of(preset: NetworkPreset, algorithm: str, intra: str | None, ranks_per_node: int | None) -> Nodes:
-    """Return the nodes that workers are in: as given, else as the network's file has it.
+    """Return the nodes of the workers: as given, otherwise from the network's file.
 
     Raises:
-        UserError: nothing says what joins the ranks of a node, or how many they are.
+        UserError: the network within a node, or the number of its ranks, is unknown.
     """
     own = preset.nodes
     if own is None and algorithm == HIERARCHICAL:
@@ -95,6 +95,6 @@ def _one_link(name: str) -> str:
 
 
 def load_measured(kind: type[File], path: Path) -> File:
-    """Return what a file of experiments.profile holds. Raises: UserError: it cannot be used."""
+    """Read a file of experiments.profile. Raises: UserError: it cannot be used."""
     with as_user_error(BadFile):
         return kind.load(path)

@@ -1,4 +1,4 @@
-"""Gains of merged gradients that a paper publishes, beside ours on its cluster.
+"""Compare a paper's published gains of merged gradients with our simulation of its cluster.
 
 Source: Shi, Chu and Li, MG-WFBP, TPDS 2021, arXiv 1912.09268, section 6: simulated, 64 workers, ring, K80 on 10 Gbit/s.
 """
@@ -31,15 +31,15 @@ PUBLISHED = {
 }
 PUBLISHED_WORKERS = 64
 CLUSTER_ALPHA_S, CLUSTER_BETA_S = 9.72e-4, 1.97e-9  # the fit of its cluster 1, figure 4
-FITTED_AT = (16, 8)  # ranks of that fit: 8 nodes of 2 GPUs, and the paper does not say which
-READINGS = tuple(itertools.product(("layer", "tensor"), FITTED_AT))  # how a layer is sent, and of how many the fit is
-COMPUTES = [float(s) for s in np.geomspace(0.03, 10.0, 41)]  # seconds of a step that are assumed in turn
+FITTED_AT = (16, 8)  # ranks of that fit: the paper has 8 nodes of 2 GPUs and does not tell which
+READINGS = tuple(itertools.product(("layer", "tensor"), FITTED_AT))  # unit of sending, and ranks of the fit
+COMPUTES = [float(s) for s in np.geomspace(0.03, 10.0, 41)]  # assumed seconds of computation per step
 
 
 def headline(trace: Trace, readings: Sequence[tuple[str, int]] = READINGS) -> Iterator[Row]:
-    """Yield our gains over assumed times of a step's computation, for each reading of what the paper leaves open.
+    """Yield our gains over assumed computation times, for each interpretation of the paper's open details.
 
-    Forward is taken as half of backward and the update as no time, as in the authors' script.
+    Forward takes half the time of backward and the update none, as in the authors' script.
     """
     for (grain, fitted_at), compute_s in itertools.product(readings, COMPUTES):
         sent = replace(GRAINS[grain](trace), forward_s=trace.backward_s / 2, update_s=0.0)
@@ -48,7 +48,7 @@ def headline(trace: Trace, readings: Sequence[tuple[str, int]] = READINGS) -> It
 
 
 def ratios(trace: Trace, fitted_at: int, compute_s: float) -> Row:
-    """Return how much faster the merged schedule is than layer by layer and than one bucket, on the paper's cluster."""
+    """Return the speed-ups of the merged schedule over layer by layer and over one bucket, on the paper's cluster."""
     network = Flat(cluster_link(fitted_at), PUBLISHED_WORKERS)
     problem = problem_of(rescaled(trace, compute_s), network, micro.DenseReducer())
     names = ("layerwise", "single", "mgwfbp")
@@ -63,5 +63,5 @@ def nearest(rows: Sequence[Row], published: Published) -> Row:
 
 
 def cluster_link(fitted_at: int = FITTED_AT[0]) -> Link:
-    """Return the paper's link, for a number of ranks of its fit."""
+    """Return the paper's link, if its fit is for ``fitted_at`` ranks."""
     return scaled(CLUSTER_ALPHA_S, CLUSTER_BETA_S, fitted_at)

@@ -1,4 +1,4 @@
-"""What is simulated: the settings, checked before anything is computed, and a frame of rows for each question."""
+"""Check the settings of a simulation, and compute a frame of rows for each question."""
 
 import argparse
 import itertools
@@ -47,14 +47,14 @@ Frames = dict[str, pd.DataFrame]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What is simulated.
+    """The settings of a simulation.
 
     Attributes:
-        recorded: the traces as they were read; ``traces``: rescaled, and by layer or tensor.
-        assumed: where the seconds of each model's computation come from, in words; ``selection``: those of selection.
+        recorded: the traces as read; ``traces``: rescaled, and by layer or tensor.
+        assumed: source of each model's seconds of computation, as a text; ``selection``: source of those of selection.
         networks: each with each algorithm.
         schedules: of each method.
-        questions: of QUESTIONS; the speed-ups are among what is written in any case.
+        questions: of QUESTIONS; speed-ups are always written.
     """
 
     recorded: list[Trace]
@@ -70,17 +70,17 @@ class Setup:
     questions: list[str]
 
     def settings(self) -> Iterator[tuple[Row, Trace, NetworkChoice]]:
-        """Yield each model on each network, with what its rows begin with."""
+        """Yield each model on each network, with the first columns of its rows."""
         for trace, network in itertools.product(self.traces, self.networks):
             facts = {"model": trace.model, "network": network.name, "algorithm": network.algorithm}
             yield facts | {"compute_s": trace.compute_s}, trace, network
 
 
 def setup_of(options: argparse.Namespace) -> Setup:
-    """Return the setup that the options of ``python -m experiments.simulate`` describe, its files read.
+    """Return the setup from the options of ``python -m experiments.simulate``, and read its files.
 
     Raises:
-        UserError: a file that cannot be used, a name that does not exist, a number out of its range.
+        UserError: an unusable file, an unknown name, or a number out of range.
     """
     workers = tuple(sorted(set(options.workers or POWERS)))
     networks = _networks(options, workers)
@@ -95,7 +95,7 @@ def setup_of(options: argparse.Namespace) -> Setup:
     for network, trace, method in itertools.product(networks, recorded, methods.reducers):
         with as_user_error(before=f"{method} on {network.name}: "):  # before anything is computed
             problem = methods.problem(trace, network.of(max(network.workers)), method)
-            part = trace.num_bytes // 2  # the shapes in a part are not known, even where those of the whole are
+            part = trace.num_bytes // 2  # the shapes in a part are unknown
             _ = problem.exchange(part), problem.select(part)
     timed = [_computing(trace, options.compute_s) for trace in recorded]
     schedules = {DENSE: select_names(options.schedules, list(known(Schedule)), "schedules")}
@@ -143,7 +143,7 @@ def _networks(options: argparse.Namespace, workers: tuple[int, ...]) -> list[Net
 
 
 def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
-    """Return a trace with the requested seconds of computation, and in words where they come from."""
+    """Return a trace with the requested seconds of computation, and a text with their source."""
     if given == "trace" or (given == "published" and trace.model not in gains.PUBLISHED):
         return trace, f"as measured on {trace.device}"
     if given == "published":
@@ -156,14 +156,14 @@ def _computing(trace: Trace, given: str) -> tuple[Trace, str]:
 
 
 def compute(setup: Setup) -> Frames:
-    """Return a frame of rows for each question, those without rows left out."""
+    """Return a frame of rows for each question that has rows."""
     asked = [name for name in ANSWERS if name not in QUESTIONS or name in setup.questions]
     frames = {name: pd.DataFrame(list(ANSWERS[name](setup))) for name in asked}
     return {name: frame for name, frame in frames.items() if not frame.empty}
 
 
 def _steps(setup: Setup) -> Iterator[Row]:
-    """Yield a row for every number of workers, method and schedule."""
+    """Yield a row per number of workers, method and schedule."""
     for facts, trace, network in setup.settings():
         for workers, (method, schedules) in itertools.product(network.workers, setup.schedules.items()):
             problem = setup.methods.problem(trace, network.of(workers), method)
@@ -173,10 +173,10 @@ def _steps(setup: Setup) -> Iterator[Row]:
 
 
 def _timeline(setup: Setup) -> Iterator[Row]:
-    """Yield when backward of each layer, and the message of each group, begins and ends under each dense schedule.
+    """Yield start and end of each layer's backward and each group's message, for each dense schedule.
 
-    In seconds, with as many workers as the published gains are of, or the nearest number that is simulated. ``group``
-    counts messages.
+    In seconds, for the number of workers of the published gains, or the nearest simulated one. ``group`` counts
+    messages.
     """
     for facts, trace, network in setup.settings():
         workers = min(network.workers, key=lambda count: abs(count - gains.PUBLISHED_WORKERS))
@@ -192,10 +192,9 @@ def _timeline(setup: Setup) -> Iterator[Row]:
 
 
 def _levels(setup: Setup) -> Iterator[Row]:
-    """Yield each method in one level, all workers together, and in two: densely in a node, by the method between.
+    """Yield each method with one level, among all workers, and with two: dense within nodes, the method between them.
 
-    ``within_bytes`` and ``between_bytes`` are those that a worker sends in a step, within its node and to other nodes,
-    as means over the workers.
+    ``within_bytes`` and ``between_bytes``: mean bytes per worker and step, within its node and to other nodes.
     """
     methods = setup.methods
     for facts, trace, network in setup.settings() if setup.two_level else ():
@@ -218,10 +217,10 @@ def _levels(setup: Setup) -> Iterator[Row]:
 
 
 def _borders(setup: Setup) -> Iterator[Row]:
-    """Yield, for every method and number of workers, up to which rate its step is shorter than that of dense.
+    """Yield for each method and number of workers the rate below which its step is shorter than dense.
 
-    Both under their exact plans, over a ring with the start-up of the paper's cluster. The border is 0 where the method
-    never gains, infinite where it still does at the highest of RATES.
+    Both with exact plans, on a ring with the latency of the paper's cluster. The border is 0 if the method never gains,
+    infinite if it still gains at the highest of RATES.
     """
 
     @cache
@@ -239,7 +238,7 @@ def _borders(setup: Setup) -> Iterator[Row]:
 
 
 def _headline(setup: Setup) -> Iterator[Row]:
-    """Yield the gains of merged gradients beside those that are published."""
+    """Yield the gains of merged gradients, ours and published."""
     for trace in setup.recorded:
         if published := gains.PUBLISHED.get(trace.model):
             facts = {f"published_{name.removeprefix('over_')}": gain for name, gain in published._asdict().items()}

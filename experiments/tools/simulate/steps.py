@@ -1,4 +1,4 @@
-"""One step of training, computed: from a trace of the model, the costs of a network, a method and a schedule."""
+"""Compute one training step from a model's trace, a network, a method and a schedule."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ EXACT, SPARSE_EXACT = "exact", "sparse_exact"
 
 
 def planned(problem: Problem, schedule: str) -> tuple[Ends, Timeline]:
-    """Return the groups and the step of a schedule; the exact one knows of selection where there is any."""
+    """Return the groups and the step of a schedule; the exact one accounts for selection."""
     selects = problem.select is not no_time
     ends = build(Schedule, SPARSE_EXACT if schedule == EXACT and selects else schedule).cut(problem)
     return ends, timeline(problem, ends)
@@ -24,13 +24,13 @@ def planned(problem: Problem, schedule: str) -> tuple[Ends, Timeline]:
 def simulate_step(problem: Problem, schedule: str, world_size: int) -> Row:
     """Return the numbers of one step under a schedule.
 
-    Speed-up is over one worker, which neither sends nor selects: world_size * compute_s / step_s.
+    Speed-up is relative to one worker, which neither sends nor selects: world_size * compute_s / step_s.
     """
     return numbers_of(problem, *planned(problem, schedule), world_size)
 
 
 def numbers_of(problem: Problem, ends: Ends, step: Timeline, world_size: int) -> Row:
-    """Return the numbers of one step in these groups."""
+    """Return the numbers of one step with these groups."""
     return {
         "num_groups": len(ends),
         "step_s": step.step_s,
@@ -42,9 +42,9 @@ def numbers_of(problem: Problem, ends: Ends, step: Timeline, world_size: int) ->
 
 
 def crossing(gain: Callable[[float], float], low: float, high: float, halvings: int = 4) -> float:
-    """Return where a gain that falls with the rate is 1: by halving between logarithms, then by a line.
+    """Return the rate at which a falling gain is 1: by bisection of logarithms, then interpolation.
 
-    0 where it is below 1 at ``low``, infinity where it is above 1 at ``high``.
+    0 if it is below 1 at ``low``, infinity if it is above 1 at ``high``.
     """
     above, below = math.log(gain(low)), math.log(gain(high))
     if below > 0:
@@ -62,7 +62,7 @@ def crossing(gain: Callable[[float], float], low: float, high: float, halvings: 
 
 
 def rescaled(trace: Trace, compute_s: float) -> Trace:
-    """Return a trace whose step without communication takes so long, its proportions kept."""
+    """Return a trace scaled to ``compute_s`` seconds per step without communication."""
     factor = compute_s / trace.compute_s
     layers = tuple(
         replace(layer, ready_s=factor * layer.ready_s, used_s=None if layer.used_s is None else factor * layer.used_s)
@@ -74,7 +74,7 @@ def rescaled(trace: Trace, compute_s: float) -> Trace:
 
 
 def by_layer(trace: Trace) -> Trace:
-    """Return a trace in which the parameters of one module, neighbours in backward order, are one."""
+    """Return a trace that merges neighbouring parameters of one module."""
     layers = []
     for _, members in itertools.groupby(trace.layers, key=lambda layer: layer.name.rpartition(".")[0]):
         group = list(members)
@@ -83,5 +83,5 @@ def by_layer(trace: Trace) -> Trace:
     return replace(trace, layers=tuple(layers))
 
 
-# What travels as one: the parameters of a layer, or each parameter by itself.
+# The unit of sending: the parameters of a layer, or each parameter.
 GRAINS: dict[str, Callable[[Trace], Trace]] = {"layer": by_layer, "tensor": lambda trace: trace}

@@ -1,4 +1,4 @@
-"""The reports of simulated steps, in Markdown."""
+"""Write the reports of simulated steps in Markdown."""
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -66,19 +66,19 @@ its ResNet-50; how many travel in each reading of ours stands in brackets.
 
 
 def way_name(method: str, schedule: str, name_of: Callable[[str], str] = label) -> str:
-    """Return the name of a method under a schedule: of dense, the schedule's alone."""
+    """Return the name of a method with a schedule; for dense, only the schedule's."""
     return human(schedule) if method == DENSE else f"{name_of(method)}, {human(schedule)}"
 
 
 def rate_name(value: float) -> str:
-    """Write bits per second: ``100M``, ``10G``; never and always, where there is no border."""
+    """Return bits per second as a text: ``100M``, ``10G``; never or always if there is no border."""
     if value in (0, math.inf):
         return "always" if value else "never"
     return human_count(value)
 
 
 def speedups(steps: pd.DataFrame) -> str:
-    """Return speed-ups and, in brackets, numbers of groups: a table per model, network and algorithm."""
+    """Return tables of speed-ups and, in brackets, numbers of groups, per model, network and algorithm."""
     cells = steps["speedup"].map("{:.4g}".format) + steps["num_groups"].map(" ({})".format)
     settings = steps.assign(cell=cells).groupby(SETTING, sort=False)
     return "\n\n".join(f"## {_title(key)}\n\n{_by_workers(own, 'schedule', way_name)}" for key, own in settings)
@@ -98,7 +98,7 @@ def report(setup: Setup, frames: Mapping[str, pd.DataFrame], command: str) -> st
 
 
 def level_report(setup: Setup, levels: pd.DataFrame, command: str) -> str:
-    """Return the report of one level beside two."""
+    """Return the report that compares one level with two."""
     parts = ["# One level and two, simulated", f"`{command}`", HOW_LEVELS.rstrip()]
     parts.append(f"Density {setup.density:g}. Seconds of selection: {setup.selection}.")
     for name, nodes in {each.name: each.nodes for each in setup.networks if each.nodes}.items():
@@ -113,7 +113,7 @@ def level_report(setup: Setup, levels: pd.DataFrame, command: str) -> str:
 def _sections(
     rows: pd.DataFrame, kind: str, name: Callable[[str, str], str], shown: Columns, assumed: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield the blocks of each model, network and algorithm: a heading, and a table for each of ``shown``."""
+    """Yield for each model, network and algorithm a heading, and a table for each of ``shown``."""
     for setting, own in rows.groupby(SETTING, sort=False):
         yield f"## {_title(setting)}"
         yield f"Computation {assumed[str(setting[0])]}."
@@ -122,7 +122,7 @@ def _sections(
 
 
 def _by_workers(rows: pd.DataFrame, kind: str, name: Callable[[str, str], str]) -> str:
-    """Return the column ``cell`` as a table: a line per number of workers, a column per method and ``kind``."""
+    """Return the column ``cell`` as a table: a row per number of workers, a column per method and ``kind``."""
     ways = list(dict.fromkeys(zip(rows["method"], rows[kind], strict=True)))
     cells = rows.pivot(index="workers", columns=["method", kind], values="cell")[ways]
     return table(["workers", *(name(*way) for way in ways)], cells.set_axis(cells.index.map(str)).itertuples(name=None))

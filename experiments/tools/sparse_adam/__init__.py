@@ -1,4 +1,4 @@
-"""Optimizers for elements that receive the sum of several steps at once: laws for single elements, and short trainings.
+"""Compare optimizers for sparse updates: laws for single elements, and short trainings.
 
-Begin reading at forms.py, then laws.py; screen.py trains with the same forms.
+Begin reading at forms.py, then laws.py; screen.py trains with the same variants.
 """

@@ -1,6 +1,7 @@
-"""Forms of an optimizer for sparse updates, on one flat vector: what differs between them is a few settings.
+"""Variants of an optimizer for sparse updates on a flat vector, which differ in a few settings.
 
-An element that is sent after tau steps receives the sum of their gradients. ``micro.SparseAdamW`` is the form ``mean``.
+An element that is sent after tau steps receives the sum of tau gradients. ``micro.SparseAdamW`` is the variant
+``mean``.
 """
 
 from dataclasses import dataclass
@@ -14,18 +15,18 @@ EPS = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How a sum of tau gradients becomes a step.
+    """A rule that turns a sum of tau gradients into a step.
 
     Attributes:
-        direction: adam: first over root of second moment; sum: the sum over it; sign: its sign, without moments;
-            mixed sign: the sign of half the mean and half the first moment.
-        waits: whether tau is counted: moments stand still while nothing comes. Otherwise the form is a dense optimizer.
-        second: what the second moment averages: the squared mean (right for constant gradients), the squared sum over
-            tau (right for noise), or both: the latter, less (tau - 1) times the squared first moment.
-        exponent: a step is tau to this power.
-        cap: the most steps at once.
-        memory: whether moments decay by steps (beta^tau) or by receipts (beta).
-        lengthened: betas become 1 - (1 - beta) * density: so many receipts are remembered, not steps.
+        direction: adam: first moment / sqrt(second); sum: sum / sqrt(second); sign: sign of the sum, without moments;
+            mixed sign: sign of half the mean plus half the first moment.
+        waits: whether tau is counted, and moments pause while nothing arrives; otherwise a dense optimizer.
+        second: input of the second moment: the squared mean (right for constant gradients), the squared sum / tau
+            (right for noise), or both: the latter minus (tau - 1) times the squared first moment.
+        exponent: the step is multiplied by tau to this power.
+        cap: most steps at once.
+        memory: whether moments decay by steps (beta^tau) or by arrivals (beta).
+        lengthened: betas become 1 - (1 - beta) * density, so that they count arrivals instead of steps.
     """
 
     direction: Literal["adam", "sum", "sign", "mixed sign"] = "adam"
@@ -65,16 +66,16 @@ FORMS: dict[str, Form] = {
 
 
 class FlatOptimizer:
-    """One form at work on a vector (numel,)."""
+    """One variant applied to a vector (numel,)."""
 
     def __init__(self, form: Form, like: Tensor, *, betas: tuple[float, float], density: float | Tensor) -> None:
         self.form = form
         self._betas = [1 - (1 - b) * density if yes else b for b, yes in zip(betas, form.lengthened, strict=True)]
         self._waited, self._first, self._second = (torch.zeros_like(like) for _ in range(3))
-        self._norms = torch.zeros_like(like), torch.zeros_like(like)  # what a first or second moment of ones would be
+        self._norms = torch.zeros_like(like), torch.zeros_like(like)  # moments of constant ones, for bias correction
 
     def direction(self, grad: Tensor) -> Tensor:
-        """Return by what to move (numel,), in learning rates, for an update that is zero where none came."""
+        """Return the movement (numel,) in learning rates, for an update that is zero where nothing arrived."""
         form, sent = self.form, (grad != 0 if self.form.waits else torch.ones_like(grad, dtype=torch.bool))
         self._waited += 1
         tau = torch.where(sent, self._waited, 1.0) if form.waits else torch.ones_like(grad)

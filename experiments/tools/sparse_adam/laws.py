@@ -1,10 +1,9 @@
-"""Laws of the forms for single elements, simulated by the thousand: how far they move, and how far they spread.
+"""Simulate single elements with each optimizer variant: mean movement, and its deviation.
 
     python -m experiments.tools.sparse_adam.laws
 
-An element's gradient is constant, noise without a mean, or a signal in noise of ten times its size. It is sent every
-tau-th step, with the sum of what waited, or when that exceeds a threshold. Dense AdamW, which gets the same gradients
-at every step, is 1.
+An element's gradient is constant, noise with mean 0, or a signal in noise of ten times its size. Its sum is sent every
+tau-th step, or when it exceeds a threshold. Results are relative to dense AdamW with the same gradients at every step.
 """
 
 import argparse
@@ -31,10 +30,10 @@ MEASURES = {"constant": "{0:.2g}", "noise": "{1:.2g}", "signal in noise": "{0:.2
 
 
 def displacements(form: Form, taus: Sequence[int], betas: tuple[float, float], *, by_size: bool = False) -> Tensor:
-    """Return how far elements were moved in STEPS steps, (kinds, taus, ELEMENTS), in units of the learning rate.
+    """Return the movements of elements in STEPS steps, (kinds, taus, ELEMENTS), in learning rates.
 
     Args:
-        by_size: send an element when its sum is as large as that of noise is after tau steps, not after tau steps.
+        by_size: send an element when its sum is as large as that of noise after tau steps, not every tau steps.
     """
     draw, shape = torch.Generator().manual_seed(0), (len(KINDS), len(taus), ELEMENTS)
     mean, deviation = torch.tensor(list(KINDS.values())).T[:, :, None, None]
@@ -52,7 +51,7 @@ def displacements(form: Form, taus: Sequence[int], betas: tuple[float, float], *
 
 
 def law_table(forms: Sequence[str], taus: Sequence[int], betas: tuple[float, float], *, by_size: bool) -> str:
-    """Return a table of mean and deviation of the movements of each form, over dense AdamW's."""
+    """Return a table of mean and deviation of each variant's movements, relative to dense AdamW."""
     dense = displacements(FORMS["adamw"], [1], betas)
     rows = []
     for name in forms:

@@ -1,9 +1,9 @@
-"""Short trainings with each form: a GPT of 0.8 million parameters on tiny Shakespeare, four simulated workers.
+"""Short trainings with each optimizer variant: a GPT of 0.8 million parameters on tiny Shakespeare, four workers.
 
     python -m experiments.tools.sparse_adam.screen --root DIR --out results/screen.jsonl
 
-Each worker's gradient is clipped before the residual. One seed: a screen, which says what is worth repeating. A
-finished run is a line of the file; the same command skips what is there. What tells most comes first.
+Each worker's gradient is clipped before the residual. A single seed: the screen only shows which variants are worth
+repeating. Each finished run is a line of the file, and the same command skips it. The most informative runs come first.
 """
 
 import argparse
@@ -41,7 +41,7 @@ class Run:
 
 
 def plan() -> Iterator[Run]:
-    """Yield all runs, what tells most first."""
+    """Yield all runs, the most informative first."""
     for lr, density, form in (
         (1e-3, 0.01, "sign"),
         (1e-3, 0.01, "mean"),
@@ -123,7 +123,7 @@ class Training:
 
     @torch.no_grad()
     def test_loss(self) -> float:
-        """Return nats a character on 256 rows of the last tenth, the same for all runs."""
+        """Return nats per character on 256 rows of the last tenth, equal for all runs."""
         return float(self._loss(*self._test_rows))
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class Training:
 
 
 def train(run: Run, root: Path) -> dict[str, Any]:
-    """Return what a run ends with."""
+    """Train and return the result of a run."""
     training, began = Training(root, run.seed), time.perf_counter()
     reducers = {
         "dense": lambda: micro.DenseReducer(),
@@ -164,7 +164,7 @@ def train(run: Run, root: Path) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Carry out what is not in the file yet."""
+    """Execute the runs that are not yet in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, required=True, help="folder with tiny Shakespeare's input.txt")
     parser.add_argument("--out", type=Path, required=True, help="file of the finished runs, JSON lines")

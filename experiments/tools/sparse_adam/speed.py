@@ -1,8 +1,8 @@
-"""Time and memory of a step of micro.SparseAdamW beside AdamW(foreach=True), which steps by the same gradients.
+"""Measure time and memory of a step of micro.SparseAdamW and of AdamW(foreach=True) with the same gradients.
 
     python -m experiments.tools.sparse_adam.speed --density 0.01
 
-Steps alternate, so that both have the same machine; the times are the fastest and the median of each.
+Steps alternate, so that both see the same load; times are the fastest and the median.
 """
 
 import argparse
@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--numel", type=int, default=25_000_000, help="elements of the model (%(default)s)")
-    parser.add_argument("--density", type=float, default=0.01, help="share that comes in a step (%(default)s)")
+    parser.add_argument(
+        "--density", type=float, default=0.01, help="share of elements that arrive in a step (%(default)s)"
+    )
     parser.add_argument("--repeats", type=int, default=20, help="steps of each (%(default)s)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="(%(default)s)")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The theory of top-k checked on a real training, of ``python -m experiments.theory``.
+"""Check the theory of top-k on a real training, for ``python -m experiments.theory``.
 
 Begin reading at measure.py, then files.py.
 """

@@ -1,4 +1,4 @@
-"""Figures of the theory of top-k: a panel per vector, or a line per operator."""
+"""Draw the theory of top-k: a panel per vector, or a line per operator."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,15 +16,15 @@ from experiments.tools.compare.figures import REFERENCE_LINES, draw_times
 MEASURED: LineSettings = {"color": look.BLUE, "linestyle": "-"}
 PREDICTED: LineSettings = {"color": look.VERMILLION, "linestyle": look.DASHES[1]}
 HISTOGRAM: LineSettings = {"color": look.BLUE, "alpha": 0.4, "linewidth": 5}  # in the legend
-FREQUENCIES = "_of_frequencies"  # ends the names of columns
+FREQUENCIES = "_of_frequencies"  # suffix of column names
 RANDOM: LineSettings = {"color": look.GREY, "linestyle": look.DASHES[2]}
 
 
 @style()
 def draw_histogram(numbers: pd.DataFrame, title: str) -> Figure:
-    """Density of the values and of the fitted normal; columns vector, value (deviations), density, normal.
+    """Draw the density of values and of the fitted normal; columns vector, value (deviations), density, normal.
 
-    Where there are columns whose names end in FREQUENCIES they have a row of their own.
+    Columns whose names end in FREQUENCIES are drawn in a second row.
     """
     lowest = numbers.loc[numbers["density"] > 0, "density"].min() / 2
 
@@ -43,7 +43,7 @@ def draw_histogram(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_curve(numbers: pd.DataFrame, title: str) -> Figure:
-    """Squared magnitudes in descending order beside the line; columns vector, share, pi_squared, line."""
+    """Draw descending squared magnitudes and the line; columns vector, share, pi_squared, line."""
 
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
         axes.plot(rows["share"], rows["pi_squared"], **MEASURED)
@@ -56,7 +56,7 @@ def draw_curve(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
-    """Error of top-k beside its bound and random-k's, and the ratio; columns vector, share, top_k, bound, random_k."""
+    """Draw the errors of top-k, bound and random-k, and ratios; columns vector, share, top_k, bound, random_k."""
 
     def draw(axes: Axes, rows: pd.DataFrame) -> None:
         for column, line in (("top_k", MEASURED), ("bound", PREDICTED), ("random_k", RANDOM)):
@@ -74,7 +74,7 @@ def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_operators(numbers: pd.DataFrame, names: Mapping[str, str], title: str) -> Figure:
-    """Milliseconds over the length, a line per operator, a band between quartiles; columns method, numel, TIMES."""
+    """Draw milliseconds over the length, a line per operator, with quartiles; columns method, numel, TIMES."""
     figure = parts.new_figure(look.COLUMN_INCHES, 3.9)
     axes = figure.subplots()
     methods = [name for name in in_order(numbers["method"]) if name not in REFERENCE_LINES]

@@ -1,4 +1,4 @@
-"""Everything that a check of the theory writes: theory.csv, theory.md, and the figures with their numbers."""
+"""Write the files of a check of the theory: theory.csv, theory.md, and figures with their numbers."""
 
 from collections.abc import Iterator, Mapping
 
@@ -39,11 +39,11 @@ FIGURES = (
 def files(
     vectors: Mapping[str, Tensor], rows: pd.DataFrame, density: float, opening: str
 ) -> Iterator[tuple[str, Content]]:
-    """Yield the name of each file, and what is in it.
+    """Yield the name and content of each file.
 
     Args:
         rows: of ``check``, one per vector; the column ``vector`` names it.
-        density: of the training that they are from.
+        density: of their training.
         opening: the first lines of the report.
     """
     yes = {key: rows[key].map({True: "yes", False: "no"}) for key in ("convex", "below_line", "holds")}

@@ -1,4 +1,4 @@
-"""What FFT sparsification rests on: gradients and their frequencies, the range-based float, the cost of its stages.
+"""Measure the basis of FFT sparsification: frequencies of gradients, the range-based float, the cost of stages.
 
 Source: Wang et al., FFT-based Gradient Sparsification, HPDC 2020, arXiv 1811.08596.
 """
@@ -32,14 +32,14 @@ from micro.zoo.spectrum import from_spectrum_, real_parts, strongest, to_spectru
 HALVES = {"half precision": torch.float16, "bfloat16": torch.bfloat16}
 WIDTHS = range(4, 17)  # bits of the range-based float
 DRAWN_WIDTHS = (6, 8, 10)
-MOST_VALUES = 300  # drawn of one format
+MOST_VALUES = 300  # drawn per format
 WORKERS = (2, 4, 8, 16, 32)
 KEY = (0, 0, 0)  # nothing is rounded at random
-MESSAGES = "reading a message"  # the stage that there is for each worker
+MESSAGES = "reading a message"  # the stage that runs once per worker
 
 
 def files(vectors: Mapping[str, Tensor], times: pd.DataFrame, density: float) -> Iterator[tuple[str, Content]]:
-    """Yield the name of each file, and what is in it; ``vectors``: gradients (d,), the last one's values are rounded.
+    """Yield the name and content of each file; ``vectors``: gradients (d,); formats are tested on the last.
 
     Args:
         times: of ``stage_times``.
@@ -64,7 +64,7 @@ def _histograms(vector: Tensor) -> pd.DataFrame:
 
 
 def format_values(values: Tensor) -> pd.DataFrame:
-    """Return positive numbers of each format up to the largest of ``values``, and the relative gap to the next.
+    """Return each format's positive numbers up to the largest of ``values``, and the relative gap to the next.
 
     Columns format, value, gap.
     """
@@ -118,9 +118,9 @@ def _stages(numel: int, density: float) -> dict[str, Callable[[], object]]:
 
 
 def paying_rates(times: pd.DataFrame, density: float) -> pd.DataFrame:
-    """Return the rate of a link at which what is saved there takes as long as the stages; numel, workers, rate.
+    """Return the rate of a link at which the saved time equals the stages' time; columns numel, workers, rate.
 
-    0 where nothing is saved. Each worker's message is read by all; bytes are those that a worker sends in a ring.
+    0 if nothing is saved. All workers read each message; bytes are those that a worker sends in a ring.
     """
     method, dense, rows = _method(density), micro.DenseReducer(), []
     for numel, own in times.groupby("numel"):
@@ -139,21 +139,21 @@ def _method(density: float) -> Any:
 
 @style()
 def draw_values(numbers: pd.DataFrame, title: str) -> Figure:
-    """The gap to the next number over the numbers, a mark for each; columns format, value, gap."""
+    """Draw the gap to the next number over the numbers, a mark for each; columns format, value, gap."""
     panel = Panel(x="value", y="gap", x_name="number", y_name="gap to the next / number")
     return _lines(numbers, "format", panel, title)
 
 
 @style()
 def draw_errors(numbers: pd.DataFrame, title: str) -> Figure:
-    """The error over bits of the range float, that of 16-bit formats beside it; columns format, bits, error."""
+    """Draw the error over bits of the range float, and those of 16-bit formats; columns format, bits, error."""
     panel = Panel(x="bits", y="error", x_name="bits of a number", y_name="||rounded - x|| / ||x||")
     return _lines(numbers, "format", panel, title, show_x=lambda axis: axis.set_ticks(list(WIDTHS)))
 
 
 @style()
 def draw_stages(numbers: pd.DataFrame, title: str) -> Figure:
-    """Gigabytes of gradient per second of each stage, a band between quartiles; columns method, numel, TIMES."""
+    """Draw gigabytes of gradient per second of each stage, with quartiles; columns method, numel, TIMES."""
     ends = dict(zip(("rate", "rate_min", "rate_max"), ("select_s", "select_s_high", "select_s_low"), strict=True))
     rates = numbers.assign(**{name: 4e-9 * numbers["numel"] / numbers[taken] for name, taken in ends.items()})
     panel = Panel(x="numel", y="rate", x_name="elements d", y_name="gradient (GB/s)")
@@ -162,9 +162,9 @@ def draw_stages(numbers: pd.DataFrame, title: str) -> Figure:
 
 @style()
 def draw_rates(numbers: pd.DataFrame, title: str) -> Figure:
-    """The link at which a step's stages pay, over the elements, a line per number of workers; see ``paying_rates``.
+    """Draw the rate of a link at which the stages pay, over elements, by number of workers; see ``paying_rates``.
 
-    Where nothing is saved there is no mark.
+    No mark if nothing is saved.
     """
     shown = numbers[numbers["rate"] > 0].assign(rate=lambda rows: rows["rate"] / 1e9)
     shown = shown.assign(workers=shown["workers"].map("{} workers".format))

@@ -1,4 +1,4 @@
-"""Accumulators (gradient + residual) of a training with top-k, and what the theory of top-k says of them.
+"""Record accumulators (gradient + residual) of a training with top-k, and check the theory on them.
 
 Source: Shi, Chu, Cheung and See, arXiv 1911.08772.
 """
@@ -42,7 +42,7 @@ def accumulators(
 
 
 def check(values: Tensor) -> dict[str, Any]:
-    """Return the numbers of a vector: its fitted normal, its assumption, and how far its error is from the bound."""
+    """Return the numbers of a vector: the fitted normal, the assumption, and the error relative to the bound."""
     errors, values = error_numbers(values), values.double()
     ratios = errors["top_k"] / errors["bound"]
     worst = int(ratios.argmax())

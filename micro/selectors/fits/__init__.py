@@ -1,1 +1,1 @@
-"""Fits: ways to estimate the k-th magnitude of a vector, one file each."""
+"""Fits: estimate the k-th magnitude of a vector, one file per method."""

@@ -1,9 +1,9 @@
-"""Correct an estimated threshold by what earlier steps selected: one scan, one learned factor.
+"""Correct an estimated threshold with a factor learned from the counts of earlier steps.
 
-A law fitted to all entries says little about the few largest, so a threshold estimated from it may select ten times too
-many or too few; but its error changes little from step to step. `select_near` therefore multiplies the estimate by a
-factor learned from earlier steps. After a step that selected ``count`` entries, their mean log excess over the
-threshold gives the factor that would have selected k. `micro.selectors.steering` filters these factors.
+A distribution fitted to all entries is inaccurate for the few largest, so its threshold may select ten times too many
+or too few; but its error changes little between steps. `select_near` therefore multiplies the estimate by a factor
+learned from earlier steps. After a step that selected ``count`` entries, their mean log excess over the threshold gives
+the factor that would have selected k. `micro.selectors.steering` filters these factors.
 
 Everything is local to a rank, and relative: scaling the input by c scales estimate and threshold by c.
 """
@@ -17,26 +17,26 @@ from micro import kernels
 from micro.selectors.steering import Track
 from micro.values.sparse import Selection
 
-UPPER = 4 / 3  # more than this times k: the k largest of what was found are kept
-LOWER = 2 / 3  # less than this times k, before anything was learned: search the k largest
-LOST = 1 / 2  # the same at any later step; above 1 / LOST times k: the past says nothing about this step
+UPPER = 4 / 3  # with more than this times k, only the k largest are kept
+LOWER = 2 / 3  # in the first step, with less than this times k: search for the k largest
+LOST = 1 / 2  # the same in later steps; above 1 / LOST times k, the past is discarded
 
 Entries = tuple[Tensor, Tensor]  # indices (n,) int32, ascending, and magnitudes (n,)
 
 
 def select_near(track: Track, acc: Tensor, guess: float, k: int) -> Selection:
-    """Return what is at or above the corrected estimate: between k / 2 and ``UPPER * k`` indices.
+    """Return all indices at or above the corrected estimate: between k / 2 and ``UPPER * k``.
 
-    One scan of acc. Where more than ``UPPER * k`` pass, exactly the k largest of them are kept, which needs no further
-    scan. Where fewer than k pass, they are all that is sent, and the next estimate is corrected. A second scan, for
-    exactly the k largest, happens only where fewer than k / 2 pass (2k / 3 at a rank's first step), or where the
-    estimate is no positive number. Zeros are never selected.
+    One scan of acc. If more than ``UPPER * k`` pass, the k largest of them are kept, without another scan. If fewer
+    than k pass, they are sent, and the next estimate is corrected. A second scan, for exactly the k largest, is needed
+    only if fewer than k / 2 pass (2k / 3 in a rank's first step), or the estimate is not positive. Zeros are never
+    selected.
 
     Args:
         track: of this rank's factor; changed.
         acc: (numel,) gradient + residual. Not modified. Finite.
-        guess: the estimated threshold for k on abs(acc), without correction; any number, NaN included.
-        k: wanted number of indices on this rank, >= 1.
+        guess: the uncorrected threshold for k on abs(acc); any number, including NaN.
+        k: target number of indices on this rank, >= 1.
     """
     k = min(k, acc.numel())
     threshold = guess * math.exp(track.log_threshold) if 0 < guess < math.inf else 0.0
@@ -52,7 +52,7 @@ def select_near(track: Track, acc: Tensor, guess: float, k: int) -> Selection:
     track.observe(threshold=threshold / guess, count=count, tail=tail, k=k)
     if count > UPPER * k:
         indices, magnitudes = largest_of(indices, magnitudes, k)
-        threshold = float(magnitudes.min())  # host sync: the cut, where too many passed
+        threshold = float(magnitudes.min())  # host sync: the threshold if too many passed
     return Selection(indices, threshold=threshold)
 
 
@@ -63,7 +63,7 @@ def strictly_above(x: Tensor, threshold: float) -> Entries:
 
 
 def above_or_largest(x: Tensor, floor: float | None, fewest: int, most: int) -> Entries:
-    """Return what reaches the floor, where there is one and at least ``fewest`` do; else the ``most`` largest."""
+    """Return all entries at or above the floor if there are at least ``fewest``; otherwise the ``most`` largest."""
     if floor is not None:
         found = kernels.above(x, floor)
         if found[0].numel() >= fewest:
@@ -72,7 +72,7 @@ def above_or_largest(x: Tensor, floor: float | None, fewest: int, most: int) -> 
 
 
 def largest_positive(x: Tensor, k: int) -> Entries:
-    """Return the k largest, or all that are not zero where there are fewer."""
+    """Return the k largest, or all that are not zero if there are fewer."""
     indices = kernels.largest(x, k)
     magnitudes = x.index_select(0, indices).abs()
     places = magnitudes.nonzero().view(-1)
@@ -80,18 +80,18 @@ def largest_positive(x: Tensor, k: int) -> Entries:
 
 
 def largest_of(indices: Tensor, magnitudes: Tensor, k: int) -> Entries:
-    """Return the k largest of what was found."""
+    """Return the k largest of these entries."""
     places = kernels.largest(magnitudes, k)
     return indices.index_select(0, places), magnitudes.index_select(0, places)
 
 
 def _restart(track: Track, guess: float, found: Entries) -> Selection:
-    """Select all that was found and restart the track at the smallest of it: that factor gives as many."""
+    """Select all found entries, and restart the track with the factor that selects exactly these."""
     track.restart()
     indices, magnitudes = found
     if not indices.numel():
         return Selection(indices)
-    cut = float(magnitudes.min())  # host sync: the cut, where the track restarts
+    cut = float(magnitudes.min())  # host sync: the threshold if the track restarts
     factor = cut / guess if guess > 0 else math.inf
     if 0 < factor < math.inf:
         k = indices.numel()
@@ -100,5 +100,5 @@ def _restart(track: Track, guess: float, found: Entries) -> Selection:
 
 
 def _mean_log_excess(magnitudes: Tensor, threshold: float) -> float:
-    excess = float(magnitudes.log().mean()) - math.log(threshold)  # host sync: what the next guess is corrected by
+    excess = float(magnitudes.log().mean()) - math.log(threshold)  # host sync: corrects the next guess
     return max(excess, 0.0)

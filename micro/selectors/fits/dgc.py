@@ -1,4 +1,4 @@
-"""DGC: every rank estimates its k-th largest magnitude from a sample. The method's other half: `MomentumCorrection`."""
+"""The fit dgc: estimates the k-th magnitude from a sample; DGC combines it with the feedback `MomentumCorrection`."""
 
 import math
 from dataclasses import dataclass
@@ -13,25 +13,24 @@ from micro.selectors.fits.sampling import odd_stride, smallest_of_largest, strid
 from micro.values.sparse import Selection, Step
 
 SHARE = 0.01  # of the vector is sampled, as in the public code
-HITS, FEWEST_HITS = 32, 2  # samples expected above the threshold: 32 are good to 1 / sqrt(32) in the count
-UPPER, LOWER, MAX_ROUNDS = 1.3, 0.8, 10  # as published: the count's band in k, and the rounds in which it is looked for
+HITS, FEWEST_HITS = 32, 2  # expected samples above the threshold: with 32, the count's relative error is 1 / sqrt(32)
+UPPER, LOWER, MAX_ROUNDS = 1.3, 0.8, 10  # as published: the count's band in k, and the most rounds to reach it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DGC(CorrectedFit):
-    """The k-th magnitude of a sample of the rank's own accumulator, strided, with a random phase.
+    """Estimates the k-th magnitude from a strided sample of the rank's accumulator, with a random start.
 
     Source: Lin et al., Deep Gradient Compression, ICLR 2018, arXiv 1712.01887, section 3, and its public code.
-    Differences: the bucket is searched as one vector (theirs: tensor by tensor, those of one dimension sent dense); k
-    is rounded down (the code: up); the sample is large enough for 32 hits where the code takes 2; between k / 2 and
-    4/3 k are sent as they are (the code scans up to 10 times more, and of those between k and 1.3 k sends the k lowest
-    indices); zeros are never sent.
+    Differences: the bucket is one vector (theirs: tensor by tensor, one-dimensional ones dense); k is rounded down
+    (code: up); the sample is large enough for 32 hits (code: 2); a count between k / 2 and 4/3 k is accepted (code: up
+    to 10 more scans; from a count between k and 1.3 k, the k lowest indices); zeros are never sent.
     """
 
     name: ClassVar[str] = "dgc"
 
     def estimate(self, acc: Tensor, k: int, step: Step, rank: int) -> float:
-        """Return the magnitude that the sample's share of k reaches."""
+        """Return the quantile of the sample at density k / numel."""
         numel = acc.numel()
         sample_size = max(math.ceil(SHARE * numel), math.ceil(HITS * numel / k))
         sample = strided_sample(acc, odd_stride(numel, sample_size), step, rank)
@@ -50,7 +49,7 @@ class PublishedDGC(Fit[NoState]):
     rule: ClassVar[Rule] = "published"
 
     def select(self, state: NoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
-        """Return the lowest k of what passes the adapted threshold."""
+        """Return the k lowest indices that pass the adapted threshold."""
         numel = acc.numel()
         stride = _published_stride(numel, k)
         sample = strided_sample(acc, stride, step, rank)

@@ -1,4 +1,4 @@
-"""Gaussian-k: the threshold that a normal distribution of the accumulator's mean and deviation would have."""
+"""The fit gaussiank: the threshold of a normal distribution with the accumulator's mean and deviation."""
 
 import math
 from dataclasses import dataclass
@@ -16,20 +16,20 @@ from micro.selectors.fits.correction import strictly_above
 from micro.values.sparse import Selection, Step
 
 MAX_SCANS = 3
-NARROWER, WIDER = 1.5, 0.5  # as published: factors on a threshold that selects too much, too little
+NARROWER, WIDER = 1.5, 0.5  # as published: factors for a threshold that selects too many, too few
 FEWEST, MOST = 2 / 3, 4 / 3  # the scans stop at a count in this band around k
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaussianK(CorrectedFit):
-    """The k-th magnitude of a normal law, fitted by mean and standard deviation.
+    """Estimates the k-th magnitude by a normal distribution with the accumulator's mean and deviation.
 
-    The statistics come with the pass that adds the gradient; one scan follows.
+    The pass that adds the gradient computes both; one scan follows.
 
     Source: Shi, Chu, Cheung and See, Understanding top-k sparsification in distributed deep learning, arXiv 1911.08772,
-    and its public code. Differences: both tails of the law count where the mean is not zero (the code lets the mean
-    shift one side only); a count outside [2/3, 4/3] k is corrected by a learned factor and an exact cut instead of the
-    factors 0.5 and 1.5; the density is k / numel, and k is at least 1.
+    and its public code. Differences: both tails count if the mean is not zero (code: the mean shifts one side only); a
+    count outside [2/3, 4/3] k is corrected by a learned factor and an exact cut, instead of factors 0.5 and 1.5; the
+    density is k / numel, and k is at least 1.
     """
 
     name: ClassVar[str] = "gaussiank"
@@ -44,19 +44,19 @@ class GaussianK(CorrectedFit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedGaussianK(Fit[NoState]):
-    """What is beyond a normal law's threshold, adjusted in up to three scans: the public code step for step.
+    """Selects above a normal distribution's threshold, adjusted in up to three scans: the public code step for step.
 
-    What is kept of the code: the threshold is multiplied by 1.5 or 0.5 where the count leaves [2/3, 4/3] k; the last of
-    three adjustments is computed but not used, so that the count has no bound; the mean shifts one side only; the
-    comparison is strict, so that a vector of zeros, or of a single element, sends nothing. Source: as `GaussianK`.
-    Differences: the last one of `GaussianK`.
+    Kept from the code: the threshold is multiplied by 1.5 or 0.5 if the count leaves [2/3, 4/3] k; the last of three
+    adjustments is computed but not used, so the count is unbounded; the mean shifts one side only; the comparison is
+    strict, so a vector of zeros, or with one element, sends nothing. Source: as `GaussianK`. Differences: the last one
+    of `GaussianK`.
     """
 
     name: ClassVar[str] = "gaussiank_published"
     rule: ClassVar[Rule] = "published"
 
     def select(self, state: NoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
-        """Return this rank's indices beyond the threshold of the last scan."""
+        """Return this rank's indices above the threshold of the last scan."""
         mean = deviation = math.nan
         if acc.numel() > 1:
             deviation, mean = torch.stack(torch.std_mean(acc)).tolist()  # host sync: the threshold follows from them
@@ -78,7 +78,7 @@ def normal_quantile(density: float) -> float:
 def folded_quantile(mean: float, deviation: float, density: float) -> float:
     """Return the threshold that the magnitude of a normal variable exceeds with probability ``density``, in (0, 1].
 
-    Both tails count. NaN where mean or deviation is.
+    Both tails count. NaN if mean or deviation is NaN.
     """
     if not deviation > 0:
         return abs(mean) + deviation

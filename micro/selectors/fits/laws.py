@@ -1,4 +1,4 @@
-"""Laws with a peak at zero, fitted to magnitudes by their moments, and the quantiles that serve as thresholds."""
+"""Exponential, Pareto and gamma distributions, fitted to magnitudes by moments; their quantiles are thresholds."""
 
 import math
 from typing import Literal
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 Law = Literal["exponential", "gamma", "pareto"]
-CHUNK = 1 << 18  # entries that a CPU sums up at a time: they stay in the cache
+CHUNK = 1 << 18  # entries that a CPU sums at a time: they fit in the cache
 
 
 def log_moments(x: Tensor) -> tuple[int, float, float]:
@@ -25,7 +25,7 @@ def _log_sums(chunk: Tensor) -> Tensor:
 
 
 def quantile(law: Law, mean: float, variance: float, mean_log: float, density: float) -> float:
-    """Return what a variable of this law and these moments exceeds with probability ``density``; 0 if all are zero."""
+    """Return the value that a law with these moments exceeds with probability ``density``; 0 if all are zero."""
     if not mean > 0:
         return 0.0
     if law == "gamma":
@@ -34,12 +34,12 @@ def quantile(law: Law, mean: float, variance: float, mean_log: float, density: f
 
 
 def exponential_quantile(mean: float, density: float) -> float:
-    """Return what an exponential variable of this mean exceeds with probability ``density``."""
+    """Return the value that an exponential distribution exceeds with probability ``density``."""
     return -mean * math.log(density)
 
 
 def pareto_quantile(mean: float, variance: float, density: float) -> float:
-    """Return what a generalised Pareto variable of this mean and variance exceeds with probability ``density``.
+    """Return the value that a generalised Pareto distribution exceeds with probability ``density``.
 
     Fitted by moments, shape = (1 - mean^2 / variance) / 2 < 1/2. Shape 0 is the exponential law; without variance the
     threshold is the mean.
@@ -52,9 +52,10 @@ def pareto_quantile(mean: float, variance: float, density: float) -> float:
 
 
 def gamma_quantile(mean: float, mean_log: float, density: float) -> float:
-    """Return what a gamma variable of this mean and mean logarithm exceeds with probability ``density``.
+    """Return the value that a gamma distribution exceeds with probability ``density``.
 
-    The shape is the closed form near the likelihood's maximum (Minka, 2002); without spread the threshold is the mean.
+    The shape is a closed-form approximation of maximum likelihood (Minka, 2002); without spread the threshold is the
+    mean.
     """
     spread = math.log(mean) - mean_log
     if not spread > 1e-12:
@@ -64,7 +65,7 @@ def gamma_quantile(mean: float, mean_log: float, density: float) -> float:
 
 
 def _standard_gamma_quantile(shape: float, density: float) -> float:
-    """Invert the upper incomplete gamma function: ten times the right one of 64 intervals."""
+    """Invert the upper incomplete gamma function, by ten refinements into 64 intervals."""
     if density >= 1:
         return 0.0
     excess = -math.log(density)

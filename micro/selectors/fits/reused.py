@@ -1,4 +1,4 @@
-"""Reused threshold: this rank's k largest magnitudes, found from the k-th magnitude of the step before."""
+"""The fit reused: the k largest magnitudes, searched above a fraction of the last step's k-th magnitude."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,27 +12,27 @@ from micro.selectors.estimated import Fit
 from micro.selectors.fits.correction import above_or_largest, largest_of
 from micro.values.sparse import Selection, Step
 
-SLACK = 0.95  # candidates begin this far below the last k-th magnitude: room for it to fall by the next step
-SMALLEST = 2.0**-149  # the smallest positive float32: zeros are never chosen
+SLACK = 0.95  # candidates start at this factor of the last k-th magnitude, as it may fall
+SMALLEST = 2.0**-149  # the smallest positive float32: zeros are never selected
 MAX_RAISES, RAISE = 5, 1.03  # as published: before a step that would send more than 4k/3
 
 
 @dataclass(slots=True)
 class ReusedState:
-    """The threshold that the next step begins with, in units of the accumulator; None where it must be searched."""
+    """The threshold that the next step starts with; None if it must be searched."""
 
     threshold: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reused(Fit[ReusedState]):
-    """The k largest magnitudes, among what passes 0.95 of the last step's k-th magnitude.
+    """Selects the k largest magnitudes among those above 0.95 of the last step's k-th magnitude.
 
-    Magnitudes change slowly from step to step, so one scan by the last threshold replaces a search. What passes is cut
-    to the k largest (ties go to the lowest index); only where fewer than k pass is the whole vector searched. So
-    min(k, non-zero) are selected, and no zeros.
+    Magnitudes change slowly, so one scan with the last threshold replaces a search. The k largest that pass are kept
+    (ties: lowest index); only if fewer than k pass, the whole vector is searched. So min(k, non-zero) are selected, and
+    no zeros.
 
-    Source: Li and Hoefler, Ok-Topk, PPoPP 2022, arXiv 2201.07598 (selection). Differences: never more than k, which the
+    Source: Li and Hoefler, Ok-Topk, PPoPP 2022, arXiv 2201.07598 (selection). Differences: never more than k, as the
     paper's volume assumes, and no controller of the count.
     """
 
@@ -40,7 +40,7 @@ class Reused(Fit[ReusedState]):
     state: ClassVar[type[ReusedState]] = ReusedState
 
     def select(self, state: ReusedState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
-        """Return the k largest, or all that are not zero where there are fewer, and remember the smallest of them."""
+        """Return the k largest, or all that are not zero if there are fewer, and store the smallest."""
         indices, magnitudes = above_or_largest(acc, state.threshold, k, k)
         if indices.numel() > k:
             indices, magnitudes = largest_of(indices, magnitudes, k)
@@ -54,18 +54,17 @@ class Reused(Fit[ReusedState]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedReused(Fit[ReusedState]):
-    """What is strictly above a threshold that is searched every ``reevaluate`` steps and steered in between.
+    """Selects strictly above a threshold that is searched every ``reevaluate`` steps and adjusted in between.
 
-    It has the constants of the public code for VGG-16 (its versions for other models have others): strict comparison,
-    so that a search yields k - 1; at most five factors of 1.03 before a step that would send more than 4k/3; a factor
-    of 1.012 up or down for the next step. A k-th magnitude of zero makes it send all that is not zero until the next
-    search.
+    Constants of the public code for VGG-16 (other models have others): strict comparison, so a search yields k - 1; at
+    most five factors of 1.03 before a step that would send more than 4k/3; a factor of 1.012 up or down for the next
+    step. After a k-th magnitude of zero, it sends all that is not zero until the next search.
 
     Args:
-        reevaluate: tau', steps from one exact search to the next, at least 1.
+        reevaluate: tau', steps between exact searches, at least 1.
 
-    Source: as `Reused`. Differences: without the code's 512 dense steps at the start; a state that is new between two
-    searches searches at once.
+    Source: as `Reused`. Differences: without the code's 512 dense steps at the start; a new state between two searches
+    searches at once.
 
     Raises:
         ValueError: ``reevaluate`` less than 1.
@@ -81,7 +80,7 @@ class PublishedReused(Fit[ReusedState]):
             raise ValueError(f"reevaluate of {self.name} must be at least 1, got {self.reevaluate}")
 
     def select(self, state: ReusedState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
-        """Return what lies strictly above the threshold, and steer the threshold by the count."""
+        """Return all indices strictly above the threshold, and adjust the threshold by their count."""
         if state.threshold is None or step.index % self.reevaluate == 0:
             threshold = float(acc.index_select(0, kernels.largest(acc, k)).abs().min())  # host sync: in tau' steps once
             indices, magnitudes = kernels.above(acc, threshold)

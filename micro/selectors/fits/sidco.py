@@ -1,4 +1,4 @@
-"""SIDCo: the threshold of a sparsity-inducing law, fitted again and again to what exceeds the last threshold."""
+"""The fit sidco (SIDCo): a distribution with a peak at zero, refitted in stages to the largest entries."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ from micro.selectors.fits.laws import Law, log_moments, quantile
 from micro.selectors.steering import Track
 from micro.values.sparse import Selection, Step
 
-FIRST_SHARE = 0.25  # what the first of several stages keeps
-LISTED = 0.05  # where no more than this share survives, survivors are listed: to list many costs more than a read
-STEPS_PER_DECISION = 5  # steps between two decisions about the number of stages
+FIRST_SHARE = 0.25  # share that the first of several stages keeps
+LISTED = 0.05  # if at most this share survives, survivors are listed; listing more costs more than a read
+STEPS_PER_DECISION = 5  # steps between decisions about the number of stages
 TOO_MANY, TOO_FEW = 1.2, 0.8  # mean count / k beyond which it changes
 
 
 @dataclass(slots=True)
 class SidcoState:
-    """How many stages there are now, how well they did, and what was learned about each number of stages.
+    """The number of stages, their recent counts, and the learned correction for each number of stages.
 
     Attributes:
         stages: fits per step.
-        calls: steps since the last decision about them.
+        calls: steps since the last decision about their number.
         excess: sum of count / k over these steps.
-        corrections: of the fitted threshold, by the number of stages.
+        corrections: of the fitted threshold, by number of stages.
     """
 
     stages: int = 1
@@ -40,27 +40,25 @@ class SidcoState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sidco(Fit[SidcoState]):
-    """The quantile of a law with a peak at zero, fitted in stages to ever fewer entries, corrected.
+    """Estimates the k-th magnitude by a distribution with a peak at zero, fitted in stages to fewer and fewer entries.
 
-    The first stage fits the law to all magnitudes and keeps about a quarter; each further one fits it to how far the
-    survivors exceed their smallest. A factor learned from earlier steps corrects the fitted threshold, one for each
-    number of stages, and at most 4 k / 3 are selected (`select_near`). The statistics come with the pass that adds the
-    gradient; each further stage reads the vector once, or the survivors where they are few, and one scan selects.
+    The first stage fits the distribution to all magnitudes and keeps about a quarter; each further stage fits it to the
+    survivors' excess over their smallest. A factor learned from earlier steps, one per number of stages, corrects the
+    threshold, and at most 4 k / 3 are selected (`select_near`). The pass that adds the gradient computes the first
+    stage's sums; each further stage reads the vector once, or a list of few survivors; one scan selects.
 
     Args:
         law: 'exponential' (double exponential gradients, the paper's SIDCo-E), 'gamma' (double gamma first, generalised
             Pareto after it, SIDCo-GP) or 'pareto' (double generalised Pareto, SIDCo-P).
-        stages: fits per step, at most ceil(log2(numel / k)); None follows the counts that the law gives without the
-            factor: from 1 on, one fewer after 5 steps of more than 1.2 k on average, one more after 5 steps of less
-            than 0.8 k.
+        stages: fits per step, at most ceil(log2(numel / k)). None: start with 1 and follow the uncorrected counts: one
+            fewer after 5 steps with more than 1.2 k on average, one more after 5 steps with less than 0.8 k.
 
     Source: Abdelmoniem, Elzanaty, Alouini and Canini, An efficient statistical-based gradient compression technique for
     distributed training systems, MLSys 2021, arXiv 2101.10761, and its public code. Differences: the factor and the
-    bound on the count; the number of stages is each bucket's own (the code shares it between all tensors) and starts at
-    1; the vector is not divided by its norm, which changes nothing; the gamma law is fitted to what is not zero; where
-    a fit has no answer the threshold is the limit it tends to (shape 0, no variance), and a stage with fewer than two
-    survivors, or equal ones, ends the refinement (the code fails or divides by zero); a density of a quarter or more
-    takes one stage.
+    bound on the count; each bucket has its number of stages (code: shared by all tensors), which starts at 1; the
+    vector is not divided by its norm, which has no effect; the gamma law is fitted to nonzero entries; a fit without a
+    solution uses its limit (shape 0, no variance), and a stage with fewer than two survivors, or equal ones, is the
+    last (the code fails or divides by zero); a density of a quarter or more uses one stage.
 
     Raises:
         ValueError: no such law, or stages less than 1.
@@ -79,7 +77,7 @@ class Sidco(Fit[SidcoState]):
 
     @property
     def traits(self) -> Traits:  # type: ignore[override]  # depends on the law
-        """It wants the sums of the accumulator, unless its law is gamma, which also needs logarithms."""
+        """WANTS_SUMS, except for the law gamma, which also needs logarithms."""
         return Traits.NONE if self.law == "gamma" else Traits.WANTS_SUMS
 
     def load(self, saved: dict[str, Any]) -> SidcoState:
@@ -88,20 +86,20 @@ class Sidco(Fit[SidcoState]):
         return SidcoState(**(saved | {"corrections": corrections}))
 
     def select(self, state: SidcoState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
-        """Fit in stages, return what lies beyond, and decide about the number of stages."""
+        """Fit in stages, return the indices above the threshold, and adapt the number of stages."""
         density = k / acc.numel()
         most = most_stages(density)
         num_stages = min(self.stages or state.stages, most)
         threshold, survivors = fit(acc, self.law, stage_shares(density, num_stages), step.sums)
-        selection, law_count = self._beyond(state, acc, threshold, survivors, k, num_stages)
+        selection, law_count = self._select_above(state, acc, threshold, survivors, k, num_stages)
         if self.stages is None:
             _adapt_stages(state, law_count / k, num_stages, most)
         return selection
 
-    def _beyond(
+    def _select_above(
         self, state: SidcoState, acc: Tensor, threshold: float, survivors: Entries | None, k: int, num_stages: int
     ) -> tuple[Selection, float]:
-        """Return near k beyond the corrected threshold, and about how many the law's would select."""
+        """Return the selection above the corrected threshold, and the estimated count above the uncorrected one."""
         correction = state.corrections.setdefault(num_stages, Track())
         if survivors is None or survivors[0].numel() < 2 * k:
             selection = select_near(correction, acc, threshold, k)
@@ -109,32 +107,32 @@ class Sidco(Fit[SidcoState]):
             among = select_near(correction, survivors[1], threshold, k)
             selection = Selection(survivors[0].index_select(0, among.indices), threshold=among.threshold)
         count, tail = float(selection.indices.numel()), correction.tail
-        if selection.threshold and 0 < threshold < math.inf and tail > 0:  # along the tail of what was selected
+        if selection.threshold and 0 < threshold < math.inf and tail > 0:  # extrapolate along the tail of the selection
             count *= math.exp(max(-50.0, min(50.0, math.log(selection.threshold / threshold) / tail)))
         return selection, count
 
 
 def most_stages(density: float) -> int:
-    """Return ceil(log2(1 / density)), at least 1; 1 also where the first of several stages would keep too little."""
+    """Return ceil(log2(1 / density)), at least 1; 1 also if the first of several stages would keep too few."""
     return max(1, math.ceil(-math.log2(density))) if density < FIRST_SHARE else 1
 
 
 def stage_shares(density: float, num_stages: int) -> list[float]:
-    """Return the share that each stage keeps of the last one's survivors; their product is ``density``."""
+    """Return the share of survivors that each stage keeps; their product is ``density``."""
     if num_stages == 1:
         return [density]
     return [FIRST_SHARE, *[(density / FIRST_SHARE) ** (1 / (num_stages - 1))] * (num_stages - 1)]
 
 
 def fit(acc: Tensor, law: Law, shares: list[float], sums: Sums | None) -> tuple[float, Entries | None]:
-    """Fit a law to abs(acc) (numel,) in stages that keep these shares; a stage reads its vector once.
+    """Fit a law to abs(acc) (numel,) in stages that keep these shares.
 
-    That vector is acc until few survive, and then a list of them.
+    Each stage reads acc once, or a list of the survivors if they are few.
 
     Args:
-        sums: of acc, where they are known.
+        sums: of acc, if known.
     Returns:
-        the threshold of the last stage on abs(acc), and the list of what it was fitted to, None for acc itself.
+        the threshold of the last stage on abs(acc), and the list that it was fitted to, None for acc itself.
     """
     if law == "gamma":
         size, mean, mean_log = log_moments(acc)
@@ -164,14 +162,14 @@ def passed(acc: Tensor, threshold: float, survivors: Entries | None) -> Entries:
 
 
 def _moments(sums: Sums, floor: float) -> tuple[float, float]:
-    """Return mean and unbiased variance of how far magnitudes exceed ``floor``."""
+    """Return mean and unbiased variance of the magnitudes' excess over ``floor``."""
     if not sums.count:
         return 0.0, 0.0
     return sums.mean_magnitude - floor, sums.variance_of_magnitudes if sums.count > 1 else 0.0
 
 
 def _adapt_stages(state: SidcoState, excess: float, num_stages: int, most: int) -> None:
-    """Change the number of stages by one where the mean excess of the last steps calls for it."""
+    """Change the number of stages by one if the mean excess of the last steps requires it."""
     state.calls, state.excess = state.calls + 1, state.excess + excess
     if state.calls < STEPS_PER_DECISION:
         return

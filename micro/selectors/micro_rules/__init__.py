@@ -1,1 +1,1 @@
-"""How MiCRO's threshold follows the density: as published, and agreed by all ranks within the step."""
+"""Rules for MiCRO's threshold: as published, or agreed by all ranks within the step."""

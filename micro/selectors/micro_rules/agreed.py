@@ -1,4 +1,4 @@
-"""What a rule of MiCRO is, and the default: exactly k, by a cut that follows from counts that ranks exchange anyway."""
+"""MiCRO's default threshold rule: all ranks derive a cut for exactly k from the counts that they exchange."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,18 +17,18 @@ from micro.predicted_traffic import COUNT_BYTES, Calls
 from micro.selectors import scans
 from micro.values.sparse import Selection, Step
 
-SURPLUS = 2.0  # candidates wanted per selected index: room for the threshold to fall between two steps
-MEMORY = 4  # turns of the slices after which a doubled surplus is halved again
+SURPLUS = 2.0  # candidates per selected index, since the threshold may fall between two steps
+MEMORY = 4  # rotations of the slices until a doubled surplus is halved again
 MAX_SURPLUS = 32.0
-MAX_ROOM = math.log(16.0)  # a flat stretch of the tail says little about what lies below it
+MAX_ROOM = math.log(16.0)  # limits extrapolation from a flat stretch of the tail
 SMALLEST_BITS = 1  # the smallest positive magnitude: a candidate is never zero
-BEYOND_BITS = 0x7F800001  # above those of all numbers
+BEYOND_BITS = 0x7F800001  # above the bits of all numbers
 
 
 S = TypeVar("S")
 
 SHIFT = 20  # a bin is a float32's exponent and its three highest mantissa bits: 6 to 12 % wide
-NUM_MAGNITUDE_BINS = 0x7F800000 >> SHIFT  # up to infinity, which is left out
+NUM_MAGNITUDE_BINS = 0x7F800000 >> SHIFT  # up to infinity, exclusive
 
 
 def magnitude_bins(x: Tensor) -> Tensor:
@@ -41,10 +41,10 @@ class Search:
     """One rank's search of one step.
 
     Attributes:
-        slice: what this rank searches (m,), m may be 0: its part of the accumulator.
-        numel: the length of all slices together.
-        spans: the (start, stop) of all ranks' slices.
-        step: the same on all ranks.
+        slice: this rank's part (m,) of the accumulator, may be empty.
+        numel: total length of all slices.
+        spans: (start, stop) of all ranks' slices.
+        step: equal on all ranks.
         comm: the ranks.
     """
 
@@ -60,7 +60,7 @@ class Search:
         return self.spans[self.comm.rank][0]
 
     def everything(self) -> Selection | None:
-        """Return all indices of the slice at a density of 1, zeros too; else None. All ranks know the counts."""
+        """Return all indices of the slice at density 1, including zeros; otherwise None. All ranks know the counts."""
         if self.step.target_count < self.numel:
             return None
         indices = torch.arange(*self.spans[self.comm.rank], dtype=torch.int32, device=self.slice.device)
@@ -68,27 +68,27 @@ class Search:
 
 
 class ThresholdRule(ABC, Generic[S]):
-    """A way to set the threshold. The state is the same on all ranks, because it depends on what all ranks know."""
+    """Sets the threshold. The state is equal on all ranks, because it depends only on data that all ranks have."""
 
     state: ClassVar[type[Any]]
 
     @abstractmethod
     def search(self, state: S, search: Search) -> Reduction[Selection]:
-        """Select from the slice, with indices in the vector of all slices, known counts and the threshold."""
+        """Select from the slice; return indices in the whole vector, all ranks' counts and the threshold."""
 
     @abstractmethod
     def calls(self, count: int, numel: int) -> Calls:
-        """Return the collectives of a step in steady state that selects ``count`` of ``numel``."""
+        """Return the collectives of a steady step that selects ``count`` of ``numel``."""
 
 
 class Cut(NamedTuple):
-    """The bin in which the k-th magnitude lies, and what is kept of it; equal on all ranks.
+    """The bin of the k-th magnitude, and how many of its elements are kept; equal on all ranks.
 
     Attributes:
-        bin: its number; all above it is kept.
-        fraction: the part of it that is kept.
-        shares: how many of it each rank keeps.
-        taken: how many each rank keeps in all.
+        bin: its number; higher bins are kept completely.
+        fraction: share of the bin that is kept.
+        shares: elements of the bin that each rank keeps.
+        taken: elements that each rank keeps in all.
         num_candidates: of all ranks.
     """
 
@@ -104,9 +104,9 @@ class AgreedState:
     """What all ranks know before a step.
 
     Attributes:
-        lowest_bits: where candidates begin, as bits of a float32; 0 where that must be searched.
-        shift: bits that number the places within a bin.
-        surplus: candidates wanted per selected index; doubled by every step that had too few.
+        lowest_bits: the lowest candidate's magnitude, as bits of a float32; 0 if it must be searched.
+        shift: log2 of the number of bit patterns per bin.
+        surplus: candidates per selected index; doubled after every step with too few.
     """
 
     lowest_bits: int = 0
@@ -114,32 +114,32 @@ class AgreedState:
     surplus: float = SURPLUS
 
     def resolve(self, lowest_bits: int, highest_bits: int) -> None:
-        """Begin the candidates at ``lowest_bits``, in bins as narrow as reaching ``highest_bits`` allows."""
+        """Start the candidates at ``lowest_bits``, with the narrowest bins that reach ``highest_bits``."""
         self.lowest_bits = max(lowest_bits, SMALLEST_BITS)
         self.shift = max((highest_bits - self.lowest_bits) // NUM_BINS, 0).bit_length()
 
     def start_of(self, bin: int) -> int:
-        """Return the bits with which a bin begins."""
+        """Return the lowest bits of a bin."""
         return self.lowest_bits + (bin << self.shift)
 
     def threshold(self, cut: Cut) -> float:
-        """Return the threshold inside the cut's bin, between its edges in proportion to what was kept."""
+        """Return the threshold, interpolated inside the cut's bin by the kept fraction."""
         return magnitude_of(self.start_of(cut.bin) + round((1 << self.shift) * (1.0 - cut.fraction)))
 
     def prepare_next(self, threshold: float, cut: Cut, k: int) -> None:
-        """Place the next step's candidates by the slope of the tail between the lowest candidate and the threshold."""
+        """Set the next step's candidates from the slope of the tail between lowest candidate and threshold."""
         lowest = magnitude_of(self.lowest_bits)
         if cut.bin == NUM_BINS - 1 or cut.num_candidates <= k or threshold <= lowest:
-            self.lowest_bits = 0  # the cut lies outside the bins
+            self.lowest_bits = 0  # the cut is outside the bins
             return
         slope = math.log(cut.num_candidates / k) / math.log(threshold / lowest)
         room = min(math.log(self.surplus) / slope, MAX_ROOM)
-        highest = threshold * math.exp(2 * room)  # as far above in log count as twice the room below
+        highest = threshold * math.exp(2 * room)  # in log count, twice as far above as the room below
         self.resolve(bits_of_magnitude(threshold * math.exp(-room)), bits_of_magnitude(highest))
 
 
-class _Found(NamedTuple):
-    """This rank's candidates, and where to cut."""
+class _Candidates(NamedTuple):
+    """This rank's candidates, and the cut."""
 
     indices: Tensor
     magnitudes: Tensor
@@ -148,26 +148,25 @@ class _Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Agreed(ThresholdRule[AgreedState]):
-    """Collect candidates above a slightly lower threshold, count them by magnitude, and cut where the sum gives k.
+    """Collect candidates above a slightly lower threshold, count them by magnitude on all ranks, and cut at exactly k.
 
-    Bins are ranges of float32 bit patterns, which order like magnitudes, so that a bin costs a subtraction and a shift
-    and its edges are exact. Every rank gets every rank's counts (one all-gather of 128 bytes, in place of the count
-    that other rules send) and cuts at the bin in which the k-th magnitude lies. From that bin each rank keeps its
-    largest, as many as its share of what is still missing: k come out exactly, whenever k elements are not zero. A rank
-    sees its own accumulator only: what is zero there is no candidate, whatever other ranks hold. When k is the whole
-    vector nothing is counted and every element is taken, zeros too.
+    Bins are ranges of float32 bit patterns, which order like magnitudes: computing a bin takes a subtraction and a
+    shift, and its edges are exact. All ranks exchange their counts (one all-gather of 128 bytes, in place of the single
+    count of other rules) and find the bin of the k-th magnitude. Each rank keeps everything above that bin and its
+    share of the rest from inside it, largest first: exactly k in all, if k elements are not zero. Elements that are
+    zero on the rank that searches them are never candidates. If k is the whole vector, everything is selected, zeros
+    too.
 
-    When there are fewer than k candidates (first step, or the scale of the gradients fell), all ranks see it in the
-    same counts. They then collect once more, above a lower threshold from a histogram of the whole vector (one
-    all-reduce).
+    If there are fewer than k candidates (first step, or the gradients' scale fell), all ranks see it in the counts.
+    They then collect again, above a threshold from a histogram of the whole vector (one all-reduce).
 
-    This rule is of this project; the slices and their rotation are MiCRO's.
+    This rule is from this project; the slices and their rotation are MiCRO's.
     """
 
     state: ClassVar[type[AgreedState]] = AgreedState
 
     def search(self, state: AgreedState, search: Search) -> Reduction[Selection]:
-        """Take exactly k over all ranks, or all that is not zero where that is less; at a density of 1 everything."""
+        """Select exactly k over all ranks, or all nonzero elements if fewer; everything at density 1."""
         everything = search.everything()
         if everything is not None:
             state.lowest_bits = 0
@@ -176,32 +175,32 @@ class Agreed(ThresholdRule[AgreedState]):
         is_known = bool(state.lowest_bits)
         if not is_known:
             yield from _reset_candidates(state, search)
-        found = yield from _find(state, search)
+        found = yield from _find_candidates(state, search)
         state.surplus = max(SURPLUS, state.surplus * 0.5 ** (1 / (MEMORY * n)))
         if is_known and found.cut.num_candidates < k:
             state.surplus = min(2 * state.surplus, MAX_SURPLUS)
             yield from _reset_candidates(state, search)
-            found = yield from _find(state, search)
-        mine, threshold = _kept(state, found, rank), state.threshold(found.cut)
+            found = yield from _find_candidates(state, search)
+        mine, threshold = _kept_indices(state, found, rank), state.threshold(found.cut)
         state.prepare_next(threshold, found.cut, k)
         return Selection(mine, counts=found.cut.taken, threshold=threshold)
 
     def calls(self, count: int, numel: int) -> Calls:
-        """Return the gathering of counts by magnitude; at a density of 1 nothing travels."""
+        """Return the all-gather of counts by magnitude; nothing at density 1."""
         return () if count == numel else (("gather_rows", COUNT_BYTES * NUM_BINS),)
 
 
-def _find(state: AgreedState, search: Search) -> Reduction[_Found]:
-    """Return this rank's candidates, and the cut by every rank's counts: one all-gather."""
+def _find_candidates(state: AgreedState, search: Search) -> Reduction[_Candidates]:
+    """Return this rank's candidates, and the cut from all ranks' counts, after one all-gather."""
     mine = yield from scans.collect(search.slice, search.start, state.lowest_bits, state.shift)
     indices, magnitudes, own_counts = mine
     (counts,) = yield from known((yield AllGather(mine=own_counts)))
     place: Cut = yield Once(work=lambda: cut(counts, search.step.target_count))
-    return _Found(indices, magnitudes, place)
+    return _Candidates(indices, magnitudes, place)
 
 
-def _kept(state: AgreedState, found: _Found, rank: int) -> Tensor:
-    """Return the ascending indices of this rank's largest candidates above and inside the cut's bin."""
+def _kept_indices(state: AgreedState, found: _Candidates, rank: int) -> Tensor:
+    """Return the ascending indices of the candidates that this rank keeps above and inside the cut's bin."""
     cut = found.cut
     bottom, top = state.start_of(cut.bin), BEYOND_BITS
     if cut.bin < NUM_BINS - 1:
@@ -210,7 +209,7 @@ def _kept(state: AgreedState, found: _Found, rank: int) -> Tensor:
 
 
 def _reset_candidates(state: AgreedState, search: Search) -> Reduction[None]:
-    """Set the state so that surplus * k elements, or all that are not zero, become candidates, and the bins reach k."""
+    """Set the state so that surplus * k elements (or all nonzero ones) are candidates, and the bins cover the cut."""
     k = search.step.target_count
     totals = yield AllReduce(mine=magnitude_bins(search.slice), kind="counts")
     wanted = state.surplus * k, k / state.surplus**2
@@ -219,16 +218,16 @@ def _reset_candidates(state: AgreedState, search: Search) -> Reduction[None]:
 
 
 def _bins_reached(totals: Tensor, wanted: Sequence[float]) -> list[int]:
-    """Return the highest bin that each number of elements reaches, or the lowest that holds any if they are fewer."""
+    """Return for each number the highest bin with so many elements in or above it, or else the lowest used bin."""
     reached = totals.flip(0).cumsum(0).flip(0)  # elements in each bin and above
-    there = max(int(reached[0]), 1)  # host sync: only when the cut was lost
+    there = max(int(reached[0]), 1)  # host sync: only if candidates were too few
     return [max(int((reached >= min(number, there)).sum()) - 1, 0) for number in wanted]
 
 
 def cut(counts: Tensor, k: int) -> Cut:
-    """Return where the k-th magnitude of all lies, and how much each rank keeps so that k are kept, or all there are.
+    """Return the bin of the k-th magnitude, and how many elements each rank keeps: k in all, or all there are.
 
-    Ranks keep of that bin in proportion to what they have in it, by largest remainder, low ranks first among equals.
+    Ranks keep elements of that bin in proportion to their counts, by largest remainder; ties go to lower ranks.
 
     Args:
         counts: (world_size, NUM_BINS) int32, in the host's memory.

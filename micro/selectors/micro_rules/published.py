@@ -1,4 +1,4 @@
-"""The authors' public code, step for step."""
+"""MiCRO's published threshold rule: the authors' public code, step for step."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -23,20 +23,20 @@ class PublishedState:
 
 
 class Published(ThresholdRule[PublishedState]):
-    """Factors 1.005, 1.00125 and 0.995 around last step's count, as public code of MiCRO has them.
+    """Multiplies the threshold by 1.005, 1.00125 or 0.995 depending on the last count, as in MiCRO's public code.
 
-    Kept as they are: the start at 1 / (2 sqrt k); the middle band that only ever raises the threshold (its other branch
-    cannot be reached), which biases the count low; one arbitrary coordinate, number step % size, from an empty search;
-    a single rank that counts nothing, so that its threshold only falls. Where that code fails we go on: k is at least
-    1, and an empty slice (fewer elements than ranks) sends nothing.
+    Kept: the start at 1 / (2 sqrt k); a middle band that only raises the threshold (its other branch is unreachable),
+    which biases the count low; one arbitrary coordinate, number step % size, if nothing passes; a single rank does not
+    count, so its threshold only falls. Where the code fails, this continues: k is at least 1, and an empty slice (fewer
+    elements than ranks) sends nothing.
     """
 
     state: ClassVar[type[PublishedState]] = PublishedState
 
     def search(self, state: PublishedState, search: Search) -> Reduction[Selection]:
-        """Take what is at or above the threshold, or one arbitrary coordinate."""
+        """Select all elements at or above the threshold, or one arbitrary coordinate."""
         k, size = search.step.target_count, search.slice.numel()
-        if state.threshold is None:  # the first step, also where buckets have changed
+        if state.threshold is None:  # the first step, also after a change of buckets
             state.threshold = hard_threshold(k)
         else:
             share = state.last_count / k
@@ -51,5 +51,5 @@ class Published(ThresholdRule[PublishedState]):
         return Selection(indices + search.start, counts=counts, threshold=state.threshold)
 
     def calls(self, count: int, numel: int) -> Calls:
-        """Return the gathering of counts."""
+        """Return the all-gather of counts."""
         return (("gather_rows", COUNT_BYTES),)

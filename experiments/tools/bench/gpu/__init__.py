@@ -1,4 +1,4 @@
-"""``bench gpu``: what a machine with GPUs does with this code, as one report to paste into an issue.
+"""``bench gpu``: test and benchmark a machine with GPUs, in one report to paste into an issue.
 
 Begin reading at command.py and parts.py, then training.py.
 """

@@ -1,10 +1,10 @@
-"""What a card must show of this code: one report, to paste into an issue; at most 14 minutes on one GPU.
+"""Test and benchmark this code on a GPU, in one report to paste into an issue; at most 14 minutes on one GPU.
 
-In this order, each in processes of its own and with a limit: Triton's kernels against torch, timed, and compiled for
-GPUs that are not there; methods beside the CPU; over NCCL methods beside DDP alone and PyTorch's own hooks, with waits,
-launches and memory; FSDP2. Without a GPU, or with --device cpu, all runs on the CPU but for what needs one.
+In order, each in separate processes with a time limit: Triton kernels compared with torch, timed, and compiled for
+other GPUs; methods compared with the CPU; methods over NCCL compared with plain DDP and PyTorch's hooks, with waits,
+launches and memory; FSDP2. Without a GPU, or with --device cpu, everything that needs no GPU runs on the CPU.
 
-The command ends with status 1 where something is wrong or fails.
+The exit status is 1 if a result is wrong or a part fails.
 """
 
 import argparse
@@ -37,7 +37,7 @@ COMPILING = {"TRITON_INTERPRET": "0"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of this benchmark."""
     add, names = parser.add_argument, comma_list(str)
-    add("--device", choices=DEVICES, default="auto", help="by default a GPU where there is one (%(default)s)")
+    add("--device", choices=DEVICES, default="auto", help="by default a GPU if there is one (%(default)s)")
     add("--numel", type=whole_number(), metavar="D", default=EXAMPLE, help="elements of vectors, parameters of models")
     add("--methods", type=names, default=METHODS, metavar="NAME,NAME", help="of conf/sparsifier (the main ones)")
     add("--parts", type=names, default=[], metavar="NAME,NAME", help=f"of {', '.join(PARTS)}; all by default")
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     has_card = torch.cuda.device_count() > 0
     device = ("cuda" if has_card else "cpu") if arguments.device == "auto" else arguments.device
     if device == "cuda" and not has_card:
-        raise UserError("--device cuda needs a GPU, there is none")
+        raise UserError("--device cuda needs a GPU, and none was found")
     methods = select_names(arguments.methods, known_methods(), "--methods")
     settings = Settings(device=device, numel=arguments.numel, methods=tuple(methods))
     blocks, found = list[str](), list[Row]()
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         for name in select_names(arguments.parts, list(PARTS), "--parts"):
             with console.status(PARTS[name].title):
                 _measure(name, settings, blocks, found)
-    finally:  # where somebody ends it, with what is done
+    finally:  # if it is interrupted, with the finished parts
         bad = [f"WRONG: {row['part']}, {row.get('name', '')}: {row['problem']}" for row in found if row.get("problem")]
         tables.write(pd.DataFrame(found), "GPUs", [_name(device), *(bad or [SOUND]), *blocks], arguments, console)
     if bad:
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _measure(name: str, settings: Settings, blocks: list[str], found: list[Row]) -> None:
-    """Measure a part: ``blocks`` get its heading and its table or texts, ``found`` its rows, also if it is ended."""
+    """Measure a part: add its heading and table or texts to ``blocks``, its rows to ``found``, even if interrupted."""
     part, started, rows, end = PARTS[name], time.monotonic(), list[Row](), "It was not finished."
     blocks.append(f"## {part.title}")
     if part.needs_card and settings.device == "cpu":
@@ -85,7 +85,7 @@ def _shown(part: Part, rows: list[Row]) -> str:
 
 
 def rows_of(part: Part, settings: Settings) -> Iterator[Row]:
-    """Yield the rows of a part; where a call fails, one that says so, and the others on new ranks."""
+    """Yield the rows of a part; a failed call gives a row with the error, and the others continue on new ranks."""
     ends_at = time.monotonic() + part.limit_s
     num_ranks, backend = _ranks_of(part, settings)
     names = [each for name in part.names for each in (settings.methods if name in EACH else (name,))]

@@ -1,4 +1,4 @@
-"""Triton's kernels compiled ahead of time, for GPUs that are not there: what the compiler says about them."""
+"""Compile Triton's kernels ahead of time for other GPUs, and check the compiler's output."""
 
 import re
 import subprocess
@@ -30,17 +30,17 @@ COLUMNS: Columns = {
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A kernel for certain dtypes.
+    """A kernel with certain dtypes.
 
     Attributes:
         kernel: its name in the table.
         function: the kernel.
-        types: the arguments that are not known when it is compiled, NAME:TYPE with Triton's types, by spaces.
-        constants: the arguments that are.
-        traffic: bytes that it moves, in words: per element of the vector, where nothing else is said.
-        dtypes: of its main vectors, in words.
-        stores: whether whole vectors are written, 16 bytes at a time; all are read so.
-        in_place: whether it writes what it has read.
+        types: the run-time arguments as NAME:TYPE with Triton's types, separated by spaces.
+        constants: the compile-time arguments.
+        traffic: bytes moved, as a text; per element of the vector unless stated otherwise.
+        dtypes: of its main vectors, as a text.
+        stores: whether it writes whole vectors, 16 bytes at a time; it always reads so.
+        in_place: whether it writes memory that it has read.
     """
 
     kernel: str
@@ -54,7 +54,7 @@ class Variant:
 
 
 def compiled(variants: Iterable[Variant]) -> Iterator[Row]:
-    """Yield what the compiler made of each variant for each architecture; no GPU is needed."""
+    """Yield the compiler's output of each variant for each architecture; needs no GPU."""
     for variant in variants:
         for architecture in ARCHITECTURES:
             yield compile_for(variant, architecture)
@@ -88,9 +88,9 @@ def compile_for(variant: Variant, architecture: int) -> Row:
         "kernel": variant.kernel,
         "dtypes": variant.dtypes,
         "gpu": f"sm_{architecture}",
-        "registers": usage["REG"],  # of a thread, as the next
+        "registers": usage["REG"],  # per thread, as the next
         "spilled": spilled,
-        "shared": binary.metadata.shared,  # of a block of threads
+        "shared": binary.metadata.shared,  # per block of threads
         "loads": loads,
         "stores": stores,
         "traffic": variant.traffic,
@@ -99,12 +99,12 @@ def compile_for(variant: Variant, architecture: int) -> Row:
 
 
 def _reads_first(ptx: str) -> bool:
-    """Tell whether all warps meet at a barrier between the last read of the device's memory and the first write."""
+    """Return whether a barrier of all warps separates the last read of global memory from the first write."""
     return "bar.sync" in ptx[ptx.rindex("ld.global") : ptx.index("st.global")]
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
-    """Return what NVIDIA's cuobjdump, which Triton brings, says of a binary: registers, bytes of stack and so on."""
+    """Return registers, bytes of stack and so on of a binary, from NVIDIA's cuobjdump, which Triton includes."""
     import triton
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The parts of ``bench gpu`` in their order: what each measures, on which ranks, and its table."""
+"""The parts of ``bench gpu`` in order: the measurement, ranks and table of each."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
@@ -17,20 +17,20 @@ Shape = Literal["one", "two", "each"]
 """The ranks of a part: one alone; two over NCCL if there are as many GPUs; over NCCL one on each GPU.
 On a CPU all are two over gloo, but for the first."""
 SIMULATED, STEPS = 8, 5
-EACH = ("methods",)  # stands for the methods that are asked for
+EACH = ("methods",)  # placeholder for the requested methods
 
 
 class Part(NamedTuple):
-    """A table, the rows of which are measured by one call after the other.
+    """A table whose rows are measured by one call per name.
 
     Attributes:
         title: of its section.
-        names: what there is a row, or some, for.
-        work: returns on every rank the rows of a name; those of rank 0 count.
+        names: each gives one or several rows.
+        work: returns the rows of a name on every rank; those of rank 0 are used.
         columns: of its table.
-        ranks: that are called together.
-        limit_s: for all names together.
-        needs_card: whether nothing of it can be done on a CPU.
+        ranks: called together.
+        limit_s: time limit for all names together.
+        needs_card: whether it cannot run on a CPU.
     """
 
     title: str
@@ -51,12 +51,12 @@ def kernels_right(settings: training.Settings, name: str) -> list[Row]:
 
 
 def kernels_timed(settings: training.Settings, name: str) -> list[Row]:
-    """Time the kernels of methods beside a copy."""
+    """Time the kernels of methods, compared with a copy."""
     return list(timing.kernel_rows(training.device_of(settings), settings.numel))
 
 
 def compiled(settings: training.Settings, name: str) -> list[Row]:
-    """Compile the kernels for GPUs that are not here."""
+    """Compile the kernels for other GPUs."""
     return list(compiling.compiled(variants()))
 
 

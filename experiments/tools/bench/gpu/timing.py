@@ -1,4 +1,4 @@
-"""What only a GPU can tell: seconds between events, operations that make the host wait."""
+"""Measure on a GPU: seconds between events, and operations that make the host wait."""
 
 import statistics
 import warnings
@@ -33,7 +33,7 @@ def kernel_rows(device: torch.device, numel: int) -> Iterator[Row]:
 
 
 def _works(device: torch.device, numel: int) -> Iterator[tuple[str, Work, float]]:
-    """Yield what is timed, each with the bytes that it moves."""
+    """Yield the timed operations, each with its bytes of memory traffic."""
     from micro.kernels.triton import absorbing, scanning, summing
 
     x = torch.randn(numel, generator=generator(0)).to(device)
@@ -61,7 +61,7 @@ def seconds(work: Work) -> float:
 
 
 def waits(work: Work) -> int:
-    """Return how many operations of ``work`` PyTorch reports as waiting for the device."""
+    """Return the number of operations of ``work`` that PyTorch reports as waiting for the device."""
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as heard:

@@ -1,4 +1,4 @@
-"""Steps of DDP and FSDP2 on a rank: of each method, of plain PyTorch, and of its own hooks."""
+"""Measure steps of DDP and FSDP2 on a rank: with each method, with plain PyTorch, and with PyTorch's hooks."""
 
 import math
 import statistics
@@ -40,7 +40,7 @@ STEP: Columns = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What all parts are told: cuda or cpu, about how many parameters a model has, which methods."""
+    """Settings of all parts: cuda or cpu, approximate number of parameters, methods."""
 
     device: str
     numel: int
@@ -48,7 +48,7 @@ class Settings:
 
 
 def device_of(settings: Settings) -> torch.device:
-    """Return this rank's device and make it current; ranks share GPUs where there are fewer."""
+    """Return this rank's device and make it current; ranks share GPUs if there are too few."""
     if settings.device == "cpu":
         return torch.device("cpu")
     local_rank = dist.get_rank() if dist.is_initialized() else 0
@@ -68,7 +68,7 @@ class Training:
         self._number = 0
 
     def wrap(self) -> DistributedDataParallel:
-        """Make the model one of DDP, with some buckets."""
+        """Wrap the model in DDP, with several buckets."""
         size_mb = 4 * LAYERS * self.width**2 / BUCKETS / 2**20
         self.model = wrapped = DistributedDataParallel(self.net, bucket_cap_mb=max(size_mb, 1e-3))
         return wrapped
@@ -102,10 +102,10 @@ class Training:
         return slowest(time.perf_counter() - started, self.device)
 
     def check_replicas(self) -> str:
-        """Return what is wrong where the ranks hold other weights."""
+        """Return a message if the ranks' weights differ, otherwise None."""
         mine = torch.stack([p.detach().double().sum() for p in self.net.parameters()])
         rows = GroupComm().answer(AllGather(mine=mine))
-        return "" if bool((rows == rows[0]).all() and rows.isfinite().all()) else "ranks hold other weights"
+        return "" if bool((rows == rows[0]).all() and rows.isfinite().all()) else "weights differ between ranks"
 
 
 def ddp(settings: Settings, name: str) -> list[Row]:
@@ -176,7 +176,7 @@ def fsdp(settings: Settings, name: str) -> list[Row]:
         micro.fsdp.attach_within(training.net, method)
     (first_s,) = training.seconds(1)
     training.seconds(WARMUP)
-    if settings.device == "cuda":  # these ranks have measured others before
+    if settings.device == "cuda":  # these ranks have measured other methods before
         torch.cuda.reset_peak_memory_stats()
     row: Row = {"name": name, "first_s": first_s, "step_s": statistics.median(training.seconds(STEPS)), "problem": ""}
     return [row | ({"peak": torch.cuda.max_memory_allocated()} if settings.device == "cuda" else {})]

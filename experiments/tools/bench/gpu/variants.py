@@ -1,4 +1,4 @@
-"""Every kernel with the dtypes and settings that it mostly meets, for compiling it ahead of time."""
+"""Every kernel with its usual dtypes and settings, to compile ahead of time."""
 
 from typing import Any
 

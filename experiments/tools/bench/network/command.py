@@ -1,16 +1,16 @@
-"""Training over links of a known rate: hosts on this machine, one way to train after the other, measured and predicted.
+"""Train over links of a known rate between hosts on this machine, and compare measured and predicted times.
 
-A way is a method of conf/sparsifier, whose gradients are exchanged after each batch; METHOD:SCHEDULE, with buckets by a
-schedule; METHOD:H, local steps that exchange differences of weights after H of them, METHOD:H:nesterov with such an
-outer optimizer; METHOD+N, gradients that are added up over N batches; or torch's own, ddp and torch_fp16.
+Ways to train: a method of conf/sparsifier, exchanging gradients after each batch; METHOD:SCHEDULE, with the buckets of
+a schedule; METHOD:H, local steps that exchange weight differences after H steps, METHOD:H:nesterov with that outer
+optimizer; METHOD+N, gradients accumulated over N batches; or torch's ddp and torch_fp16.
 
-Reports a batch's time beside what none can be faster than (the larger of its computation, measured on the same hosts,
-and of its bytes at the rate of the link), what the kernel counted on the links beside what each method counts itself,
-and the time that is predicted from profiles taken on the same hosts in the same run. Needs root on Linux.
+Reports the time of a batch and its lower bound (the larger of its computation, measured on the same hosts, and of its
+bytes at the link's rate), bytes counted by the kernel and by each method, and the time predicted from profiles of the
+same hosts and run. Needs root on Linux.
 
-Each rate takes --link-seconds, and each way there about --seconds, but at least three exchanges; profiles of the model
-and of the methods take about a minute before. With the defaults a run ends within twelve minutes on two idle cores, one
-for each host. A run that is stopped writes what it has.
+Each rate takes --link-seconds, and each way to train about --seconds, with at least three exchanges; profiles of model
+and methods take about a minute first. With the defaults a run takes at most twelve minutes on two idle cores, one per
+host. A stopped run writes its finished part.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from experiments.tools.ranks.measures import Row
 
 NAME = "network"
 WARM_UP_BATCHES = 4  # DDP settles its buckets after the first step
-FEWEST = 3  # exchanges that count
+FEWEST = 3  # measured exchanges
 CHOICES = "ddp,dense:mgwfbp,micro,micro:sparse_exact,cltk,topk,oktopk,gaussiank,powersgd,torch_fp16"
 DEFAULTS = [
     "model=resnet18",
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, names = parser.add_argument, comma_list(str)
     add("--rates", type=names, default="100mbit,1gbit", metavar="A,B", help="of the links (%(default)s)")
     add("--hosts", type=whole_number(2), default=2, help="with one rank each (%(default)s)")
-    add("--steps", type=whole_number(), default=12, help="batches that count, after a warm-up (%(default)s)")
+    add("--steps", type=whole_number(), default=12, help="measured batches, after a warm-up (%(default)s)")
     help = f"time of each way at each rate, kept to by fewer exchanges, at least {FEWEST} (%(default)s)"
     add("--seconds", type=to_positive, default=20.0, help=help)
     add("--density", type=to_density, default=0.01, help="target of the sparse methods (%(default)s)")
@@ -65,10 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    """Measure, print and write the tables and the figure; a run that is stopped writes what is finished.
+    """Measure, print and write the tables and the figure; a stopped run writes its finished part.
 
     Raises:
-        UserError: a mistake, or a machine that can have no hosts; nothing is started then.
+        UserError: a mistake, or the machine cannot create hosts; nothing is started.
         GroupError: a rank failed.
     """
     for rate in arguments.rates:
@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _measured(arguments: argparse.Namespace, ways: Sequence[Way], console: Console) -> Iterator[Row]:
-    """Yield the row of each way at each rate, and print a line for it."""
+    """Yield a row per way and rate, and print a line for it."""
     plain = [way for way in ways if way.is_plain and way.method not in OF_TORCH]
     sparse = dict.fromkeys(way.method for way in plain if not way.config.sparsifier.is_dense)
     with Hosts(arguments.hosts) as hosts, RankGroup(arguments.hosts, prefixes=hosts.prefixes()) as ranks:
@@ -111,7 +111,7 @@ def _measured(arguments: argparse.Namespace, ways: Sequence[Way], console: Conso
 def _measure(
     way: Way, prediction: Prediction, hosts: Hosts, ranks: RankGroup, rate: str, arguments: argparse.Namespace
 ) -> Row:
-    """Train one way over the links as they are shaped now; return what was seen, for each batch of a worker."""
+    """Train one way over the current links; return measurements per batch of a worker."""
     plan = None
     if way.schedule and way.schedule.is_planned:
         plan = way.schedule.plan(prediction.problem(way.method, way.reducer))
@@ -130,7 +130,7 @@ def _measure(
     sent, calls = (pd.concat(map(pd.DataFrame, answers))[["sent", "calls"]].mean() / interval).tolist()
     if way.is_plain and way.method != FP16:
         predicted_s = prediction.step_s(way.method, way.reducer, way.schedule, compute_s)
-    else:  # nothing is hidden, and each collective is a ring
+    else:  # nothing overlaps, and each collective is a ring
         messages_s = LATENCY_S * 2 * (arguments.hosts - 1) * calls
         predicted_s = float("nan") if way.is_plain else compute_s + messages_s + FRAME * 8 * sent / bits_per_s(rate)
     return {

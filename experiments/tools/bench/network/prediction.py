@@ -1,4 +1,4 @@
-"""The time of a step as `experiments.profile` and a schedule predict it, from profiles taken on the same hosts."""
+"""Predict the time of a step from profiles of the same hosts and a schedule."""
 
 import argparse
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from experiments.tools.simulate.steps import rescaled
 from experiments.training.schedule_problem import problem_of
 
 STEPS = 8  # of each profile
-LINK_SIZES = (64, 4096, 65_536)  # latency alone, and what a packet of TCP holds
-LARGEST_S, LARGEST_BYTES = 0.1, 2**22  # the largest message takes so long, but is no larger: beyond, time is linear
+LINK_SIZES = (64, 4096, 65_536)  # latency only, and up to a TCP packet
+LARGEST_S, LARGEST_BYTES = 0.1, 2**22  # time and size limit of the largest message; beyond, time is linear
 REPEATS = 15
 
 
 def profile_model(ranks: RankGroup, overrides: list[str]) -> Trace:
-    """Return the trace of the model: what ``profile backward`` measures."""
+    """Return the trace of the model, as measured by ``profile backward``."""
     settings = backward.prepare(argparse.Namespace(steps=STEPS, overrides=overrides), ranks.world_size)
     return backward.merge(ranks.call(backward.work, settings)[0])
 
 
 def profile_methods(ranks: RankGroup, methods: Sequence[str], numel: int, density: float) -> SelectTable | None:
-    """Return what the methods compute beside their collectives: what ``profile select`` measures."""
+    """Return the methods' computation without collectives, as measured by ``profile select``."""
     if not methods:
         return None
     lengths = sorted({max(2, numel // 1024), max(2, numel // 16), numel})
@@ -37,7 +37,7 @@ def profile_methods(ranks: RankGroup, methods: Sequence[str], numel: int, densit
 
 
 def measure_link(ranks: RankGroup, rate: str, seconds: float) -> LinkTable:
-    """Return the collectives on links that have a rate now: what ``profile link`` measures."""
+    """Return the times of collectives on the current links, as measured by ``profile link``."""
     largest = min(LARGEST_BYTES, max(LINK_SIZES[-1] * 8, round(LARGEST_S * bits_per_s(rate) / 8)))
     sizes = [*LINK_SIZES, largest // 16 * 4, largest // 4 * 4]
     settings = {"sizes": sizes, "repeats": REPEATS, "seconds": seconds}
@@ -46,11 +46,11 @@ def measure_link(ranks: RankGroup, rate: str, seconds: float) -> LinkTable:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a step takes, from what was measured of the model, of the methods and of the link.
+    """Predicts the time of a step from measurements of model, methods and link.
 
     Attributes:
-        ahead_s: by how much a link that has rested is ahead of its rate. Collectives were measured one right after the
-            other; between two steps links rest.
+        ahead_s: head start of a link after a pause (its burst). Collectives were measured without pauses; between two
+            steps links pause.
     """
 
     trace: Trace
@@ -59,7 +59,7 @@ class Prediction:
     ahead_s: float
 
     def problem(self, method: str, reducer: micro.Reducer, compute_s: float | None = None) -> Problem:
-        """Return the problem that a schedule solves for a method, where a step without communication takes so long."""
+        """Return a schedule's problem for a method; ``compute_s``: seconds of a step without communication."""
         trace = self.trace if compute_s is None else rescaled(self.trace, compute_s)
         select = partial(self.select.seconds, method) if self.select else None
         return problem_of(trace, self.network, reducer, select=select)
@@ -68,9 +68,9 @@ class Prediction:
         """Return the seconds of a step.
 
         Args:
-            schedule: None where the method brings its own: DDP's buckets for dense, one for everything else.
-            compute_s: what a step without communication took beside the steps that are predicted: the machine may have
-                become slower or faster since the profile, on which the plan was made.
+            schedule: None for the method's default: DDP's buckets for dense, a single one for others.
+            compute_s: seconds of a step without communication, measured next to the predicted steps, since the
+                machine's speed may have changed after the profile.
         """
         own = "ddp" if isinstance(reducer, micro.DenseReducer) else "single"
         schedule = schedule or micro.build(Schedule, own)

@@ -13,8 +13,8 @@ from experiments.tools.bench.network.ways import DDP
 from experiments.tools.bench.tables import Column, Columns, table
 
 TICKS = [digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)]
-GOAL = 1.15  # of a step over its bound
-AGREES = 0.1  # a prediction that is off by no more
+GOAL = 1.15  # step time / lower bound
+AGREES = 0.1  # tolerated relative error of a prediction
 HOSTS = "hosts are network namespaces of one machine with one rank each, links shaped in both directions"
 STEPS: Columns = {
     "method": Column("title"),
@@ -46,7 +46,7 @@ NOTES = """\
 
 
 def compared(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add what follows from the numbers: how much faster than DDP, how well bytes and predictions agree."""
+    """Add derived columns: speed-up over DDP, and agreement of bytes and predictions."""
     dense = frame[frame["method"] == DDP].set_index("rate")["step_s"]
     return frame.assign(
         times_ddp=frame["rate"].map(dense) / frame["step_s"],
@@ -57,7 +57,7 @@ def compared(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def blocks(frame: pd.DataFrame, title: str) -> Iterator[str]:
-    """Yield the page's paragraphs and tables, for each rate what misses its goal last."""
+    """Yield the page's paragraphs and tables; for each rate, missed goals come last."""
     yield f"{title}; {HOSTS}."
     yield NOTES
     for rate, rows in frame.groupby("rate", sort=False):
@@ -77,7 +77,7 @@ def _named(rows: pd.DataFrame, key: str, chosen: "pd.Series[bool]") -> str:
 
 @style()
 def draw(frame: pd.DataFrame, title: str) -> Figure:
-    """A step's time by method, measured (from the fastest to the slowest step) and predicted, a panel per rate."""
+    """Draw the time of a step by method, measured (fastest to slowest step) and predicted, one panel per rate."""
     rates, names = list(dict.fromkeys(frame["rate"])), list(dict.fromkeys(frame["title"]))
     figure = new_figure(PAGE_INCHES, 1.2 + 0.26 * len(names))
     panels: Sequence[Any] = figure.subplots(1, len(rates), sharey=True, squeeze=False)[0]

@@ -1,4 +1,4 @@
-"""Training one way after another on a rank of ``bench network``."""
+"""Train in different ways, one after another, on a rank of ``bench network``."""
 
 import time
 from collections.abc import Callable
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 class PlainTraining:
-    """A model in DDP whose gradients are exchanged after each batch, beside the same step without communication."""
+    """A model in DDP that exchanges gradients after each batch, and the same step without communication."""
 
     def __init__(self, method: str, config: TrainConfig, plan: Plan | None) -> None:
         self._task = load_task(config, CPU)
@@ -36,7 +36,7 @@ class PlainTraining:
         model = self._task.model
         self._optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
         self._attachment: micro.Attachment | None = None
-        # Without the broadcast of batch norm's buffers, the same for every method: the link carries gradients alone.
+        # Without the broadcast of batch norm buffers, for every method: only gradients are sent.
         wrap = partial(DistributedDataParallel, model, broadcast_buffers=False, gradient_as_bucket_view=True)
         if method in (DDP, FP16):
             self._ddp = wrap()
@@ -53,7 +53,7 @@ class PlainTraining:
             self._bytes_sent = lambda: sum(stats.bytes_sent for stats in attachment.stats)
 
     def take(self) -> Row:
-        """Train until an exchange has ended; return its seconds, what this rank sent, and a batch's computation."""
+        """Train until an exchange has ended; return its seconds, bytes of this rank, and computation of a batch."""
         seconds, sent = self._step(), self._bytes_sent()
         dist.barrier()
         (group,) = self._optimizer.param_groups
@@ -64,7 +64,7 @@ class PlainTraining:
         return {"seconds": seconds, "sent": sent, "calls": 0, "compute_s": compute_s}
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
         if self._attachment:
             self._attachment.close()
 
@@ -77,7 +77,7 @@ class PlainTraining:
 
 
 class HarnessTraining:
-    """A training of the harness whose exchanges are several batches apart, without records on the disk."""
+    """A training of the harness with several batches per exchange, without records on disk."""
 
     def __init__(self, config: TrainConfig) -> None:
         task = load_task(config, CPU)
@@ -85,7 +85,7 @@ class HarnessTraining:
         self._workers: Workers = RoundWorkers(config, task) if config.rounds.every else DdpWorkers(config, task)
 
     def take(self) -> Row:
-        """Train until an exchange has ended; return its seconds, what this rank sent, and a batch's computation."""
+        """Train until an exchange has ended; return its seconds, bytes of this rank, and computation of a batch."""
         started = time.perf_counter()
         steps = [self._take_step() for _ in range(self._config.rounds.every or 1)]
         seconds = time.perf_counter() - started
@@ -98,7 +98,7 @@ class HarnessTraining:
         }
 
     def close(self) -> None:
-        """Let go of what it holds."""
+        """Release its resources."""
         self._workers.close()
 
     def _take_step(self) -> Reduced:
@@ -109,11 +109,11 @@ class HarnessTraining:
         return self._workers.take_step(self._step - 1, self._config.lr)
 
 
-_training: PlainTraining | HarnessTraining | None = None  # of this rank: it lasts from one call to the next
+_training: PlainTraining | HarnessTraining | None = None  # of this rank, kept between calls
 
 
 def begin(method: str, words: list[str], plan: Plan | None, is_plain: bool) -> None:
-    """Begin to train one way on this rank, instead of the one before."""
+    """Begin training in a new way on this rank, replacing the previous one."""
     global _training
     if _training:
         _training.close()
@@ -123,7 +123,7 @@ def begin(method: str, words: list[str], plan: Plan | None, is_plain: bool) -> N
 
 
 def take(number: int) -> list[Row]:
-    """Train until so many exchanges have ended; return what each took."""
+    """Train for ``number`` exchanges; return the measurements of each."""
     assert _training
     rows = []
     for _ in range(number):

@@ -1,4 +1,4 @@
-"""The ways to train that ``bench network`` compares: torch's own, a method with its buckets, or local steps."""
+"""The ways to train that ``bench network`` compares: torch's DDP, methods with buckets, local steps."""
 
 import re
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ class Way:
     """One way to train.
 
     Attributes:
-        method: one of torch's own, or a name of conf/sparsifier.
-        schedule: that makes its buckets; None where the method brings its own.
-        config, words: of the training, as the ranks have it.
+        method: ddp or torch_fp16, or a name of conf/sparsifier.
+        schedule: for its buckets; None: the method's default.
+        config, words: configuration and command line of the training.
     """
 
     name: str
@@ -44,19 +44,19 @@ class Way:
 
     @property
     def interval(self) -> int:
-        """Batches of a worker between two exchanges."""
+        """Batches per worker between two exchanges."""
         return interval(flat(asdict(self.config)))
 
     @property
     def title(self) -> str:
-        """How it is called in tables and figures."""
+        """Its name in tables and figures."""
         base, settings = OF_TORCH.get(self.method) or label(self.method), flat(asdict(self.config))
         own = self.schedule.name if self.schedule else "" if self.is_plain else short(settings) or exchanged(settings)
         return f"{base}, {own}" if own else base
 
     @property
     def reducer(self) -> micro.Reducer:
-        """What reduces the gradients; dense stands for torch's own."""
+        """The reducer of the gradients; dense for torch's own."""
         return build_reducer(self.config)
 
 
@@ -80,7 +80,7 @@ def _way(name: str, overrides: Sequence[str], num_hosts: int) -> Way:
 
 
 def config_of(words: list[str], world_size: int) -> TrainConfig:
-    """Return the configuration of a training. Raises: UserError: words that describe none."""
+    """Return the configuration of a training. Raises: UserError: invalid words."""
     (config,) = prepare_runs([words], joined_world_size=world_size)
     return config
 

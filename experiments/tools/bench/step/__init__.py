@@ -1,4 +1,4 @@
-"""``bench step``: the reduction of every method, beside its floor or beside an older revision of this code.
+"""``bench step``: time every method's reduction, relative to its floor or to an older revision of this code.
 
-Begin reading at command.py, then measure.py; what takes the steps is experiments/tools/profile/method_steps.py.
+Begin reading at command.py, then measure.py; experiments/tools/profile/method_steps.py runs the steps.
 """

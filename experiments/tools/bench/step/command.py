@@ -1,14 +1,14 @@
-"""Every method's reduction against its floor, or against another revision of this code.
+"""Time every method's reduction, relative to its floor or to another revision of this code.
 
-Methods are those of conf/sparsifier. The floor is what a sparse step has to move whatever it selects:
-``residual.add_(grad)``, one read of the rank's own slice, ``grad.zero_()``. It is timed beside every single step, so
-that a machine that slows down slows both. *floors* is what a step takes beside the wire, select + rest, by that time:
-its median over steps with the middle half of them. *bytes an element* are those that one more step, which is not timed,
-reads and writes; *in floors* by a floor's: what the step would take at the floor's speed.
+Methods are those of conf/sparsifier. The floor is the memory traffic of any sparse step: ``residual.add_(grad)``, one
+read of the rank's slice, ``grad.zero_()``. It is timed next to every single step, so that a slower machine slows both.
+*floors* is a step's time without communication, select + rest, in floors: the median over steps, and the middle half.
+*bytes an element* are those read and written by one more, untimed step; *in floors*, divided by a floor's bytes: the
+step's time at the floor's speed.
 
-With --against ranks of both revisions are there for the whole comparison. For each method they take turns of a few
-steps, and what is compared is the ratio of a pair of turns, new over old. Loops of the other revision are compiled
-first, which takes up to a minute. A command that is stopped writes what it has.
+With --against, ranks of both revisions stay up for the whole comparison. For each method they alternate in turns of a
+few steps; the result is the ratio new / old of each pair of turns. Loops of the other revision are compiled first,
+which takes up to a minute. A stopped command writes its finished part.
 """
 
 import argparse
@@ -77,15 +77,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--density", type=densities, default="0.01", metavar="P,P", help="(%(default)s)")
     add("--methods", type=comma_list(str), default=[], metavar="A,B", help="names of conf/sparsifier; all by default")
     add("--nproc", type=whole_number(1, MOST_ON_A_MACHINE), default=2, help="ranks")
-    add("--steps", type=whole_number(), default=15, help="steps that count, after a warm-up")
+    add("--steps", type=whole_number(), default=15, help="measured steps, after a warm-up")
     add(
         "--limit",
         type=to_positive,
         default=7.0,
         metavar="SECONDS",
-        help="about the longest that a method may take, by fewer steps, though never fewer than 15 (%(default)s)",
+        help="approximate time limit per method, kept by fewer steps, but at least 15 (%(default)s)",
     )
-    add("--against", metavar="REVISION", help="compare with another revision of the code, in turn")
+    add("--against", metavar="REVISION", help="compare with another revision of the code, in alternating turns")
     add(
         "--pairs", type=whole_number(), default=7, help="with --against: turns of each, of --steps in all (%(default)s)"
     )
@@ -95,11 +95,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     """Measure, print each method and then all, and write the table.
 
     Raises:
-        UserError: no such method or revision, or one of the two cannot measure.
+        UserError: no such method or revision, or a revision cannot measure a method.
         GroupError: a rank failed.
     """
     methods = select_names(arguments.methods, known_methods(), "methods")
-    build_methods(methods, arguments.density[0])  # a mistake shows here, not on the ranks
+    build_methods(methods, arguments.density[0])  # reports a mistake before ranks start
     if arguments.against is None:
         columns, title = STEP, "What a step costs"
         methods = [*methods, TOPK]
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _measured(arguments: argparse.Namespace, cases: list[Case], console: Console) -> Iterator[Row]:
-    """Yield the row of each case, and print a line for it."""
+    """Yield a row per case, and print a line for it."""
     against, sides = arguments.against, dict[str, RankGroup]()
     with ExitStack() as stack:
         if against is not None:
@@ -148,13 +148,13 @@ def medians(steps: list[Times]) -> Row:
 
 
 def moved(ranks: RankGroup) -> Row:
-    """Return the bytes that a step moves, on the rank that moves most."""
+    """Return the bytes of memory traffic of a step, on the rank with the most."""
     step_bytes, floor_bytes = (max(each) for each in zip(*ranks.call(traffic.of_this_rank), strict=True))
     return {"bytes_per_element": step_bytes, "bytes_in_floors": step_bytes / floor_bytes}
 
 
 def compared(pairs: list[Turn]) -> Row:
-    """Return the medians over pairs of turns of new / old, with the middle half, and of both sides' floors."""
+    """Return the medians of new / old over pairs of turns, with the middle half, and of both sides' floors."""
     old, new = (
         pd.DataFrame([pd.DataFrame(turn[side])[list(RATIOS)].median() for turn in pairs]) for side in (OLD, NEW)
     )

@@ -1,4 +1,4 @@
-"""Steps of one method by one revision, or by two that take turns."""
+"""Measure steps of one method, with one revision or with two in alternating turns."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from experiments.tools.profile import method_steps
 from experiments.tools.profile.method_steps import Times
 from experiments.tools.ranks.group import RankGroup
 
-WARMUP = 40  # thresholds follow residuals while these fill up
+WARMUP = 40  # thresholds change while residuals fill up
 LEAST_WARMUP = 10
 LEAST_STEPS = 5
 
 Sides = Mapping[str, RankGroup]  # ranks of each revision, by its name
-Turn = dict[str, list[Times]]  # steps of each side, as the slowest rank took them
+Turn = dict[str, list[Times]]  # steps of each side, on the slowest rank
 
 
 class Case(NamedTuple):
@@ -26,11 +26,11 @@ class Case(NamedTuple):
 
 
 def measure(sides: Sides, case: Case, steps: int, limit_s: float, *, num_turns: int) -> list[Turn]:
-    """Return the turns of a case: in each, every side takes as many steps; which comes first changes.
+    """Return the turns of a case: in each, every side takes equally many steps, in alternating order.
 
     Args:
-        steps: of a side in all turns together, after a warm-up.
-        limit_s: about the longest that all of them may take.
+        steps: per side, in all turns together, after a warm-up.
+        limit_s: approximate time limit for all of them.
     """
     step_s = max(max(ranks.call(method_steps.begin, case.method, case.numel, case.density)) for ranks in sides.values())
     affordable = int(limit_s / (len(sides) * step_s))  # a slow method gets fewer
@@ -46,5 +46,5 @@ def measure(sides: Sides, case: Case, steps: int, limit_s: float, *, num_turns: 
 
 
 def slowest(ranks: Sequence[Sequence[Times]]) -> list[Times]:
-    """Return for each step the largest of all ranks, key by key, with ``floors``: own time in floors."""
+    """Return for each step the largest value over ranks, per key, and ``floors``: its time in floors."""
     return [{**row, "floors": row["own_s"] / row["floor_s"]} for row in slowest_of(ranks)]

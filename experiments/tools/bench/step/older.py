@@ -1,4 +1,4 @@
-"""Another revision of this code in a folder of its own, with the files that measure on its ranks."""
+"""Check out another revision of this code into a temporary folder, with this revision's measuring code."""
 
 import shutil
 import subprocess
@@ -12,8 +12,8 @@ from experiments.config.paths import ROOT
 
 TOOLS = Path("experiments/tools")
 LIBRARY = TOOLS / "profile/library.py"
-EARLIER = Path("experiments/profiles/library.py")  # where it stood before there was a folder of tools
-COPIED = [  # what that revision takes from this one
+EARLIER = Path("experiments/profiles/library.py")  # its location before the folder tools existed
+COPIED = [  # files copied from this revision
     TOOLS / "__init__.py",
     *(TOOLS / "profile" / name for name in ("__init__.py", "method_steps.py")),
     *(TOOLS / "ranks" / name for name in ("__init__.py", "worker.py")),
@@ -22,12 +22,12 @@ COPIED = [  # what that revision takes from this one
 
 @contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
-    """Yield a temporary folder with the code of a revision, whose ranks measure by this revision's `method_steps`.
+    """Yield a temporary folder with a revision's code, and this revision's `method_steps` to measure it.
 
-    Steps of its methods are made by its own `library`.
+    The revision's own `library` runs the steps of its methods.
 
     Raises:
-        UserError: there is no revision of that name, or it has no `library`.
+        UserError: no such revision, or it has no `library`.
     """
     commit = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}")
     if commit is None:
@@ -55,7 +55,7 @@ def _copy_into(tree: Path, revision: str) -> None:
 
 
 def _git(*words: str) -> str | None:
-    """Return what git prints about this repository; None where it fails."""
+    """Return git's output for this repository; None if it fails."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

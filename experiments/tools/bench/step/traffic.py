@@ -1,8 +1,8 @@
-"""The bytes that a step moves: what torch's operations and compiled loops read from memory and write to it.
+"""Count the memory traffic of a step: bytes read and written by torch operations and compiled loops.
 
-Compiled loops say how many they move; an operation of torch reads what it takes and writes what it gives or changes.
-Views move none, and what collectives move counts as exchange elsewhere. That a processor reads a line before it writes
-to it is not counted, nor is what stays in a cache from one operation to the next.
+Compiled loops report their bytes; a torch operation reads its inputs and writes its outputs. Views move nothing, and
+collectives are counted elsewhere. Reads before writes of cache lines, and data that stays in a cache between
+operations, are ignored.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_leaves
 from experiments.tools.profile import method_steps
 from micro.kernels.threads import moved_bytes
 
-LEAST_SHARE = 0.01  # of a vector: operations on less are left out
-ENTRY_BYTES = 8  # of an entry by index, that are read and written beside the index
+LEAST_SHARE = 0.01  # of a vector: smaller operations are ignored
+ENTRY_BYTES = 8  # read and written per indexed entry, besides the index
 OVERWRITING = ("aten.copy_", "aten.fill_", "aten.zero_")
 MOVING_NONE = ("aten.empty", "aten.new_empty", "aten.detach", "aten.set_", "aten.repeat")  # the last lays out messages
 
 
 def of_this_rank() -> tuple[float, float]:
-    """Return the bytes an element of a step that was begun on this rank, and those of its floor."""
+    """Return the bytes per element of a step on this rank, and those of its floor."""
     steps = method_steps.current
     assert steps
     grad = steps.next_gradient()
@@ -30,7 +30,7 @@ def of_this_rank() -> tuple[float, float]:
 
 
 def bytes_per_element(work: Callable[[], object], numel: int) -> float:
-    """Run ``work`` on vectors of ``numel`` in this thread; return the bytes that it moves by their elements."""
+    """Run ``work`` on vectors of ``numel`` in this thread; return its bytes of memory traffic per element."""
     before = moved_bytes()
     with _Bytes(LEAST_SHARE * numel) as counted:
         work()
@@ -38,7 +38,7 @@ def bytes_per_element(work: Callable[[], object], numel: int) -> float:
 
 
 class _Bytes(TorchDispatchMode):
-    """Adds up what torch's operations move."""
+    """Sums the memory traffic of torch operations."""
 
     def __init__(self, least: float) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Bytes(TorchDispatchMode):
             return result
         tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
         by_index = "index" in str(func)
-        if by_index:  # it moves what the indices name, or a whole mask
+        if by_index:  # it moves the indexed elements, or a whole mask
             tensors = [tensor for tensor in tensors if not tensor.is_floating_point()]
         longest = max((tensor.numel() for tensor in tensors), default=0)
         if longest >= self._least:
