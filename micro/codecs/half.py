@@ -12,7 +12,7 @@ from micro.kernels.code import Code, Kind
 
 class _Cast(Codec):
     wire_dtype: ClassVar[torch.dtype]
-    code: ClassVar[Code]  # type: ignore[misc]  # as every codec's of the class
+    code: ClassVar[Code]
 
     def num_bytes(self, count: int, dtype: torch.dtype) -> int:
         return 2 * count
@@ -31,7 +31,7 @@ class Half(_Cast):
 
     name: ClassVar[str] = "half"
     wire_dtype: ClassVar[torch.dtype] = torch.float16
-    code: ClassVar[Code] = Code(Kind.HALF)  # type: ignore[misc]
+    code: ClassVar[Code] = Code(Kind.HALF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,4 +40,4 @@ class BFloat16(_Cast):
 
     name: ClassVar[str] = "bfloat16"
     wire_dtype: ClassVar[torch.dtype] = torch.bfloat16
-    code: ClassVar[Code] = Code(Kind.BFLOAT16)  # type: ignore[misc]
+    code: ClassVar[Code] = Code(Kind.BFLOAT16)

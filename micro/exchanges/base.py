@@ -195,7 +195,8 @@ def gather_indices(
     if transport.overlap is Overlap.LEADER:
         return (yield from _from_leader(selection, counts, numel, transport))
     if isinstance(codec, Int32):  # a shorter range makes it no shorter, and one list follows the other
-        return (yield AllGatherLists(mine=selection.indices, counts=counts, kind="indices"))
+        plain: Tensor = yield AllGatherLists(mine=selection.indices, counts=counts, kind="indices")
+        return plain
     spans = selection.spans or ((0, numel),) * comm.world_size
     start, stop = spans[comm.rank]
     mine = codec.encode(selection.indices - start if start else selection.indices, stop - start)

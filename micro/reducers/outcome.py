@@ -12,7 +12,7 @@ from micro.reducers.stats import StepStats
 from micro.values.finite import Finite, FirstBad, index_of, is_number
 from micro.values.flat import Layout
 from micro.values.nonfinite import Finding, Policy, report
-from micro.values.sparse import SparseValues, summed
+from micro.values.sparse import Exchanged, SparseValues, summed
 
 Arrived = Callable[[], Tensor]
 """Returns (numel,) bool: at which elements an update holds what was sent, the same on all ranks."""
@@ -157,20 +157,14 @@ def checked(
     return _checked(numbers, lambda: torch.nonzero(~torch.isfinite(mean)).view(-1))
 
 
-def checked_sum(
-    parts: Sequence[SparseValues],
-    scale: float,
-    *records: Tensor | None,
-    is_finite: Finite,
-    num_updated: int | Tensor,
-) -> Reduction[Checked]:
-    """Return what is to be known of ``scale`` times the sum of ``parts``, as `checked` does; each part has to fit.
+def checked_sum(sent: Exchanged, scale: float, *records: Tensor | None) -> Reduction[Checked]:
+    """Return what is to be known of ``scale`` times an exchange's update, as `checked` does; each part has to fit.
 
     A sum of values is NaN or Inf when any of them is. It can also overflow itself, so the values decide in the end.
     """
-    scaled, total = yield Once(work=lambda: _scaled(parts, scale))
-    numbers = yield from known(is_finite, is_number(total), num_updated, *records, last=True)
-    pairs = zip(parts, scaled, strict=True)
+    scaled, total = yield Once(work=lambda: _scaled(sent.update, scale))
+    numbers = yield from known(sent.is_finite, is_number(total), sent.num_updated, *records, last=True)
+    pairs = zip(sent.update, scaled, strict=True)
     return _checked(numbers, lambda: torch.cat([part.indices[~torch.isfinite(values)] for part, values in pairs]))
 
 

@@ -148,11 +148,7 @@ class PowerSGD(Reducer):
         products = list(zip(batches, left, own, right, strict=True))
         if is_finite is not False:
             for batch, p, _, mean in products:
-                for update, one, other in zip(batch.views(grad), p, mean, strict=True):
-                    if grad.dtype == acc.dtype:
-                        torch.mm(one, other.T, out=update)
-                    else:
-                        write_(one @ other.T, update)
+                _write_products_(p, mean, batch.views(grad))
             grad[rest] = rounded(whole, grad.dtype)
         made = yield from checked(grad, is_finite=is_finite, num_updated=grad.numel())
         if made.bad_update is not None:  # cut where products would overflow
@@ -172,6 +168,15 @@ class PowerSGD(Reducer):
         stats = stats_of(start, comm, grad.device, step=state.step - 1, numel=grad.numel())
         findings = made.findings(state.layout, bad)
         return Outcome(stats=stats, grad=grad, findings=findings, on_deliver=on_deliver)
+
+
+def _write_products_(left: Tensor, right: Tensor, updates: Sequence[Tensor]) -> None:
+    """Write the products of the factors (m, rows, rank) and (m, columns, rank) into m updates (rows, columns)."""
+    for update, one, other in zip(updates, left, right, strict=True):
+        if update.dtype == one.dtype:
+            torch.mm(one, other.T, out=update)
+        else:
+            write_(one @ other.T, update)
 
 
 def _copied(batches: Sequence[Batch], acc: Tensor, state: BucketState) -> list[Tensor]:

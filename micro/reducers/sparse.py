@@ -153,8 +153,7 @@ class SparseReducer(WithDensity):
         select = before.spans(comm, device).rest
         transport = Transport(comm=comm, step=step, overlap=self.selector.overlap, wire=self.wire)
         sent = yield from self.exchange.exchange(state.exchange, acc, selection, transport)
-        numbers: dict[str, Any] = {"is_finite": sent.is_finite, "num_updated": sent.num_updated}
-        made = yield from checked_sum(sent.update, selection.scale, forgotten, **numbers)
+        made = yield from checked_sum(sent, selection.scale, forgotten)
         if made.overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             cut_(acc, made.overflow, comm.world_size)
         findings = made.findings(layout, bad)

@@ -11,7 +11,15 @@ from micro.comm.ranks import Comm, Traffic
 from micro.comm.requests import Reduction, over
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState
-from micro.reducers.node_exchange import find, gather_update_, local_calls, node_mean, node_shards, share_header
+from micro.reducers.node_exchange import (
+    NodeHeader,
+    find,
+    gather_update_,
+    local_calls,
+    node_mean,
+    node_shards,
+    share_header,
+)
 from micro.reducers.outcome import Outcome, rounded, rounding
 from micro.reducers.powersgd import PowerSGD
 from micro.reducers.shares import Share, ShareReducer, ShareState
@@ -88,9 +96,7 @@ class TwoLevel(ShareReducer):
         levels = comm.levels(self.ranks_per_node, grad.device)
         within, between = levels.within, levels.between
         within.traffic, between.traffic = Traffic(), comm.traffic
-        if state.place is None:
-            self._give_(state, within.rank, self.reducer.start)
-        assert state.place == within.rank, f"state of place {state.place} used at place {within.rank}"
+        self._place_(state, within.rank)
         shards, inner, outcome = layout.kept(node_shards, self.ranks_per_node), state.inner, None
         update = yield from over(within, node_mean(grad, shards, within))
         if inner is not None:
@@ -105,43 +111,28 @@ class TwoLevel(ShareReducer):
         findings = () if header.is_finite else ((yield from find(grad, outcome, layout)),)
         comm.traffic.add_local(within.traffic)
         state.step += 1
-        of_shard: dict[str, Any] = {}
-        if outcome is not None:
-            shard = outcome.stats
-            of_shard = {"threshold": shard.threshold, "select": shard.spans.select}
-            of_shard |= {"forgotten": shard.forgotten, "overfull": shard.overfull}
-        stats = stats_of(
-            start,
-            comm,
-            grad.device,
-            step=state.step - 1,
-            numel=layout.numel,
-            rule=self.rule_name,
-            target_density=header.target_count / header.num_choices,
-            target_count=header.target_count,
-            counts=header.counts,
-            global_count=header.global_count,
-            dense_numel=header.dense_numel,
-            num_bins=header.num_choices if header.num_choices != layout.numel else None,
-            **of_shard,
-        )
-        arrived = partial(torch.ne, grad, 0.0)  # no rank knows the indices of all shards: a sent zero is not seen
-        if outcome is None or inner is None:
-            return Outcome(stats=stats, grad=grad, arrived=arrived, findings=findings)
-
-        def on_deliver() -> None:
-            outcome.deliver()
-            if unsent is not None:
-                self.reducer.keep_(inner, unsent)
-
-        return Outcome(
-            stats=stats,
+        about: dict[str, Any] = {"step": state.step - 1, "numel": layout.numel, "rule": self.rule_name}
+        made = Outcome(
+            stats=stats_of(start, comm, grad.device, **about, **_found(header, outcome, layout.numel)),
             grad=grad,
-            arrived=arrived,
+            arrived=partial(torch.ne, grad, 0.0),  # no rank knows all shards' indices: a sent zero is not seen
             findings=findings,
-            on_deliver=on_deliver,
-            on_drop=outcome.drop,
         )
+        if outcome is None or inner is None:
+            return made
+        return replace(made, on_deliver=partial(self._deliver, inner, outcome, unsent), on_drop=outcome.drop)
+
+    def _place_(self, state: ShareState, place: int) -> None:
+        """Give a new state its shard; of a saved one it is this place's."""
+        if state.place is None:
+            self._give_(state, place, self.reducer.start)
+        assert state.place == place, f"state of place {state.place} used at place {place}"
+
+    def _deliver(self, inner: BucketState, outcome: Outcome, unsent: SparseValues | None) -> None:
+        """Keep what the shard's reducer did not send, and what rounding left out."""
+        outcome.deliver()
+        if unsent is not None:
+            self.reducer.keep_(inner, unsent)
 
     def volume(self, bucket: Bucket) -> Volume:
         """Return what the ranks of a node send each other, and what the reducer sends of each shard; see Reducer.
@@ -176,6 +167,23 @@ class TwoLevel(ShareReducer):
             layout=None if bucket.layout is None else shard.layout,
             local_count=None if chosen is None else chosen * numel * self.ranks_per_node / bucket.numel,
         )
+
+
+def _found(header: NodeHeader, outcome: Outcome | None, numel: int) -> dict[str, Any]:
+    """Return what the statistics of a vector of ``numel`` say of all shards, and of this rank's, if it has one."""
+    found: dict[str, Any] = {
+        "target_density": header.target_count / header.num_choices,
+        "target_count": header.target_count,
+        "counts": header.counts,
+        "global_count": header.global_count,
+        "dense_numel": header.dense_numel,
+        "num_bins": header.num_choices if header.num_choices != numel else None,
+    }
+    if outcome is None:
+        return found
+    shard = outcome.stats
+    rare = {"forgotten": shard.forgotten, "overfull": shard.overfull}
+    return found | rare | {"threshold": shard.threshold, "select": shard.spans.select}
 
 
 def _rounded(update: Tensor, indices: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseValues | None]:
