@@ -235,7 +235,8 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
     """Return whether a run is finished, and there is nothing to do.
 
     Raises:
-        UserError: it is, and its folder is no longer whole, or it has not what is asked for now.
+        UserError: it is, and its folder is no longer whole.
+        CannotStart: it has not what is asked for now.
     """
     if not folder.is_done():
         return False
@@ -244,7 +245,7 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
         choice = "add resume=scratch to start again (what is there moves to attempts/)"
         raise UserError(f"the run was finished, and is damaged: {problem}; {choice}")
     if not problem and (unmet := unmet_request(config, folder)):
-        raise UserError(unmet)
+        raise CannotStart(unmet)
     return not problem
 
 
