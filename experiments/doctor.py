@@ -14,7 +14,7 @@ from functools import partial
 
 from experiments.config.command_line import Parser, run_command
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_path, to_positive, whole_number
+from experiments.config.option_types import comma_list, to_known_path, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.tools.doctor import machine
 from experiments.tools.doctor.findings import Finding, carry_out, show, to_json
@@ -70,7 +70,7 @@ def _parser() -> Parser:
     )
     add("--latency-us", type=to_positive, metavar="US", help="latency of those links; by default as measured here")
     help = "trace of experiments.profile backward for predictions; by default a published one"
-    add("--trace", type=to_path, metavar="FILE", help=help)
+    add("--trace", type=to_known_path, metavar="FILE", help=help)
     add("--json", action="store_true", help="one JSON document instead of text")
     return parser
 

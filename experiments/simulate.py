@@ -15,10 +15,10 @@ levels.md, and figures of speed-up and bytes with one level and two.
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from experiments.config.command_line import Parser, add_out, run_command
-from experiments.config.option_types import comma_list, to_density, to_path, to_positive, whole_number
+from experiments.config.option_types import comma_list, to_density, to_known_path, to_positive, whole_number
+from experiments.config.paths import ROOT
 from experiments.reports.figure_parts import write_files
 from experiments.runs.files import check_folder
 from experiments.tools.simulate.files import files
@@ -28,7 +28,7 @@ from experiments.tools.simulate.setup import POWERS, QUESTIONS, compute, setup_o
 from experiments.tools.simulate.steps import EXACT, GRAINS
 from experiments.tools.simulate.tables import speedups
 
-TRACES = tuple(Path(f"results/published/traces/{name}.json") for name in ("googlenet", "resnet50", "resnet18"))
+TRACES = tuple(ROOT / f"results/published/traces/{name}.json" for name in ("googlenet", "resnet50", "resnet18"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def parser() -> Parser:
     parser = Parser("experiments.simulate", description=__doc__)
     add, names, numbers = parser.add_argument, comma_list(str), comma_list(whole_number())
     help = "traces of models; by default the published ones"
-    add("--trace", type=comma_list(to_path), default=TRACES, metavar="FILE,FILE", help=help)
+    add("--trace", type=comma_list(to_known_path), default=TRACES, metavar="FILE,FILE", help=help)
     help = "of conf/networks.yaml, a yaml of such an entry with its name, or a table (json) of experiments.profile "
     help += "link, for its own number of workers only (%(default)s)"
     add("--network", type=names, default="k80_10gbe", metavar="A,B", help=help)
@@ -76,7 +76,7 @@ def parser() -> Parser:
     add("--methods", type=names, default=methods, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
     add("--density", type=to_density, default=0.001, help="of sparse methods, in (0, 1] (%(default)s)")
     add("--grain", choices=list(GRAINS), default="layer", help="what a group is made of (%(default)s)")
-    add("--select", type=to_path, metavar="FILE", help="table of experiments.profile select; by default a formula")
+    add("--select", type=to_known_path, metavar="FILE", help="table of experiments.profile select; by default a formula")
     help = "bandwidth of memory in that formula, in GB/s; the default is an assumption of ours, neither measured nor "
     help += "published (%(default)s)"
     add("--memory-gb-s", type=to_positive, default=MEMORY_GB_S, help=help)

@@ -24,6 +24,11 @@ from experiments.config.errors import UserError, one_line, short, shown, suggest
 from experiments.config.keys import kind_of
 
 _HINTS = ("To append", "1. ", "2. ", "object_type", "full_key", "reference_type", "See ")  # lines that help no user
+_PLUGINS = {  # of Hydra: names of sweepers and launchers, and the packages that have them
+    **{name: f"hydra-{name}-sweeper" for name in ("optuna", "ax", "nevergrad")},
+    **{name: f"hydra-{name}-launcher" for name in ("joblib", "ray", "rq")},
+    **dict.fromkeys(("submitit_slurm", "submitit_local"), "hydra-submitit-launcher"),
+}
 _KINDS = {
     int: "a whole number",
     float: "a finite number",
@@ -76,7 +81,8 @@ def explained(error: Exception) -> str:
         return unreadable(str(error.override))
     if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
         group, _, given = error.missing_cfg_file.rpartition("/")
-        return no_choice(group, error.options, given)
+        package = f"; it comes with pip install {_PLUGINS[given]}" if given in _PLUGINS else ""
+        return no_choice(group, error.options, given) + package
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.parent_node is not None:
         keys = list(cause.parent_node) if OmegaConf.is_dict(cause.parent_node) else []
         return unknown_key(str(cause.key), key.rpartition(".")[0], keys)

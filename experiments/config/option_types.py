@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from experiments.config.errors import UserError
+from experiments.config.paths import ROOT
 from experiments.config.ranges import MOST, PATH, POSITIVE, SHARE, Range
 
 Number = TypeVar("Number", int, float)
@@ -25,6 +26,12 @@ def to_path(text: str) -> Path:
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("it ")) from None
     return Path(text)
+
+
+def to_known_path(text: str) -> Path:
+    """Return a word as the path of a file, in the current folder or else in the repository, as what it publishes."""
+    path = to_path(text)
+    return ROOT / path if not path.exists() and (ROOT / path).exists() else path
 
 
 def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:

@@ -4,7 +4,7 @@ Every phase of a command has one handler:
 
     leave       imports, and checks before a run: nothing can be lost, and an exception could be lost in an import
     raise_stop  work that cleans up after itself
-    recorded    a run, which saves its state first: runs/stop_signals.py
+    recorded    a run, which saves its state first: ``stop_signals``
 
 Signals that are ignored at the start stay ignored: nohup and background jobs of scripts rely on it, for SIGINT.
 """
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h; the run was stopped by SIGUSR1 and can be resumed
 NOTHING_SAVED = "with nothing to save: run the same command again"
+_AT_ONCE = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint"
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -106,3 +107,47 @@ def end_command() -> None:
 def _set(handler: Handler, numbers: Sequence[int]) -> dict[int, Any]:
     heeded = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     return {number: signal.signal(number, handler) for number in heeded}
+
+
+class StopSignals:
+    """Record that a stop signal was received during a run; the training loop reads ``number`` before each step.
+
+    Attributes:
+        number: The last signal received, 0 if there was none.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._depth = 0
+
+    @contextmanager
+    def recorded(self, then: Callable[[int], None] | None = None) -> Iterator[None]:
+        """Record stop signals in this context; a nested one keeps the signal recorded before it.
+
+        A second Ctrl-C ends the process at once.
+
+        Args:
+            then: Called with the first signal, and at once if one was recorded before; it may raise.
+        """
+
+        def record(number: int, frame: FrameType | None) -> None:
+            if number == self.number == signal.SIGINT:
+                leave_with(_AT_ONCE, exit_code(signal.SIGINT))
+            is_first = not self.number
+            self.number = number
+            if then and is_first:
+                then(number)
+
+        if not self._depth:
+            self.number = 0
+        self._depth += 1
+        try:
+            with handled(record, STOP_SIGNALS):
+                if then and self.number:
+                    then(self.number)
+                yield
+        finally:
+            self._depth -= 1
+
+
+stop_signals = StopSignals()

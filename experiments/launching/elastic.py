@@ -21,11 +21,10 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from experiments.config.child_environment import num_cores, with_python_path
 from experiments.config.errors import UserError
 from experiments.config.ranges import host_and_port
 from experiments.config.schema import ClusterConfig
-from experiments.config.stopping import STOP_SIGNALS, exit_code, handled
+from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, stop_signals
 from experiments.launching.endpoint import Endpoint, endpoint_of
 from experiments.launching.failures import (
     Failure,
@@ -38,11 +37,10 @@ from experiments.launching.failures import (
     short_line,
     write_failure,
 )
-from experiments.launching.process_lifetime import LAUNCHER_PID, TERMINAL
+from experiments.launching.rank_environment import LAUNCHER_PID, TERMINAL, num_cores, with_python_path
 from experiments.launching.stalls import furthest_behind, read_notes
 from experiments.runs.files import cannot_write, disk_errors, is_of_disk, try_to_write
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.stop_signals import stop_signals
 
 _AGENT_SIGNALS = (signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 30  # for the ranks to end at a signal, at least: the agent's own time

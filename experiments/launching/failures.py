@@ -19,9 +19,9 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 import micro
 from experiments.config.errors import CannotWrite, UserError, one_line, one_line_with_type
+from experiments.config.stopping import stop_signals
 from experiments.runs.files import load_json, write_json
 from experiments.runs.run_folder import FolderInUse, FolderLost, RunFolder
-from experiments.runs.stop_signals import stop_signals
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket timeout", re.I)
 _TIMED_OUT = re.compile(r"tim(ed|e)[- ]?out", re.I)

@@ -1,13 +1,23 @@
-"""Read which rank this process is from the environment variables of torchrun or srun."""
+"""What processes learn from their environment and parent: which rank they are, where code is, and when to end."""
 
+import ctypes
 import os
 import re
+import signal
+import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
 
 from experiments.config.errors import UserError
+from experiments.config.paths import ROOT
 from experiments.config.schema import LAUNCH
 
+LAUNCHER_PID = "MICRO_LAUNCHER_PID"  # what a launcher tells its ranks of itself
+TERMINAL = "MICRO_TERMINAL"  # the path of the launcher's terminal, on which rank 0 may draw
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0  # in slurm.h: the batch script, the interactive shell and others from here
 _FIRST_PORT, _NUM_PORTS = 20_000, 20_000
 _TASK = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID", "SLURM_LOCALID")
@@ -91,6 +101,47 @@ def shape_of(ranks: RankEnvironment, environ: Mapping[str, str] = os.environ) ->
         num_nodes = _number(environ, "SLURM_STEP_NUM_NODES", lowest=1) if "SLURM_STEP_NUM_NODES" in environ else 1
         here = -(-ranks.world_size // num_nodes)
     return (here, ranks.world_size // here) if ranks.world_size % here == 0 else (ranks.world_size, 1)
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment with ``variables``, for a child that imports this repository."""
+    return with_python_path({**os.environ, **variables})
+
+
+def with_python_path(environment: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:
+    """Return ``environment`` with the repository before its other import paths, whatever the working directory is."""
+    paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def num_cores() -> int:
+    """Return the number of cores this process may use, which inside a SLURM job are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have Linux kill this process when its parent dies, even by SIGKILL; on other systems do nothing.
+
+    SIGKILL, since a rank may hang in a collective, where Python handles no other signal, while another attempt is
+    already running.
+
+    Args:
+        parent: Process id of the parent when it started this process, to detect that it died before this call; by
+            default the current parent.
+    """
+    if sys.platform == "linux":
+        expected = os.getppid() if parent is None else parent
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != expected:
+            signal.raise_signal(signal.SIGKILL)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process without waiting for its threads, which may wait for a peer."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # on a full disk, for instance
+            stream.flush()
+    os._exit(code)
 
 
 def first_host(nodelist: str) -> str:

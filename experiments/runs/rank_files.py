@@ -1,14 +1,17 @@
-"""Write and read the rank files of a checkpoint, ``rank<r>.pt``, by torch.save, loaded with weights_only.
+"""What a run saves by torch: its last weights, and the state that a checkpoint holds, ``rank<r>.pt`` of each rank.
+
+Both are read with weights_only.
 
 Not torch.distributed.checkpoint: most state is specific to its rank, so nothing is resharded. For a resnet18 both write
 equally fast (0.28 s for 134 MB, with digest), and torch.save reads faster.
 """
 
+import hashlib
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +20,6 @@ from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
 from experiments.runs.checkpoints import Checkpoint, open_checkpoint, rank_path
 from experiments.runs.files import Damaged, Digest, atomic_file, digest_of
-from experiments.runs.weights import write_by_torch
 from micro.checkpoints.resizing import average
 
 
@@ -136,3 +138,29 @@ def set_random_state(states: dict[str, Tensor] | None, device: torch.device) -> 
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def weights_digest(weights: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a model's parameters and buffers: names, shapes and bytes, in their order."""
+    digest = hashlib.sha256()
+    for name, tensor in weights.items():
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name}{tuple(values.shape)}{values.dtype}".encode())
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write a model's state for ``torch.load``, whole or not at all. Raises: CannotWrite."""
+    with atomic_file(path) as file:
+        write_by_torch({name: tensor.detach().cpu() for name, tensor in weights.items()}, file)
+
+
+def write_by_torch(value: Mapping[str, Any], file: BinaryIO) -> None:
+    """Write a value as torch.save does. Raises: OSError, where torch would raise one of its own for a full disk."""
+    try:
+        torch.save(value, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise

@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import stop_signals
 from experiments.runs import checkpoints
 from experiments.runs.files import Digest
 from experiments.runs.rank_files import Position, Saved, Workers, random_state, read_state, write_rank
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.stop_signals import stop_signals
 
 Action = Literal["continue", "save", "stop"]
 T = TypeVar("T")

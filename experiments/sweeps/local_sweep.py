@@ -23,7 +23,7 @@ from experiments.config.errors import UserError, one_line_with_type
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_of, raise_stop
 from experiments.launching.failures import RankFailure
-from experiments.launching.process_lifetime import TERMINAL
+from experiments.launching.rank_environment import TERMINAL
 from experiments.reports.measures import in_words
 from experiments.runs.files import writing
 from experiments.runs.manifest import RUNS_AT_ONCE

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Collection
 
-from experiments.config.child_environment import num_cores
 from experiments.config.errors import UserError
 from experiments.config.schema import TrainConfig
+from experiments.launching.rank_environment import num_cores
 
 
 def num_at_once(configs: Collection[TrainConfig], jobs: str) -> int:

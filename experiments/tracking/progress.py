@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from experiments.config.method_names import method_of
 from experiments.config.schema import TrackingConfig, TrainConfig
-from experiments.launching.process_lifetime import TERMINAL
+from experiments.launching.rank_environment import TERMINAL
 from experiments.reports.measures import in_words
 from experiments.runs.run_folder import RunFolder
 

@@ -25,10 +25,17 @@ from experiments.config.command_line import MISTAKE
 from experiments.config.errors import RunFailed, UserError, one_line_with_type
 from experiments.config.keys import from_yaml, to_yaml
 from experiments.config.schema import TrainConfig
-from experiments.config.stopping import NOTHING_SAVED, STOP_SIGNALS, exit_code, handled, name_of, raise_stop
+from experiments.config.stopping import (
+    NOTHING_SAVED,
+    STOP_SIGNALS,
+    exit_code,
+    handled,
+    name_of,
+    raise_stop,
+    stop_signals,
+)
 from experiments.launching.failures import RankFailure, recorded_errors
-from experiments.launching.process_lifetime import LAUNCHER_PID, die_with_parent, leave
-from experiments.launching.rank_environment import RankEnvironment, shape_of
+from experiments.launching.rank_environment import LAUNCHER_PID, RankEnvironment, die_with_parent, leave, shape_of
 from experiments.launching.stalls import notes
 from experiments.reports.measures import METRICS
 from experiments.runs.checkpoints import remove_all
@@ -37,11 +44,10 @@ from experiments.runs.finished_requests import note_of_other_epochs, unmet_reque
 from experiments.runs.git_state import other_code
 from experiments.runs.manifest import code_of_attempts, collect_manifest
 from experiments.runs.output import check_outputs
+from experiments.runs.rank_files import save_weights, weights_digest
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import status_of, write_done
-from experiments.runs.stop_signals import stop_signals
-from experiments.runs.weights import save_weights, weights_digest
 from experiments.tracking.progress import followed
 from experiments.training.group import CannotStart, Group, leave_group, note_of_idle_gpus, start_group
 from experiments.training.loop import Trainer
@@ -235,7 +241,8 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
     """Return whether a run is finished, and there is nothing to do.
 
     Raises:
-        UserError: it is, and its folder is no longer whole, or it has not what is asked for now.
+        UserError: it is, and its folder is no longer whole.
+        CannotStart: it has not what is asked for now.
     """
     if not folder.is_done():
         return False
@@ -244,7 +251,7 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
         choice = "add resume=scratch to start again (what is there moves to attempts/)"
         raise UserError(f"the run was finished, and is damaged: {problem}; {choice}")
     if not problem and (unmet := unmet_request(config, folder)):
-        raise UserError(unmet)
+        raise CannotStart(unmet)
     return not problem
 
 

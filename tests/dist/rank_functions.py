@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from experiments.runs.stop_signals import stop_signals
+from experiments.config.stopping import stop_signals
 from micro.comm.group import GroupComm
 from micro.comm.requests import AllReduce
 

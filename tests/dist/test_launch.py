@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from experiments.config.schema import ClusterConfig
-from experiments.config.stopping import STOP_SIGNALS
+from experiments.config.stopping import STOP_SIGNALS, stop_signals
 from experiments.launching.elastic import start_ranks
 from experiments.launching.failures import Failure, Kind, RankFailure, root_cause
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.stop_signals import stop_signals
 from tests.dist.rank_functions import train
 from tests.finished_runs import only_run
 from tests.waiting import LIMIT_S, is_alive, wait_until

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.child_environment import child_environment
+from experiments.launching.rank_environment import child_environment
 from experiments.tools.ranks.group import GroupError, RankGroup
 from tests.dist.rank_functions import add, add_but_one
 from tests.waiting import LIMIT_S, is_alive, wait_until
@@ -50,7 +50,7 @@ def test_the_rank_that_failed_first_is_named_and_all_are_ended(how: str, limit_s
 PARENTS = {
     "ranks": """
 import os, time
-from experiments.config.child_environment import child_environment
+from experiments.launching.rank_environment import child_environment
 from experiments.tools.ranks.group import RankGroup
 with RankGroup(1) as ranks:
     print(ranks.call(os.getpid)[0], flush=True)

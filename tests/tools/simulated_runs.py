@@ -10,9 +10,9 @@ import torch
 
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
+from experiments.config.stopping import stop_signals
+from experiments.runs.rank_files import weights_digest
 from experiments.runs.run_folder import RunFolder
-from experiments.runs.stop_signals import stop_signals
-from experiments.runs.weights import weights_digest
 from experiments.training.loop import Trainer
 from experiments.training.preflight import prepare_runs
 from experiments.training.simulated_workers import SimulatedWorkers

@@ -54,6 +54,13 @@ def test_what_cfg_prints_is_what_runs(words: list[str]) -> None:
     assert printed == ran
 
 
+def test_what_a_finished_run_has_not_is_refused_alike_by_train_and_sweep() -> None:
+    train(*WORDS)
+    Path("study.yaml").write_text(yaml.safe_dump({"overrides": WORDS, "grid": {"seed": [0]}}))
+    for command in (["train", *WORDS], ["sweep", "study.yaml"]):
+        refused([*command, "save_weights=true"], "save_weights=true", "sweep rerun")
+
+
 def shown(key: str, *words: str) -> object:
     """Return a part of the configuration that ``--cfg job`` prints."""
     printed: dict[str, object] = yaml.safe_load(train("--cfg", "job", "--resolve", *words).out)

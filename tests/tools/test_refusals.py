@@ -31,6 +31,7 @@ WRONG: list[str | tuple[str, ...]] = [
     ("train seed=0,1", "seed=0,1", "-m"),
     ("train -m 'seed=range(100000000000)'", "10000", "-m"),
     ("train -m 'seed=interval(1,2)'", "seed=interval(1,2)", "seed=A,B"),
+    ("train -m hydra/sweeper=nevergrad seed=1,2", "nevergrad", "hydra-nevergrad-sweeper"),
     ("train -m seed=1,1", "two runs", "folder"),
     ("train -m seed=3 epochs=1,0", "epochs", "got 0"),
     ("train '~seed'", "seed", "cannot be removed"),

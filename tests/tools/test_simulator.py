@@ -214,6 +214,14 @@ def test_a_method_whose_groups_need_shapes_is_refused() -> None:
     refused(f"simulate --methods powersgd --trace {ROOT}/results/published/traces/resnet18.json", "powersgd", "shapes")
 
 
+def test_published_traces_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = simulate.parser().parse_args(["--trace", "results/published/traces/resnet18.json"])
+    assert [path.exists() for options in (named, simulate.parser().parse_args([])) for path in options.trace] == [
+        True
+    ] * 4
+
+
 def test_two_networks_of_one_name_are_refused(tmp_path: Path) -> None:
     copy = tmp_path / "mine.yaml"
     copy.write_text(OmegaConf.to_yaml({"name": "k80_10gbe", **OmegaConf.load(CONF / "networks.yaml").k80_10gbe}))

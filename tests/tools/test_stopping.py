@@ -87,7 +87,7 @@ def test_a_run_is_saved_at_each_signal_and_ends_with_the_same_weights(tmp_path: 
 
 SECOND = """
 import signal
-from experiments.runs.stop_signals import stop_signals
+from experiments.config.stopping import stop_signals
 with stop_signals.recorded():
     signal.raise_signal(signal.SIGINT)
     print(stop_signals.number, flush=True)

@@ -7,7 +7,7 @@ import termios
 
 import pytest
 
-from experiments.launching.process_lifetime import TERMINAL
+from experiments.launching.rank_environment import TERMINAL
 from experiments.tracking.progress import bar
 
 

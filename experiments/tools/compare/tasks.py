@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.launching.process_lifetime import die_with_parent
+from experiments.launching.rank_environment import die_with_parent
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from experiments.config.child_environment import num_cores
+from experiments.launching.rank_environment import num_cores
 from experiments.tools.doctor.findings import Finding, either
 
 PACKAGES = {

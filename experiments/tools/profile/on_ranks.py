@@ -6,8 +6,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.config.errors import UserError, check_choice
-from experiments.launching.process_lifetime import die_with_parent
-from experiments.launching.rank_environment import RankEnvironment, is_rank
+from experiments.launching.rank_environment import RankEnvironment, die_with_parent, is_rank
 from experiments.runs.manifest import cpu_model
 from experiments.tools.ranks.measures import Row, Settings
 from experiments.training.group import device_of_rank

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
-from experiments.config.child_environment import num_cores, with_python_path
 from experiments.config.errors import RunFailed
 from experiments.config.paths import ROOT
+from experiments.launching.rank_environment import num_cores, with_python_path
 from experiments.tools.ranks import worker
 
 START_S = 100  # time for all processes to import torch and connect

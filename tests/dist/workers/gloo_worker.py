@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from experiments.launching.failures import recorded_errors
-from experiments.launching.process_lifetime import leave
+from experiments.launching.rank_environment import leave
 from experiments.launching.stalls import notes
 from experiments.runs.run_folder import RunFolder
 

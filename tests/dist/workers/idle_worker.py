@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from experiments.launching.process_lifetime import die_with_parent
+from experiments.launching.rank_environment import die_with_parent
 
 die_with_parent()
 run_dir = Path(sys.argv[1])
@@ -31,7 +31,7 @@ if job == "ignore":
 if job == "wait":
     time.sleep(1000)
 if job == "save":
-    from experiments.runs.stop_signals import stop_signals
+    from experiments.config.stopping import stop_signals
 
     with stop_signals.recorded():
         (run_dir / f"ready{rank}").touch()
