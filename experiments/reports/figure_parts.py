@@ -76,13 +76,17 @@ def draw_band(axes: Axes, x: Any, middle: Any, low: Any, high: Any, line: LineSe
         axes.fill_between(x, low, high, color=line["color"], alpha=0.15, linewidth=0)
 
 
-def widths_of(curves: Sequence[pd.Series]) -> list[float]:
-    """Return the width of each line, all drawn in turn: one that later ones lie on is wider, and stays seen."""
+def widths_of(curves: Sequence[pd.DataFrame]) -> list[float]:
+    """Return the width of each line, all drawn in turn: one that later ones lie on is wider, and stays seen.
+
+    Args:
+        curves: x and y of each.
+    """
     hidden = [
         sum(len(other) == len(own) and np.allclose(other, own, rtol=0.01) for other in curves[place + 1 :])
         for place, own in enumerate(curves)
     ]
-    return [1.2 + 1.4 * times for times in hidden]
+    return [1.2 + times for times in hidden]
 
 
 def draw_stacks(
@@ -134,7 +138,7 @@ class Panel:
         """Draw the line of each form, with the range of its seeds as a band where the rows have one."""
         low, high = ("low", "high") if self.y == "value" else (f"{self.y}_min", f"{self.y}_max")
         groups = [(key, own.sort_values(self.x)) for key, own in rows.groupby([*lines.by])]
-        widths = widths_of([own[self.y] for _, own in groups])
+        widths = widths_of([own[[self.x, self.y]] for _, own in groups])
         for place, ((key, own), width) in enumerate(zip(groups, widths, strict=True)):
             every = max(1, len(own) // 8)
             marks = {"markevery": (place % every, every), "linewidth": width} | settings

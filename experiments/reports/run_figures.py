@@ -36,7 +36,7 @@ from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import KINDS, human, in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.reports.provenance import differences
-from experiments.reports.table import points
+from experiments.reports.table import points, run_rows
 from experiments.reports.times import stage_times
 
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
@@ -72,7 +72,7 @@ def draw_all(
         UserError: the runs allow none, or no such network.
     """
     written = []
-    frames = replace(frames, epochs=with_link_times(frames, links))
+    frames = replace(frames, epochs=with_link_times(frames, links)) if "convergence" in kinds else frames
     for drawn in (_of_steps, _of_forms, _of_workers):
         for name, figure, numbers, runs in drawn(frames, kinds):
             stem = out / re.sub(r"[^\w.-]", "_", name)
@@ -151,7 +151,7 @@ def with_link_times(frames: Frames, links: Sequence[str]) -> pd.DataFrame:
     A run of simulated workers computed for all of them in turn; on a link each computes for itself, and messages of
     the run's bytes follow one after the other. Choosing what to send is left out.
     """
-    found = points(with_settings(forms_of(frames)[0]))
+    found = points(with_settings(run_rows(frames)))
     for name in links:
         networks = {n: load_network(name).link_of(max(2, n)) for n in found["world_size"].unique()}
         for n, link in networks.items():
@@ -172,7 +172,7 @@ def convergence_numbers(frames: Frames) -> pd.DataFrame:
     sent = frames.steps[["run"]].assign(step=frames.steps["step"] + 1.0, total_bytes=total).sort_values("step")
     epochs = pd.merge_asof(frames.epochs.sort_values("step"), sent, on="step", by="run")
     by_epoch = epochs.groupby([*METHOD, "epoch"])
-    links = [name for name in epochs if name.startswith(ON)]
+    links = [str(name) for name in epochs if str(name).startswith(ON)]
     is_simulated = links and (epochs["cluster"] == SIMULATED).all()
     means = by_epoch[["step", *(links if is_simulated else ["time_s"]), "total_bytes"]].mean()
     means.insert(0, "num_seeds", by_epoch.size())
@@ -235,7 +235,7 @@ def draw_convergence(numbers: pd.DataFrame, title: str, ends: pd.Series) -> Figu
         title += f"; beyond {metric.format(top)} nothing is drawn"
         first = replace(first, also=lambda axes, _: axes.set_ylim(top=top))
     panels = [first]
-    for column in (name for name in numbers if name == "time_s" or name.startswith(ON)):
+    for column in (name for name in map(str, numbers) if name == "time_s" or name.startswith(ON)):
         longest, link = numbers[column].max(), column.removeprefix(ON)
         seconds, unit = (3600, "h") if longest > 2 * 3600 else (60, "min") if longest > 5 * 60 else (1, "s")
         name = f"training time ({unit})" if link == column else f"time at {human(link)} ({unit}),\ncomputed"
@@ -262,7 +262,7 @@ def draw_steps(numbers: pd.DataFrame, columns: Mapping[str, str], title: str, en
     handles = [*lines.handles]
     for axes, (column, name) in zip(grid, columns.items(), strict=True):
         means = [own.groupby("step")[column].mean() for _, own in numbers.groupby(METHOD)]
-        widths = parts.widths_of(means)
+        widths = parts.widths_of([mean.reset_index() for mean in means])
         for place, (key, own) in enumerate(numbers.groupby(METHOD)):
             for _, seed in [] if lines.of[key] is look.GREY_LINE else own.groupby("seed"):
                 axes.plot(seed["step"], seed[column], color=lines.of[key]["color"], linewidth=0.4, alpha=0.4)
@@ -348,7 +348,8 @@ def _times(frames: Frames, title: str, ends: pd.Series) -> Made | None:
 
 def _density(frames: Frames, title: str, ends: pd.Series) -> Made | None:
     numbers = density_numbers(frames.steps)
-    return (draw_steps(numbers, DENSITY, title, ends), numbers) if len(numbers) else None
+    known = {column: name for column, name in DENSITY.items() if numbers[column].notna().any()}
+    return (draw_steps(numbers, known, title, ends), numbers) if len(numbers) else None
 
 
 def _residual(frames: Frames, title: str, ends: pd.Series) -> Made | None:

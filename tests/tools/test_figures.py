@@ -33,7 +33,7 @@ from tests.refusals import refused
 from tests.tools.study_folders import RULES, STAGES, TASKS, TRAITS, change_config, rows_of, write_rows, write_run
 from tests.waiting import LIMIT_S
 
-SUMMARY = {"summary.csv", "summary.md"}
+SUMMARY = {"summary.csv", "summary.md", "ends.csv"}
 OF = "resnet18-cifar10-n8"
 
 
