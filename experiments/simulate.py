@@ -76,7 +76,9 @@ def parser() -> Parser:
     add("--methods", type=names, default=methods, metavar="A,B", help="names of conf/sparsifier (%(default)s)")
     add("--density", type=to_density, default=0.001, help="of sparse methods, in (0, 1] (%(default)s)")
     add("--grain", choices=list(GRAINS), default="layer", help="what a group is made of (%(default)s)")
-    add("--select", type=to_known_path, metavar="FILE", help="table of experiments.profile select; by default a formula")
+    add(
+        "--select", type=to_known_path, metavar="FILE", help="table of experiments.profile select; by default a formula"
+    )
     help = "bandwidth of memory in that formula, in GB/s; the default is an assumption of ours, neither measured nor "
     help += "published (%(default)s)"
     add("--memory-gb-s", type=to_positive, default=MEMORY_GB_S, help=help)

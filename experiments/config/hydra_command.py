@@ -100,7 +100,7 @@ def _refuse(message: str) -> NoReturn:
     unknown = message.partition("unrecognized arguments: ")[2].split()
     if dashed := next((word for word in unknown if word.startswith("--") and "=" in word), ""):
         raise UserError(
-            f"'{short(dashed)}' is not an option: settings have no dashes, {short(dashed.lstrip('-'))}; in the command of "
-            "a W&B sweep they are ${args_no_hyphens}, not ${args}"
+            f"'{short(dashed)}' is not an option: settings have no dashes, {short(dashed.lstrip('-'))}; in the command "
+            "of a W&B sweep they are ${args_no_hyphens}, not ${args}"
         )
     raise UserError(f"{message.removeprefix('argument ')}; see python -m experiments.train --help")
