@@ -1,1 +1,1 @@
-"""How ranks exchange messages: the requests of a reduction, who answers them, process groups, simulated ranks."""
+"""Communication: the requests of a reduction, the loop that answers them, process groups, simulated ranks."""

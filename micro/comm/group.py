@@ -1,4 +1,4 @@
-"""The ranks of a process group, and the collectives in which what they request travels: only here are those started.
+"""The only file that starts collectives of a step: it merges the requests of a process group into collectives.
 
 Requests of one kind that are due at the same time share a collective: rows, and lists that travel as rows, as bytes;
 lists of other lengths, as bytes; small sums of one dtype; copies of one source and dtype.

@@ -1,7 +1,7 @@
-"""n ranks in one process: each runs to its next request, then all of them get the answers.
+"""Simulate n ranks in one process: each runs to its next request, then all get the answers.
 
-No rank has a thread of its own, none waits, and what follows from what all hold alike is computed once. Where ranks
-differ in what they request there is an error that names them.
+Ranks have no threads and do not wait. Results that are equal on all ranks are computed once. If ranks make different
+requests, an error names them.
 """
 
 from collections.abc import Callable, Iterator, Sequence

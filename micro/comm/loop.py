@@ -1,10 +1,9 @@
-"""The loop that carries reductions out: each runs to what it requests, waits there, and goes on with the answers.
+"""The loop that runs reductions: each runs to its next request, waits for the answer, and continues.
 
-Reductions that are under way at the same time share rounds of messages, so their latencies are not in series: what all
-of them wait for is sent at once. With c requests a bucket, B buckets take c rounds where all are there from the
-beginning, and B + c - 1 where they come one by one during backward, in place of B c one after the other. Which messages
-share a round follows from the order of the buckets and from what all ranks know, never from time: it is the same on all
-ranks.
+Concurrent reductions share rounds of messages, so their latencies do not add up: all pending requests are sent
+together. With c requests per bucket, B buckets take c rounds if all start together, and B + c - 1 if they become ready
+one by one in backward, instead of B c. The messages of a round depend on the order of buckets and on data that all
+ranks have, never on timing, so they are equal on all ranks.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Python objects and bytes of ranks: for set-up, saved states and the ends of runs, not for steps."""
+"""Exchange Python objects and bytes between ranks, for set-up, saved states and ends of runs, not in steps."""
 
 import ctypes
 import io

@@ -1,4 +1,4 @@
-"""Which rank failed, and why: written to the store of a process group, for the ranks that wait in a collective."""
+"""Report which rank failed, and why, through the process group's store, to ranks waiting in a collective."""
 
 import threading
 import time

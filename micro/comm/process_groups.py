@@ -1,4 +1,4 @@
-"""Process groups made like another one, and destroyed."""
+"""Create a process group with the ranks and backend of another one, and destroy it."""
 
 import traceback
 import weakref

@@ -1,4 +1,4 @@
-"""Threads of simulated ranks: those on which several compute at a time, and those that run synchronous code."""
+"""Threads of simulated ranks: to compute in parallel, and to run synchronous code."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""The ranks that reduce together, as one of them sees them; what it has sent, and how long that took."""
+"""The class Comm: the ranks of a reduction from the view of one rank, with its bytes sent and times."""
 
 import copy
 import math

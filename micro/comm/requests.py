@@ -1,9 +1,9 @@
-"""What a reduction can request of the other ranks.
+"""The requests that a reduction can make of the other ranks: all-gather, all-to-all, all-reduce, broadcast and so on.
 
-A *reduction* is a generator: straight code from the gradient to the update, which yields a request where it needs the
-other ranks and is sent the answer. Selectors, exchanges and reducers are written so and composed by ``yield from``.
-They do not know who answers: a process group (micro.comm.group), simulated ranks (micro.comm.lockstep), or one rank
-that answers itself. micro.comm.loop carries them out. All ranks make the same requests in the same order.
+A *reduction* is a generator: straight code from the gradient to the update, which yields a request when it needs the
+other ranks and receives the answer. Selectors, exchanges and reducers are such generators, composed by ``yield from``.
+They do not depend on who answers: a process group (micro.comm.group), simulated ranks (micro.comm.lockstep), or a
+single rank. micro.comm.loop runs them. All ranks make the same requests in the same order.
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a user calls: attach a reducer to a DistributedDataParallel model, and detach it."""
+"""The functions attach and detach for a DistributedDataParallel model."""
 
 from collections.abc import Callable
 from typing import get_args

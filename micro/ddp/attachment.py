@@ -1,4 +1,4 @@
-"""A reducer at work on a DistributedDataParallel model, through the one communication hook that DDP takes."""
+"""The attachment of a reducer to a DistributedDataParallel model, through DDP's communication hook."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

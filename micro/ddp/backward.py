@@ -1,4 +1,4 @@
-"""DDP's buckets on their lane: cut into vectors, reduced one after the other, decided together, and handed back."""
+"""Reduce DDP's buckets on the lane: split them into vectors, reduce these, decide on all, and return them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""DDP's buckets after a restart: made at once in the order in which they were saved."""
+"""Restore DDP's bucket order after a restart, from the first step on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

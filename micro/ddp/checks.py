@@ -1,4 +1,4 @@
-"""What attach refuses: on all ranks alike, before it makes or registers anything."""
+"""The checks of attach, which all ranks pass or fail together before anything is created or registered."""
 
 from collections.abc import Mapping
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""What the drivers share (micro.ddp, micro.fsdp): buckets, scales of losses, discarded gradients, the lane of a step.
+"""Shared by the drivers (micro.ddp, micro.fsdp): states of buckets, loss scaling, checks of gradients, the lane.
 
-Imports reducers and what lies below them, never a driver. Begin with step: how the buckets of a step are reduced.
+Imports reducers and the layers below, never a driver. Begin with step, which reduces the buckets of a step.
 """

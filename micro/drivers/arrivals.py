@@ -1,6 +1,6 @@
-"""What of each parameter's gradient came with the last step: an optimizer for sparse updates asks here.
+"""Record which elements of each parameter arrived in the last step, for optimizers for sparse updates.
 
-A bucket's parameters refer to what its state says of the last step; nothing is computed before somebody asks.
+A bucket's parameters refer to its state's record of the last step, which is evaluated only on request.
 """
 
 from collections.abc import Mapping

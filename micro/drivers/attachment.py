@@ -1,4 +1,4 @@
-"""What every driver is: a reducer at work on a model, its states as saved, and what it says of its last step."""
+"""The base class of attachments: a reducer attached to a model, its saved state, and statistics of the last step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping

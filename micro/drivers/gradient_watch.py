@@ -1,7 +1,7 @@
-"""Notes, once each, where a loop loses a part of an update between a backward and the step of the optimizer.
+"""Warn once if a loop loses part of an update between backward and the optimizer's step, for instance by clipping.
 
-An update holds residuals of many steps, and what it holds has left them: what is cut off from it is lost. Of gradients
-that are removed the update is lost too, while what was not sent of them waits and is added to later steps.
+An update contains residuals of many steps, which no longer have them: anything clipped from it is lost. If gradients
+are discarded, the update is lost too, but their unsent part stays in the residual and is sent later.
 """
 
 import sys

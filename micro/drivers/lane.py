@@ -1,20 +1,19 @@
-"""The lane on which gradients are reduced: it runs tasks in order, beside backward or in its thread.
+"""The lane: runs the reductions of gradients in order, concurrently with backward or in its thread.
 
-On an accelerator a lane has a stream of its own, and what waits for what is this:
+On an accelerator a lane has its own stream, synchronised as follows:
 
-- *The lane waits for the gradients.* ``put`` records an event on the caller's stream, behind the kernels that wrote
-  what the task reads, and the lane's stream waits for it before the task. Tasks themselves are in the order of that one
-  stream: the residual that one leaves is there for the next.
-- *The consumer waits for the lane.* A bucket goes back to DDP by a future of the bucket's device. It is set on the
-  lane's stream, behind the last kernel of the step, and PyTorch has the stream that waits for it wait for an event
-  recorded there. Who needs the end of all tasks without a future calls `BucketLane.wait`.
-- *Memory is kept.* PyTorch's allocator gives memory that is freed to the next who asks on the stream on which it was
-  allocated. The gradients of a task are of the caller's stream, so ``put`` records them on the lane's: they are not
-  given away before the lane has passed the place at which they were freed. What a task allocates is of the lane's
-  stream and used there alone, but for what the future holds, which PyTorch records, and residuals, which live as long
-  as what reduces them.
+- *The lane waits for the gradients.* ``put`` records an event on the caller's stream, after the kernels that wrote the
+  task's inputs, and the lane's stream waits for it before the task. Tasks run in order on the lane's stream, so each
+  sees the residual of the previous one.
+- *The consumer waits for the lane.* A bucket returns to DDP through a future of the bucket's device. It is set on the
+  lane's stream, after the last kernel of the step, and PyTorch makes the waiting stream wait for an event recorded
+  there. To wait for all tasks without a future, call `BucketLane.wait`.
+- *Memory stays valid.* PyTorch's allocator reuses freed memory on the stream that allocated it. The gradients of a task
+  belong to the caller's stream, so ``put`` records them on the lane's: they are not reused before the lane has passed
+  the point where they were freed. Memory that a task allocates is used only on the lane's stream, except for the
+  future's value, which PyTorch records, and residuals, which live as long as their reducer.
 
-`tests/unit/test_lane_streams.py` checks that any two uses of a tensor on two streams have such a path between them.
+`tests/unit/test_lane_streams.py` checks that any two uses of a tensor on two streams are ordered by such events.
 """
 
 import queue

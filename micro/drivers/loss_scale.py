@@ -1,4 +1,4 @@
-"""The factor that a loop puts on the loss, and so on the gradients and on all that is kept of them."""
+"""Track the loss scale of mixed precision, which also scales gradients and residuals."""
 
 from collections.abc import Callable, Mapping
 from math import inf

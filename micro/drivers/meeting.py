@@ -1,7 +1,7 @@
-"""Ranks meet before anything is made or attached: all of them go on, or all raise, in one line that says why.
+"""Compare settings and models of all ranks before attaching: all continue, or all raise the same one-line error.
 
-They meet in the store of their process group and call no collective: a rank that refuses its settings, stays away, or
-brings another model is named by the others, which would wait for it in their first collective until the time-out.
+Ranks meet through their process group's store, without a collective: a rank that refuses its settings, is missing, or
+has another model is named by the others, which would otherwise wait in their first collective until the timeout.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""Saved states in the logical order of each parameter's elements, whatever the order in which they lie in memory.
+"""Save states in the logical order of each parameter's elements, independent of the memory format.
 
-DDP's buckets hold gradients as the parameters lie: one in channels_last has its elements in another order than its
-shape says. A state may be loaded by a model in another memory format.
+DDP's buckets hold gradients in the parameters' memory order, which for channels_last is not the logical one. A state
+may be loaded by a model with another memory format.
 """
 
 from collections.abc import Callable, Mapping

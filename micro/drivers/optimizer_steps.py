@@ -1,7 +1,7 @@
-"""Who is called at every step of any torch.optim.Optimizer, as long as it lives.
+"""Call listeners at every step of any torch.optim.Optimizer, as long as they exist.
 
-torch walks over its hooks without a copy. One that is removed in the middle of a step, which a garbage collection may
-do, ends that step with an error; so the hooks here stay until Python ends.
+torch iterates over its hooks without a copy. Removing one during a step, as garbage collection may do, raises an error
+in that step; so the hooks here stay until Python exits.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Finds the parameters of an optimizer that nothing averages: one watch for all attachments of the process."""
+"""Find parameters of an optimizer that no attachment averages: one watch for all attachments of the process."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol

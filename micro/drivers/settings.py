@@ -1,4 +1,4 @@
-"""What micro.attach and micro.attach_fsdp take alike: how a reducer is to work on a model, and what is refused."""
+"""The settings that micro.attach and micro.attach_fsdp share, and their checks."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One step: vectors are begun one after the other, decided together, and put back; what is kept of each bucket."""
+"""One step: begin the reduction of each vector, decide on all together, and write updates; and states of buckets."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

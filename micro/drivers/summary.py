@@ -1,4 +1,4 @@
-"""One step in a few numbers, over all of its buckets."""
+"""Summarise the statistics of a step over all buckets."""
 
 import math
 from collections.abc import Callable

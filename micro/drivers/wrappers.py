@@ -1,4 +1,4 @@
-"""Models inside their wrappers, and the names of parameters without the wrappers' own words."""
+"""Unwrap models (DDP, torch.compile ...), and remove the wrappers' prefixes from parameter names."""
 
 import gc
 from collections.abc import Iterable

@@ -1,6 +1,6 @@
-"""The hot operations of a step; `micro.kernels.table` says which forms each has.
+"""The hot operations of a step; `micro.kernels.table` lists the implementations of each.
 
-All forms give the same indices and, but for sums that thresholds are fitted to, the same bits.
+All implementations return the same indices and the same bits, except for sums that fits of thresholds use.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Which codes of values have compiled forms, and how their messages lie."""
+"""The codecs with compiled loops, and the layout of their messages."""
 
 from enum import IntEnum
 from typing import NamedTuple

@@ -1,7 +1,7 @@
-"""How a block of each code is written and read: half precision, bfloat16, int8 and levels.
+"""Encode and decode one block of each compiled code: half precision, bfloat16, int8 and levels.
 
-``wire`` is a whole message at any address: the scales of its blocks, then from byte ``skip`` on the codes. ``place``, a
-multiple of the block, says where the values lie in it.
+``wire`` is a whole message, with any alignment: the scales of its blocks, then the codes from byte ``skip`` on.
+``place``, a multiple of the block, is the index of the first value.
 """
 
 from typing import Any

@@ -1,7 +1,6 @@
-"""The compiled codes: contiguous float32 values on a CPU, bytes of the wire at any address.
+"""Compiled codecs for contiguous float32 values on a CPU; messages may have any alignment.
 
-Each runs in one pass over the values, on the threads that the rank has; a block is read and written while it is in the
-nearest cache.
+Each makes one pass over the values, on the rank's threads, one cached block at a time.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""Compiled passes over a vector on a CPU. The scan compares 64 magnitudes at a time and then visits what passes.
+"""Compiled passes over a vector on a CPU. The scan compares 64 magnitudes at a time, then visits those that pass.
 
-The comparison is written as LLVM vectors, because a scalar loop that writes one index per element takes about eight
-times as long, and neither numba nor torch emits anything better by itself. Storing what passes with the processors'
-own compress instruction would spare the visits, but on some of them it is microcoded and six times slower.
+The comparison uses LLVM vectors, because a scalar loop that writes one index per element takes about eight times as
+long, and neither numba nor torch generates better code. Compress instructions would avoid the visits, but on some
+processors they are microcoded and six times slower.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
-"""The import of a compiled form into a program that may have replaced ``builtins.print``.
+"""Import compiled kernels in programs that may have replaced ``builtins.print``.
 
-numba, while it is imported, looks ``print`` up by its module and its name, and fails where it finds another function
-there. Training programs replace it by one that is silent on all ranks but one.
+On import, numba looks up ``print`` by module and name, and fails if it finds another function. Training programs often
+replace it by one that prints only on rank 0.
 """
 
 import builtins

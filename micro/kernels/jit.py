@@ -1,4 +1,4 @@
-"""How loops are compiled with numba, and what all of them share."""
+"""Compile loops with numba, and code shared by all of them."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
-"""Compiled loops over lists of entries on a CPU: the k largest, values at indices, what several lists hold together.
+"""Compiled loops over lists of entries on a CPU: the k largest, values at indices, sums of several lists.
 
-Lists at ascending indices are merged by one walk along both: no sort and no search. Values at indices take a third to a
-half of the time that torch takes.
+Lists with ascending indices are merged in one pass, without sort or search. Values at indices take a third to a half of
+torch's time.
 """
 
 from collections.abc import Sequence

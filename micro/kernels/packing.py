@@ -1,4 +1,4 @@
-"""Compiled packing of small whole numbers, and of ascending places; `micro.codecs.bits` says how they lie."""
+"""Compiled packing of small integers and of ascending indices; `micro.codecs.bits` defines the format."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the kernels compute, in plain torch: the oracle of their tests and the fallback where they cannot run."""
+"""The kernels in plain torch: the reference of their tests, and the fallback where they cannot run."""
 
 import math
 import struct

@@ -1,7 +1,7 @@
-"""Compiled sums over a vector, made by themselves or in the pass that adds the gradient: what fits are made of.
+"""Compiled sums over a vector for fits of thresholds, computed alone or in the pass that adds the gradient.
 
-A tile's numbers are added in single precision, in lanes that are the same on every processor, and tiles in double
-precision. A tile whose squares could leave the range of single precision is added in double precision throughout.
+Numbers of a tile are summed in single precision, in lanes that are equal on every processor, and tiles in double
+precision. A tile whose squares could overflow single precision is summed in double precision.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sums over a vector that thresholds are fitted to."""
+"""The sums over a vector that fits of thresholds use."""
 
 from dataclasses import dataclass
 

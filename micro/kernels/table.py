@@ -1,7 +1,7 @@
-"""One table says which forms every hot operation has; `forms` decides which of them serves given tensors.
+"""The table of all implementations of the hot operations; `forms` chooses one for given tensors.
 
-numba's loops serve float32 vectors on a CPU, Triton's kernels vectors on NVIDIA's GPUs, and plain torch all else.
-numba and triton are imported when a form is first used.
+numba loops run on float32 vectors on a CPU, Triton kernels on vectors on NVIDIA GPUs, and plain torch on everything
+else. numba and triton are imported on first use.
 """
 
 from functools import cache

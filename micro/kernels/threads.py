@@ -1,9 +1,8 @@
-"""Compiled loops on the threads that a rank has: ``torch.get_num_threads()`` of the thread that calls.
+"""Run compiled loops on several threads: as many as ``torch.get_num_threads()`` of the caller.
 
-A loop that releases the interpreter is called for neighbouring parts of a vector, by the caller and by helper threads
-that wait for work between two steps. Whoever is free takes the next part, so a helper that gets no core delays nobody.
-What a loop gives must not depend on the parts: where it adds up, it does so in units of a fixed length, and parts begin
-at multiples of it.
+A loop that releases the GIL is called for consecutive parts of a vector, by the caller and by helper threads that wait
+between steps. A free thread takes the next part, so a helper without a core delays nothing. Results must not depend on
+the parts: sums use units of a fixed length, and parts begin at multiples of it.
 """
 
 import os

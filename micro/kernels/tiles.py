@@ -1,4 +1,4 @@
-"""What compiled loops do with a tile: elements that stay in the nearest cache from one loop to the next."""
+"""Compiled operations on a tile, a part of a vector that fits in the first-level cache."""
 
 from typing import Any
 

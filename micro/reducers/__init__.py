@@ -1,1 +1,1 @@
-"""From n gradients to one update: the pipeline that sparse methods share, and methods that do not fit into it."""
+"""Reducers, which turn n gradients into one update: the pipeline of sparse methods, and other methods."""

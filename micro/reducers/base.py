@@ -1,4 +1,4 @@
-"""What a reducer is: from the gradients of all ranks to one mean update."""
+"""The base class of reducers, which turn the gradients of all ranks into one mean update."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence, Set

@@ -1,4 +1,4 @@
-"""The dense mean: every gradient, by one all-reduce."""
+"""The reducer dense: the mean of all gradients, by one all-reduce."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""What the ranks of a node send each other: gradients before the exchange between nodes, updates after it.
+"""Messages within a node for two levels: gradients before the exchange between nodes, updates after it.
 
 Each rank of a node owns a shard of every vector: a slice of each parameter.
 """

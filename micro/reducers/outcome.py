@@ -1,4 +1,4 @@
-"""How a reduction ends: the update is checked and written; then it is delivered or dropped with all other buckets."""
+"""The end of a reduction: check and write the update, then deliver or drop it together with all other buckets."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

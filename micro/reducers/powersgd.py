@@ -1,4 +1,4 @@
-"""PowerSGD: each matrix of the gradient travels as the product of two thin ones."""
+"""The reducer powersgd (PowerSGD): sends each matrix of the gradient as two thin factors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

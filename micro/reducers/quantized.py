@@ -1,4 +1,4 @@
-"""All values travel, in fewer bytes each, and no index: fp16, int8, QSGD; and every method at a density of 1."""
+"""The reducer quantized: sends all values with a codec (fp16, int8, QSGD) and no indices; also for density 1."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A share of a vector: some of its parameters, or a slice of each; and reducers of one share of every bucket."""
+"""Shares of a vector (some of its parameters, or a slice of each), and reducers that work on one share."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

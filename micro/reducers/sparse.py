@@ -1,4 +1,4 @@
-"""The pipeline that every sparse method runs through: feed back, select, exchange, settle."""
+"""The reducer of all sparse methods, a pipeline: add the residual, select, exchange, update the residual."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

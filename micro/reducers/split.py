@@ -1,4 +1,4 @@
-"""Split: some parameters reduced densely, the others by any method; and a dense start."""
+"""The reducer split: some parameters dense, the others with any method; optionally dense first steps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What one step reports, computed in one place."""
+"""The statistics of one step of a bucket."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,4 +1,4 @@
-"""Two levels: a dense mean within each node, any method between nodes."""
+"""The reducer two_level: a dense mean within each node, any method between nodes."""
 
 from dataclasses import dataclass, replace
 from functools import cache, partial

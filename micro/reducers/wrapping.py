@@ -1,4 +1,4 @@
-"""A reducer around another: what all such share, and the reducers inside one."""
+"""The base class of reducers that wrap another one, and access to the inner reducers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,1 +1,1 @@
-"""Vectors and numbers: layouts, sparse values, norms, scales, clipping, and what is finite."""
+"""Vectors and numbers: layouts, sparse values, norms, scales, clipping, checks for NaN and Inf."""

@@ -1,4 +1,4 @@
-"""Bound the norm of a gradient before anything is kept of it or sent: of each worker's own, or of all alike."""
+"""Clip gradients by norm before the residual is added: each rank by its own norm, or all by a common factor."""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""Whether gradients were finite: the host of a CPU knows at once, that of an accelerator reads it once in a step.
+"""Flags for whether gradients were finite: booleans on a CPU, tensors on an accelerator that are read once a step.
 
-On an accelerator the flags stay where they are until the host has to choose what is applied.
+On an accelerator the flags stay on the device until the host must decide on the step.
 """
 
 import math

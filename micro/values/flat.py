@@ -1,4 +1,4 @@
-"""Named tensors seen as one flat vector, and the way back."""
+"""View named tensors as one flat vector, and back."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

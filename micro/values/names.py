@@ -1,4 +1,4 @@
-"""Parameters chosen by name: patterns of the shell, compared with the whole name, upper and lower case apart."""
+"""Match parameter names with shell patterns: the whole name, case-sensitive."""
 
 from collections.abc import Collection, Iterable, Sequence
 from fnmatch import fnmatchcase

@@ -1,4 +1,4 @@
-"""NaN and Inf: found before they reach a residual or a model, and handled by all ranks together."""
+"""Handle NaN and Inf on all ranks together, before they reach a residual or a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Numbers of the host on their way to a device."""
+"""Copy numbers from the host to a device."""
 
 from collections.abc import Sequence
 

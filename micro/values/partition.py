@@ -1,4 +1,4 @@
-"""Who searches which part of the vector."""
+"""Slices of a vector, and which rank searches which."""
 
 from functools import lru_cache
 

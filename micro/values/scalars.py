@@ -1,4 +1,4 @@
-"""Numbers and switches that a user gives as a setting, checked against the type that the setting declares."""
+"""Check a user's numbers and booleans against the declared type of a setting."""
 
 import math
 from numbers import Integral, Real

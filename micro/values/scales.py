@@ -1,4 +1,4 @@
-"""Scales of a vector, which is compared as if it were divided by them, without a divided copy."""
+"""Scales of a vector for comparisons of scaled magnitudes, without a divided copy."""
 
 from dataclasses import dataclass
 

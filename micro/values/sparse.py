@@ -1,4 +1,4 @@
-"""What the parts of a method pass to each other: the step, the selection, the values, the result of an exchange."""
+"""Data passed between the parts of a method: step, selection, sparse values, result of an exchange."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

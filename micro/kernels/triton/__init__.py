@@ -1,1 +1,1 @@
-"""The forms of operations on a GPU, written in Triton, which is imported with the modules of this folder."""
+"""GPU implementations of the hot operations in Triton, which is imported with the modules of this folder."""

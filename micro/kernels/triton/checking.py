@@ -1,4 +1,4 @@
-"""Whether a GPU runs the kernels, and computes with them what torch does."""
+"""Check that a GPU runs the kernels, with the same results as torch."""
 
 import math
 from collections.abc import Iterable, Sequence

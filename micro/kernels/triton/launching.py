@@ -1,7 +1,7 @@
-"""How kernels are compiled, which tensors they take, and how a vector is split over their programs.
+"""Compile and launch Triton kernels: supported tensors, and how a vector is split over programs.
 
-A program of a kernel takes BLOCK neighbouring elements. Where a vector's length and address are multiples of 16, Triton
-loads 16 bytes at a time.
+A program processes BLOCK consecutive elements. If a vector's length and address are multiples of 16, Triton loads 16
+bytes at a time.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Find what is at or above a threshold, and exact top-k on top of that."""
+"""Find all elements at or above a threshold, and exact top-k based on that."""
 
 import torch
 import triton.language as tl

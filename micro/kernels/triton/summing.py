@@ -1,6 +1,6 @@
-"""Sums over a vector that thresholds are fitted to, in one read of it or in the pass that adds the gradient.
+"""Sums over a vector for fits of thresholds, in one read or in the pass that adds the gradient.
 
-A block's numbers are added in the precision of the vector, single at least, and blocks in double precision.
+Numbers of a block are summed in the vector's precision, at least single, and blocks in double precision.
 """
 
 from typing import Any
