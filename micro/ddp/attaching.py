@@ -35,66 +35,62 @@ def attach(
     on_step: Callable[[StepSummary], object] | None = None,
     scaler: Scaler | None = None,
 ) -> Attachment:
-    """Let ``reducer`` average the gradients of ``model`` from now on, while backward goes on.
+    """Average the gradients of ``model`` with ``reducer`` from now on, concurrently with backward.
 
-    Call it once, on all ranks of the model, after it is wrapped and before its first backward. The training loop stays
-    as it is: ``no_sync``, ``join``, frozen and unused parameters, mixed dtypes, checkpointed activations and
-    gradient_as_bucket_view work as they do without it. A rank that has joined, because it is out of inputs, goes on to
-    send what its residual holds, with a gradient of zero: what it kept is its share of earlier means. A complex
-    parameter is reduced as the real and imaginary parts of its elements, as DDP does.
+    Call it once on all ranks, after wrapping the model and before its first backward. The training loop does not
+    change: ``no_sync``, ``join``, frozen and unused parameters, mixed dtypes, checkpointed activations and
+    gradient_as_bucket_view work as usual. A rank that has joined, because it is out of inputs, continues to send its
+    residual, its share of earlier means, with a zero gradient. Complex parameters are reduced as real and imaginary
+    parts, as in DDP.
 
     Args:
         model: a DistributedDataParallel, or one inside torch.compile or a framework's wrapper.
-        scope: the vector in which indices are selected: each of DDP's buckets, each parameter by itself, or all
-            parameters together. A bucket travels as one in any case: what is selected within parameters is sent bucket
-            by bucket, and so is what is selected within the whole model, once the last bucket is there.
-        only, dense: the parameters to reduce sparsely, or those to reduce densely; all others are the other way. Each a
-            pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as
-            ``model.module.named_parameters()`` gives them, without wrappers' words), or a function of name and
-            parameter that returns a bool, asked now about the parameters that are trained now.
-            Dense parameters of a bucket travel as a vector of their own; see Split.
-        start_step: reduce everything densely up to this step, without indices.
-        clip: the greatest norm of the gradient; a larger one is scaled down before anything else. That needs the whole
-            gradient, so that backward hides no communication any more. torch's clip_grad_norm_ after
-            backward bounds the sparse update instead, which holds residuals of many steps, and loses what it cuts off.
-        clip_norm: 'rank': each rank's own norm, and each scales its own gradient. 'global': the root of the mean over
-            ranks of the squared norms, which bounds the norm of the mean gradient, and all ranks scale alike; one more
-            all-reduce, of 8 bytes.
+        scope: the vector in which indices are selected: each of DDP's buckets, each parameter, or the whole model. In
+            any case messages are sent bucket by bucket; for the whole model, after the last bucket is ready.
+        only, dense: the parameters to reduce sparsely, or those to reduce densely; all others the other way. Each a
+            pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as in
+            ``model.module.named_parameters()``, without wrappers' prefixes), or a function of name and parameter that
+            returns a bool, called now for the parameters that are trained now. Dense parameters of a bucket are sent as
+            a separate vector; see Split.
+        start_step: reduce everything densely before this step, without indices.
+        clip: largest norm of the gradient; a larger gradient is first scaled down. This needs the whole gradient, so
+            communication no longer overlaps with backward. torch's clip_grad_norm_ after backward would clip the sparse
+            update, which contains residuals of many steps, and lose the difference.
+        clip_norm: 'rank': each rank clips by its own norm. 'global': all ranks clip by the root of the mean over ranks
+            of the squared norms, a bound on the norm of the mean gradient; one more all-reduce, of 8 bytes.
         timed: record the parts of each step (select_s, exchange_s, rest_s, exposed_s) on an accelerator too: the host
-            waits for it where a part begins and ends, so that less runs concurrently and steps take longer. Without it
-            they are NaN there. On a CPU they are recorded either way, and nothing waits.
-        lane: "thread" reduces in a thread of its own while backward goes on, over a group of its own. "caller" reduces
-            in the thread of backward, over the model's own group: one thread and one communicator, so that all ranks
-            launch all collectives in one order. "auto" is "caller" on GPUs where backward has collectives of its own
-            (find_unused_parameters, SyncBatchNorm), and on CPUs for the dense mean, which starts its all-reduce and
-            waits after backward, as DDP does; else "thread". Say "caller" on NCCL for others that it cannot see.
-            The updates are the same. micro.drivers.lane says why.
-        process_group: the ranks of the model in a group that nothing else uses while backward runs. By default a
-            group is made for the thread, with the backend, the timeout and the options of the model's own, and
-            destroyed by ``close``; yours is left as it is.
-        on_step: called on this rank with the statistics of each step, at the end of its backward, before the optimizer
-            steps. An exception in it comes out of backward(); the gradients are reduced then.
-        scaler: what scales the loss: a GradScaler, an object that holds one as ``_scaler`` (NativeScaler of timm), or,
-            for a scaler of your own, a function that returns the present scale (``lambda: trainer.loss_scale``), the
-            same on all ranks. A step that is not finite is left to your scaler, whatever the reducer's policy: all
-            gradients become Inf, so that it leaves out the optimizer's step and lowers the scale. What is kept follows
-            the scale. clip is in units of unscaled gradients.
+            then waits at the start and end of each part, so steps take longer. Otherwise they are NaN there. On a CPU
+            they are always recorded, without waiting.
+        lane: "thread" reduces in a separate thread during backward, in a separate group. "caller" reduces in the thread
+            of backward, in the model's group: with one thread and one communicator, all ranks launch all collectives in
+            one order. "auto" is "caller" on GPUs if backward has collectives (find_unused_parameters, SyncBatchNorm),
+            and on CPUs for the dense mean, which starts its all-reduce and waits after backward, like DDP; otherwise
+            "thread". Set "caller" on NCCL for collectives that it cannot detect. The updates are equal. See
+            micro.drivers.lane.
+        process_group: a group of the model's ranks that nothing else uses during backward. By default one is created
+            for the thread, with the backend, timeout and options of the model's group, and destroyed by ``close``;
+            yours is not.
+        on_step: called on this rank with the statistics of each step, at the end of backward. An exception in it is
+            raised by backward(), after gradients are reduced.
+        scaler: the loss scaler: a GradScaler, an object with one as ``_scaler`` (timm's NativeScaler), or, for your own
+            scaler, a function that returns the current scale (``lambda: trainer.loss_scale``), equal on all ranks. It
+            handles non-finite steps, whatever the reducer's policy: all gradients become Inf, so it skips the
+            optimizer's step and lowers the scale. Residuals follow the scale. clip is in units of unscaled gradients.
 
     Returns:
-        the attachment, which holds the statistics of the last step and everything a checkpoint needs.
+        the attachment, with the statistics of the last step and the state for checkpoints.
 
     Raises:
-        ValueError: the model is not a DistributedDataParallel, is inside of another one, has a communication hook,
-            makes sparse gradients, or has other parameters than when it was wrapped; the reducer cannot select within
-            this scope; only or dense match nothing, the same parameters, or leave none to sparsify; its parameters are
-            on several devices or one has too many elements; or clip, the reducer or process_group is none; or ranks
-            were given different settings or models. Raised on all ranks where it is raised on one, and nothing is left
-            behind. Out of an optimizer's step: it would use gradients that nothing has averaged. Out of backward():
-            with clip, or momentum correction, it began with averaged gradients of the last one.
+        ValueError: the model is not a DistributedDataParallel, is inside another one, has a communication hook or
+            sparse gradients, or has other parameters than when it was wrapped; the reducer does not support the scope;
+            only or dense match nothing, the same parameters, or leave none to sparsify; parameters are on several
+            devices or one has too many elements; clip, reducer or process_group are invalid; or ranks have different
+            settings or models. Raised on all ranks, with nothing attached. From an optimizer's step: it would use
+            gradients that were not averaged. From backward(): with clip, or momentum correction, gradients of the last
+            step were not cleared.
         PeerError: a rank did not call it.
-        NonFiniteGradient: out of backward(), on all ranks, if the policy is to stop, or after 100 skipped steps in a
-            row. All gradients are zero then, and residuals are as if nothing had been sent; DDP's own work is done, so
-            the model can be trained on.
+        NonFiniteGradient: from backward(), on all ranks, if the policy is to stop, or after 100 skipped steps in a row.
+            All gradients are then zero, residuals are as if nothing had been sent, and training can continue.
     """
     settings = Settings(
         scope=scope,
@@ -126,7 +122,7 @@ def attach(
 
 
 def detach(model: nn.Module) -> None:
-    """Close what is attached to ``model``: DDP averages its gradients again. See Attachment.close.
+    """Close the attachment of ``model``, whose gradients DDP then averages again. See Attachment.close.
 
     Raises:
         ValueError: nothing is attached to it.

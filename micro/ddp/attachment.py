@@ -29,15 +29,15 @@ NO_BACKWARD = -1  # what torch has for the number of the graph where none is com
 
 
 class Attachment(BaseAttachment):
-    """A reducer at work on a DDP model. Build it with ``attach``; it is a context manager that closes it.
+    """The attachment of a reducer to a DDP model. Build it with ``attach``; a context manager that closes it.
 
-    The hook puts each bucket on a lane, where buckets are reduced in the order of their numbers.
+    The hook puts each bucket on a lane, which reduces buckets in order.
 
-    Where the reducer raises on one rank alone, the backward of that rank raises the error as it is, and the backward of
-    every other rank, within seconds, a RuntimeError that names the rank and the error. A process group that was made
-    for the attachment is given up. One of yours, and the model's own, is left in the middle of a collective: it serves
-    for nothing more. After that the attachment can only be closed. On NCCL, over such a group, the other ranks wait
-    until its timeout: there leave process_group and lane out, or give the group a short timeout.
+    If the reducer raises on one rank only, backward raises that error there, and within seconds a RuntimeError with the
+    rank and the error on every other rank. A process group created for the attachment is aborted. Your group, or the
+    model's, is left in the middle of a collective and no longer usable. The attachment can then only be closed. On
+    NCCL, with such a group, the other ranks wait for its timeout: leave out process_group and lane, or set a short
+    timeout.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Attachment(BaseAttachment):
         hook.attached = self
 
     def close(self) -> None:
-        """Take the reducer off the model: DDP averages the gradients again, by a dense all-reduce.
+        """Detach the reducer: DDP averages gradients again, by a dense all-reduce.
 
         The lane ends, and the process group unless it is yours. Statistics and state can still be read, and the model
-        can be attached to again. All ranks close at the same step, between two steps. It may be called again.
+        can be attached again. All ranks must close between the same two steps. Closing twice is allowed.
 
-        A rank that leaves a ``with`` block by an exception closes too; the other ranks then fail and do not wait.
+        A rank that leaves a ``with`` block by an exception closes too; the other ranks then fail instead of waiting.
         """
         hook = self._hook()
         if hook is not None and hook.attached is self:
@@ -105,10 +105,10 @@ class Attachment(BaseAttachment):
         return state
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned; see BaseAttachment.
+        """Load what ``state_dict`` returned; see BaseAttachment.
 
-        Called before the first backward, it also has DDP make the buckets that were saved, so that the next steps are
-        those of a run that was never interrupted.
+        Before the first backward it also restores DDP's buckets, so that the next steps equal those of an uninterrupted
+        run.
         """
         super().load_state_dict(saved)
         model = self._model()
@@ -120,11 +120,11 @@ class Attachment(BaseAttachment):
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Let backward go by in this context without reducing anything.
+        """Run backward in this context without reducing anything.
 
-        DDP makes new buckets before its second forward, in the order in which gradients were ready in the first
-        backward. One rehearsal on all ranks before the first step lets every step have the same buckets. The gradients
-        are this rank's own then. After a restart ``load_state_dict`` does what is needed, unless parameters have hooks.
+        DDP rebuilds buckets before its second forward, in the order of gradients in the first backward. With one
+        rehearsal on all ranks before the first step, all steps have the same buckets. Its gradients are not averaged.
+        After a restart, ``load_state_dict`` restores the buckets, unless parameters have hooks.
         """
         self._is_rehearsing = True
         try:
@@ -214,12 +214,12 @@ def _at_end_of_backward(call: Callable[[], None]) -> None:
 
 
 class Hook:
-    """Gives DDP's buckets to what is attached to the model; where nothing is, to an all-reduce as DDP's own.
+    """Passes DDP's buckets to the model's attachment; without one, to an all-reduce like DDP's.
 
-    DDP takes one hook and never gives it back, so this one stays when an attachment is closed and serves the next.
+    DDP accepts one hook and cannot remove it, so this one stays after an attachment is closed and serves the next.
 
-    A copy of the model has a reducer of its own without any hook: it trains as plain DDP. So a copy of this object is
-    empty: the process group, the thread and the work in flight of an attachment can neither be copied nor pickled.
+    A copy of the model has no hook and trains as plain DDP. So a copy of this object is empty: an attachment's process
+    group, thread and running work can be neither copied nor pickled.
     """
 
     def __init__(self, model: DistributedDataParallel | None = None) -> None:
@@ -242,7 +242,7 @@ _hooks: WeakKeyDictionary[DistributedDataParallel, Hook] = WeakKeyDictionary()
 
 
 def hook_of(model: DistributedDataParallel) -> Hook:
-    """Return the model's hook, which is registered at the first call.
+    """Return the model's hook, registering it at the first call.
 
     Raises:
         ValueError: the model has a hook that is not from here.
@@ -258,7 +258,7 @@ def hook_of(model: DistributedDataParallel) -> Hook:
 
 
 def attached_to(model: DistributedDataParallel) -> "Attachment | None":
-    """Return what is attached to the model, if anything is."""
+    """Return the model's attachment, or None."""
     return _hooks[model].attached if model in _hooks else None
 
 

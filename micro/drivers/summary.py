@@ -9,12 +9,12 @@ from micro.reducers.stats import StepStats
 
 @dataclass(frozen=True, slots=True)
 class StepSummary:
-    """All reductions of one step as one rank saw them. Densities are the same on all ranks, times and bytes its own.
+    """Statistics of all reductions of a step on one rank. Densities are equal on all ranks, times and bytes its own.
 
     Attributes:
         buckets: the statistics of each reduced vector, in the order in which they were reduced; at least one.
-        exposed_s: seconds of the backward after all gradients were computed: the communication it did not hide; NaN on
-            an accelerator, unless the attachment is timed.
+        exposed_s: seconds of backward after the last gradient: communication without overlap; NaN on an accelerator,
+            unless the attachment is timed.
     """
 
     buckets: tuple[StepStats, ...]
@@ -27,7 +27,7 @@ class StepSummary:
 
     @property
     def skipped(self) -> bool:
-        """Whether the update of any bucket is zero because a gradient held NaN or Inf."""
+        """Whether the update is zero because a gradient had NaN or Inf."""
         return any(bucket.skipped for bucket in self.buckets)
 
     @property
@@ -37,7 +37,7 @@ class StepSummary:
 
     @property
     def density(self) -> float:
-        """Share of all elements in the update, with those of parameters that are reduced densely."""
+        """Share of all elements in the update, including densely reduced parameters."""
         return self._sum(lambda bucket: bucket.global_count) / self._num_choices
 
     @property
@@ -47,7 +47,7 @@ class StepSummary:
 
     @property
     def dense_share(self) -> float:
-        """Share of all elements that belong to parameters, or steps, that are reduced densely."""
+        """Share of all elements in parameters, or steps, that are reduced densely."""
         return self._sum(lambda bucket: bucket.dense_numel) / self._sum(lambda bucket: bucket.numel)
 
     @property
@@ -57,13 +57,13 @@ class StepSummary:
 
     @property
     def imbalance(self) -> float:
-        """How much more the busiest rank chose than the mean rank, over all buckets; 0 = balanced."""
+        """Largest count of a rank relative to the mean, minus 1, over all buckets; 0 = balanced."""
         counts = [sum(ranks) for ranks in zip(*(bucket.counts for bucket in self.buckets), strict=True)]
         return max(counts) * len(counts) / sum(counts) - 1 if sum(counts) else 0.0
 
     @property
     def thresholds(self) -> tuple[float, float] | None:
-        """The lowest and the highest cut on abs(acc) of the buckets; None where there was none."""
+        """The lowest and highest threshold on abs(acc) of all buckets; None if there was none."""
         cuts = [bucket.threshold for bucket in self.buckets if bucket.threshold is not None]
         return (min(cuts), max(cuts)) if cuts else None
 
@@ -79,7 +79,7 @@ class StepSummary:
 
     @property
     def select_s(self) -> float:
-        """Seconds choosing; NaN on an accelerator, unless the attachment is timed."""
+        """Seconds of selection; NaN on an accelerator, unless the attachment is timed."""
         return self._sum(lambda bucket: bucket.select_s)
 
     @property
@@ -93,7 +93,7 @@ class StepSummary:
         return self._sum(lambda bucket: bucket.rest_s)
 
     def numbers(self) -> dict[str, float]:
-        """Return what a logger draws, by name: the numbers above, but for times and thresholds where there are none."""
+        """Return the numbers above by name, for a logger, without missing times and thresholds."""
         names = (
             *("density", "target_density", "density_error", "local_density", "dense_share", "imbalance"),
             *("bytes_sent", "num_collectives", "select_s", "exchange_s", "rest_s", "exposed_s", "skipped"),

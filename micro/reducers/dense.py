@@ -20,12 +20,12 @@ from micro.values.nonfinite import Policy, check_policy
 class DenseReducer(Reducer):
     """The mean of all gradients, by one all-reduce: the baseline.
 
-    Gradients travel and are added up in their own dtype, as DDP does without a hook; in half precision each rank
-    divides its own by the number of ranks first, so that a sum does not overflow where the mean would not. What that
-    rounds is lost: no residual is kept.
+    Gradients are summed in their dtype, as in DDP without a hook; in half precision each rank first divides by the
+    number of ranks, so that the sum cannot overflow if the mean does not. Rounding errors are lost; there is no
+    residual.
 
     Args:
-        nonfinite: 'stop' raises on all ranks when the mean holds NaN or Inf, 'skip' makes that update zero.
+        nonfinite: 'stop' raises on all ranks if the mean has NaN or Inf, 'skip' makes that update zero.
     """
 
     nonfinite: Policy = "stop"

@@ -66,15 +66,15 @@ def batches_of(
 class PowerSGD(Reducer):
     """Approximate every matrix of the gradient by one step of power iteration, P Q^T with ``rank`` columns each.
 
-    A parameter of more than one dimension is seen as a matrix of its first dimension by the rest. P = M Q is averaged
-    over the ranks and made orthonormal, Q = M^T P is averaged; the update is P Q^T, and Q starts the next step. What
-    a rank's own product lacks of its own matrix stays in its residual, so that mass is conserved. Parameters of one
-    dimension, and matrices that would hardly get smaller, travel whole. Bytes sent per rank: those of two all-reduces,
-    of rank * rows + the rest + 1, and of rank * columns.
+    A parameter with several dimensions is viewed as a matrix, its first dimension by the rest. P = M Q is averaged over
+    the ranks and orthonormalised, Q = M^T P is averaged; the update is P Q^T, and Q starts the next step. A rank's
+    approximation error of its own matrix stays in its residual, so mass is conserved. Parameters with one dimension,
+    and matrices that would hardly shrink, are sent whole. Bytes sent per rank: two all-reduces, of rank * rows + the
+    whole parameters + 1, and of rank * columns.
 
     Args:
         rank: columns of P and Q.
-        min_compression: a matrix is approximated only if that makes it this many times smaller.
+        min_compression: least factor by which an approximation must shrink a matrix.
         nonfinite, seed: as in SparseReducer; the first Q is drawn from the seed, the same on all ranks.
 
     Source: Vogels et al., PowerSGD, NeurIPS 2019, arXiv 1905.13727. Differences: the residual is the local error (the

@@ -23,28 +23,27 @@ from micro.values.names import as_patterns, check_matched, listed, matches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split(ShareReducer):
-    """Reduce some parameters by one dense all-reduce, and the others with ``reducer``, as a vector of their own.
+    """Reduce some parameters by a dense all-reduce, and the others with ``reducer``, as a separate vector.
 
-    Biases, norms and embeddings are few elements, or too sensitive, to be worth sparsifying. In each bucket the dense
-    parameters are sent first, whole; the others are gathered to one vector, of which the reducer selects. A bucket that
-    holds parameters of one kind alone is not copied. The density and the residuals are those of the sparse parameters;
-    the statistics count all elements, the dense ones as chosen by every rank (see StepStats.dense_numel). Where a
-    gradient of either kind is not finite, nothing of the bucket is updated: what is finite of the sparse parameters
-    waits in the residuals, the dense ones drop the step as dense training does.
+    Biases, norms and embeddings are often too small, or too sensitive, to sparsify. In each bucket the dense parameters
+    are sent first; the others are copied to one vector for the reducer. A bucket with only one kind of parameters is
+    not copied. Density and residuals are those of the sparse parameters; the statistics count all elements, dense ones
+    as chosen by every rank (see StepStats.dense_numel). If any gradient is not finite, nothing in the bucket is
+    updated: finite sparse gradients stay in the residuals, dense ones are dropped as in dense training.
 
     Args:
-        reducer: of the parameters that are not dense.
-        dense: patterns of the names of parameters to reduce densely: ``*`` is any text, ``?`` one character, ``[ab]`` a
-            or b. Upper and lower case differ.
-        only: patterns of the names of parameters that are not: all others are dense.
-        min_dims: parameters of fewer dimensions are dense too; 2 takes biases and the weights of norms.
-        start_step: up to this step every parameter is reduced densely: a dense start, without indices or residuals.
-        nonfinite: as in SparseReducer; None takes the reducer's.
+        reducer: for the parameters that are not dense.
+        dense: patterns of names of dense parameters: ``*`` is any text, ``?`` one character, ``[ab]`` a or b;
+            case-sensitive.
+        only: patterns of names of sparse parameters; all others are dense.
+        min_dims: parameters with fewer dimensions are dense too; 2: biases and weights of norms.
+        start_step: before this step all parameters are reduced densely, without indices or residuals.
+        nonfinite: as in SparseReducer; None: the reducer's.
 
     Raises:
-        ValueError: nothing is dense by these settings, a reducer that has nothing sparse, or keeps the optimizer's
-            momentum, which dense parameters would lack; from check_parameters: a pattern that matches no parameter, a
-            parameter matched by dense and by only, no parameter left to sparsify.
+        ValueError: nothing is dense with these settings; the reducer is not sparse, or has momentum correction, which
+            dense parameters would lack; from check_parameters: a pattern without a match, a parameter matched by dense
+            and by only, no parameter left to sparsify.
     """
 
     dense: tuple[str, ...] = ()

@@ -10,35 +10,32 @@ from micro.comm.ranks import Comm, Op, Spans, Traffic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepStats:
-    """One reduction as one rank saw it. Counts and densities are the same on all ranks, times and bytes are its own.
+    """Statistics of a reduction on one rank. Counts and densities are equal on all ranks, times and bytes its own.
 
     Attributes:
         step: number of the step, from 0.
         numel: length d of the flat vector.
-        rule: which published behaviour the selector followed, where there are several.
+        rule: the selector's rule, if it has several.
         target_count: k, the number of indices to select.
-        counts: how many indices each rank chose.
-        local_count: how many this rank chose.
+        counts: number of indices that each rank chose.
+        local_count: number that this rank chose.
         global_count: distinct indices in the update.
-        threshold: the cut on abs(acc), where there was one.
+        threshold: on abs(acc), if there was one.
         counts_bytes, indices_bytes, values_bytes: bytes sent by this rank (see micro.comm.ranks).
-        calls: the collectives called, each with its size (micro.comm.ranks.OPS).
-        local_bytes: the part of these bytes that stayed within a node, where ranks are of two levels.
-        local_calls: the collectives called within a node, with their sizes; ``calls`` are then those between nodes.
-        spans: where the time of the reduction went, also ``select_s``, ``exchange_s`` and ``rest_s``; on an accelerator
-            NaN, unless the attachment is timed.
-        skipped: True where a gradient or the update held NaN or Inf, in this bucket or in another of the same step: the
-            update of all buckets is zero then, on all ranks, and nothing left the residuals.
-        relative_error: L2 norm of what this rank's sending lost of its accumulator, over the accumulator's norm, where
-            the method knows it.
-        forgotten: L2 norm of what a decay took off this rank's residual, where there is one.
-        num_bins: number of bins of the spectrum, where it is those that are chosen; counts and densities are then of
-            bins.
-        overfull: whether a message of fixed capacity did not hold what was chosen, so that one more message followed.
-        num_shared: of the collectives in ``calls``, those in which a message of another bucket was the first: they are
-            counted there.
-        dense_numel: elements of parameters that were reduced densely beside the others; counts, targets and densities
-            are of all elements, these included.
+        calls: the collectives called, with sizes (micro.comm.ranks.OPS).
+        local_bytes: the bytes that stayed within a node, with two levels.
+        local_calls: the collectives within a node, with sizes; ``calls`` are then those between nodes.
+        spans: seconds of parts of the reduction, also ``select_s``, ``exchange_s`` and ``rest_s``; NaN on an
+            accelerator, unless the attachment is timed.
+        skipped: whether a gradient or the update had NaN or Inf, in any bucket of the step: the updates of all buckets
+            are then zero on all ranks, and residuals keep everything.
+        relative_error: L2 norm of the unsent part of this rank's accumulator, relative to the accumulator's, if the
+            method computes it.
+        forgotten: L2 norm of what decay removed from this rank's residual, if there is a decay.
+        num_bins: number of bins of the spectrum, if a method selects bins; counts and densities then refer to bins.
+        overfull: whether the selection exceeded a message of fixed capacity, so that another message followed.
+        num_shared: number of collectives in ``calls`` that are counted in another bucket, whose message came first.
+        dense_numel: elements of densely reduced parameters; counts, targets and densities include them.
     """
 
     step: int
@@ -67,7 +64,7 @@ class StepStats:
 
     @property
     def select_s(self) -> float:
-        """Seconds choosing."""
+        """Seconds of selection."""
         return self.spans.select
 
     @property
@@ -82,12 +79,12 @@ class StepStats:
 
     @property
     def num_collectives(self) -> int:
-        """Number of collectives called, but for those that are counted in another bucket."""
+        """Number of collectives called, without those counted in another bucket."""
         return len(self.calls) + len(self.local_calls) - self.num_shared
 
     @property
     def num_choices(self) -> int:
-        """Number of elements, or bins, that there were to choose from."""
+        """Number of elements, or bins, to choose from."""
         return self.num_bins or self.numel
 
     @property
@@ -97,7 +94,7 @@ class StepStats:
 
     @property
     def between_bytes(self) -> float:
-        """Bytes that this rank sent to other nodes, where ranks are of two levels; else all."""
+        """Bytes that this rank sent to other nodes; with one level, all."""
         return self.bytes_sent - self.local_bytes
 
     @property
@@ -117,12 +114,12 @@ class StepStats:
 
     @property
     def build_up(self) -> float:
-        """How many times more indices were updated than the target; 1 = none."""
+        """Updated indices relative to the target; 1 = no build-up."""
         return self.global_count / self.target_count
 
     @property
     def imbalance(self) -> float:
-        """How much more the busiest rank chose than the mean rank; 0 = balanced."""
+        """Largest count of a rank relative to the mean, minus 1; 0 = balanced."""
         total = sum(self.counts)
         return max(self.counts) * len(self.counts) / total - 1 if total else 0.0
 

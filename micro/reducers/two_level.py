@@ -33,24 +33,24 @@ from micro.values.sparse import SparseValues
 class TwoLevel(ShareReducer):
     """Average densely within a node, where links are fast, and with ``reducer`` between nodes.
 
-    Ranks are numbered node by node, as torchrun does. Each rank of a node owns a slice of every parameter, its shard.
-    A step has three parts. The gradients of a node are added up, each rank's shard at that rank. Each rank then
-    exchanges its shard with the ranks of the same place in the other nodes: the reducer's world size is the number of
-    nodes, ranks_per_node such exchanges run side by side, and each rank keeps the residual of its own shard only. Last
-    the ranks of a node give each other the updates of their shards, sparse or whole, whichever is shorter. With the
-    mean over its ranks as the gradient of a node, and what all of them keep as its residual::
+    Ranks are numbered node by node, as in torchrun. Each rank of a node owns a slice of every parameter, its shard. A
+    step has three parts. First, the node's gradients are summed, each shard on its owner. Then each rank exchanges its
+    shard with the ranks of equal local rank on other nodes: the reducer's world size is the number of nodes,
+    ranks_per_node exchanges run concurrently, and each rank keeps only its shard's residual. Last, the ranks of a node
+    share the updates of their shards, sparse or dense, whichever is shorter. If a node's gradient is the mean over its
+    ranks, and its residual consists of the shards::
 
         sum over nodes of acc  ==  sum over nodes of residual  +  num_nodes * update
 
-    The slices depend on the parameters alone, so residuals stay where they are when DDP makes new buckets.
+    Slices depend only on the parameters, so residuals keep their places when DDP rebuilds buckets.
 
     Args:
-        reducer: what exchanges shards between nodes.
-        ranks_per_node: ranks of a node; 1: all ranks are nodes.
+        reducer: exchanges shards between nodes.
+        ranks_per_node: ranks of a node; 1: each rank is a node.
 
     Raises:
-        ValueError: ranks_per_node below 1; a reducer that needs whole matrices, or is of two levels itself; before the
-            first step, a number of ranks that ranks_per_node does not divide.
+        ValueError: ranks_per_node below 1; a reducer that needs whole matrices, or has two levels itself; before the
+            first step, ranks_per_node does not divide the number of ranks.
     """
 
     ranks_per_node: int
