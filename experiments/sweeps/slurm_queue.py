@@ -84,7 +84,7 @@ def queued_folders(configs: Iterable[TrainConfig]) -> dict[RunFolder, str]:
         known = [(output, in_queue(output)) for output in outputs if arrays_folder(output).is_dir()]
         return {RunFolder(output / run): state for output, runs in known for run, state in runs.items()}
     except UserError as error:
-        print(f"note: which runs are queued is not known: {error}", file=sys.stderr)
+        print(f"note: queued runs are unknown: {error}", file=sys.stderr)
         return {}
 
 
