@@ -54,7 +54,7 @@ def test_sigterm_ends_a_launcher_that_waits_for_an_absent_node_at_once(tmp_path:
     [
         (1, "no-such-host.invalid", "not known here"),
         (1, "localhost", "rank 0 did not answer"),
-        (0, "localhost", "not all ranks came"),
+        (0, "localhost", "not all ranks joined"),
         (0, "used", "the port is in use"),
     ],
 )
