@@ -200,7 +200,7 @@ def figure_of_facets(
     grid = figure.subplots(num_rows, columns, sharex=True, sharey="row", squeeze=False)
     for place, (key, own) in enumerate(groups):
         column = grid[place // columns * len(panels) :, place % columns]
-        column[0].set_title(textwrap.fill(", ".join(plain(human(str(word))) for word in key), 34))
+        column[0].set_title(textwrap.fill(", ".join(plain(human(str(word))) for word in key), 96 // columns))
         for axes, panel in zip(column, panels, strict=False):
             panel.draw(axes, own, lines)
             panel.show_x(axes.xaxis)

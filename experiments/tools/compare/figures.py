@@ -163,8 +163,10 @@ def _panels(numbers: pd.DataFrame, names: tuple[str, str]) -> tuple[Figure, Mapp
     methods = in_order(numbers["method"])
     num_rows = -(-len(methods) // COLUMNS)
     named = {in_legend(method): method for method in methods}
-    figure, panels = parts.figure_of_panels(list(named), columns=-(-len(methods) // num_rows), height=1.05)
-    figure.supxlabel(names[0], fontsize=8)
+    columns = -(-len(methods) // num_rows)
+    figure, panels = parts.figure_of_panels(list(named), columns=columns, height=1.05)
+    for axes in list(panels.values())[-columns:]:  # the figure's own label has the notes below it
+        axes.set_xlabel(names[0])
     figure.supylabel(names[1], fontsize=8)
     return figure, {named[name]: axes for name, axes in panels.items()}
 

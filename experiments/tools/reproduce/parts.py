@@ -39,7 +39,13 @@ def check(paper: Paper) -> None:
 
 
 def check_command(part: Part) -> None:
-    """Parse a part's command as its entry point does, and check its options. Raises: UserError."""
+    """Parse a part's command as its entry point does, and check its options, once its files are there.
+
+    Raises:
+        UserError: as the command does.
+    """
+    if _waits_for_files(part):
+        return
     module = importlib.import_module(f"experiments.{part.words[0]}")
     try:
         options = module.parser().parse_args(part.words[1:])
@@ -102,9 +108,12 @@ def seconds_of(part: Part, out: Path) -> float | None:
 
 
 def _waits_for_files(part: Part) -> bool:
-    """Return whether a study names a file that an earlier part makes."""
-    named = [value_of(word) for word in part.words if word.startswith("schedule.")]
-    return any(not Path(name).exists() for name in named)
+    """Return whether a command names a file that an earlier part makes."""
+    out, own = part.folder.parent, part.folder
+    named = [Path(value_of(word)) for word in part.words if word.startswith("schedule.")]
+    files = [Path(word) for word in part.words if word.endswith(".json")]
+    named += [path for path in files if path.is_relative_to(out) and not path.is_relative_to(own)]
+    return any(not path.exists() for path in named)
 
 
 def _is_done(part: Part, out: Path) -> bool:

@@ -149,6 +149,6 @@ def _unsteady(rows: pd.DataFrame, column: str) -> str:
 def _word(column: str, value: object) -> str:
     """Return what a group has in a column, for people."""
     column, beside, _ = column.partition(BESIDE)
-    name = label(str(value)) if column in ("sparsifier", "method") else human(str(value))
+    name = label(str(value)) if column in ("sparsifier", "method") else human(str(value).removeprefix("schedule="))
     words = UNITS[column].format(value) if column in UNITS else name
     return f"over {words}" if beside and column in ("sparsifier", "method") else words
