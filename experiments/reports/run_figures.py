@@ -348,7 +348,8 @@ def _times(frames: Frames, title: str, ends: pd.Series) -> Made | None:
 
 def _density(frames: Frames, title: str, ends: pd.Series) -> Made | None:
     numbers = density_numbers(frames.steps)
-    known = {column: name for column, name in DENSITY.items() if numbers[column].notna().any()}
+    chosen = (numbers["local_density"] / numbers["target_density"] - 1).abs().max()
+    known = {column: name for column, name in DENSITY.items() if column != "local_density" or chosen > 0.01}
     return (draw_steps(numbers, known, title, ends), numbers) if len(numbers) else None
 
 
