@@ -132,7 +132,7 @@ WRONG: list[str | tuple[str, ...]] = [
     ("reproduce", "paper"),
     ("reproduce micr", "paper", "micr", "did you mean 'micro'"),
     ("reproduce micro --scale smal", "smal", "did you mean 'small'"),
-    ("reproduce fft --scale medium", "choose one of paper, small"),
+    ("reproduce fft --scale medium", "choose one of small, paper"),
     ("reproduce mgwfbp --scale paper --root folder", "folder/imagenet"),
     "reproduce micro epochs=0",
     "doctor --nproc 1000000",

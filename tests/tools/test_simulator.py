@@ -128,9 +128,9 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "ResNet-50 on k80_10gbe, double_tree" in capsys.readouterr().out
     ends = [f"k80_10gbe-{algorithm}" for algorithm in ("ring", "double_tree")]
     of_each = [f"{stem}-{end}" for stem in ("speedup", "timeline-resnet50", "breakdown-resnet50") for end in ends]
-    stems = ["borders", "headline", *of_each]
+    stems = ["borders", "headline", "sizes-resnet50", *of_each]
     figures = {f"{stem}.{suffix}" for stem in stems for suffix in ("pdf", "png", "csv")}
-    assert {path.name for path in out.iterdir()} == figures | {"steps.csv", "simulate.md"}
+    assert {path.name for path in out.iterdir()} == figures | {"steps.csv", "nearest.csv", "simulate.md"}
     assert list(steps) == [
         *("model", "network", "algorithm", "compute_s", "workers", "method", "schedule"),
         *("num_groups", "step_s", "exposed_s", "select_s", "speedup", "efficiency"),

@@ -73,7 +73,8 @@ def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
         if kind.guide:
             axes.plot(places, [kind.guide(place) for place in places], **GUIDE)
         axes.axhline(kind.level, **look.TARGET_LINE)
-        Panel(x=kind.x, y=kind.y).draw(axes, numbers[numbers["method"] == method], lines)
+        panel = Panel(x=kind.x, y=kind.y, x_name=axes.get_xlabel())
+        panel.draw(axes, numbers[numbers["method"] == method], lines)
     axes = next(iter(panels.values()))
     axes.set_yscale("log")
     if over_workers:
