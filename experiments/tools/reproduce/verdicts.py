@@ -111,6 +111,8 @@ def _interpolated(rows: pd.DataFrame, beside: pd.DataFrame, column: str) -> pd.D
     inside = rows[rows[column].between(beside[column].min(), beside[column].max())]
     at, known = np.log(inside[column]), np.log(beside[column])
     numbers = beside.select_dtypes("number")
+    if beside.empty:  # and so is inside
+        return inside.assign(**{f"{name}{BESIDE}": pd.Series(dtype=float) for name in numbers})
     return inside.assign(**{f"{name}{BESIDE}": np.interp(at, known, numbers[name]) for name in numbers})
 
 
