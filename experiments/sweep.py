@@ -43,7 +43,9 @@ def main() -> None:
 def _run(words: list[str]) -> int:
     parser = _parser(f"{_STUDY}: {', '.join(studies())}", epilog=_VERBS_HELP)
     parser.add_argument("--list", action="store_true", help="show the runs and their state, start nothing")
-    parser.add_argument("--dry-run", action="store_true", help="print the job script, submit nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="as --list; for SLURM: print the job script, submit nothing"
+    )
     parser.add_argument("--jobs", metavar="N", default="auto", help="runs at once; auto: by cores (%(default)s)")
     parser.add_argument(
         "--backend", choices=("local", "slurm"), default="local", help="where runs are executed (%(default)s)"

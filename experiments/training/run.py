@@ -242,7 +242,7 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
 
     Raises:
         UserError: it is, and its folder is no longer whole.
-        CannotStart: it has not what is asked for now.
+        CannotStart: it lacks an output that this command asks for.
     """
     if not folder.is_done():
         return False

@@ -56,28 +56,39 @@ def arrival_of(parameter: Tensor) -> Arrival | None:
 
 
 def note(
-    parameters: Mapping[str, Tensor], layout: Layout, arrived: Arrived | None, *, refusal: str | None = None
+    parameters: Mapping[str, Tensor],
+    layout: Layout,
+    arrived: Arrived | None,
+    *,
+    refusal: str | None = None,
+    latest: Latest | None = None,
 ) -> None:
-    """Note what came for the ``parameters`` of a vector of this layout."""
-    note_latest(parameters, layout, Latest(), arrived, refusal=refusal)
+    """Note what came for the ``parameters`` of a vector of this layout.
 
-
-def note_latest(
-    parameters: Mapping[str, Tensor], layout: Layout, latest: Latest, arrived: Arrived | None, *, refusal: str | None
-) -> None:
-    """Note the same in ``latest``, to which the parameters refer from the first time on."""
+    Args:
+        latest: of the vector: the parameters refer to it, so that the next step need not note each of them again.
+    """
+    latest = latest or Latest()
     latest.arrived = None if arrived is None else cache(arrived)
     if not latest.is_followed:
-        latest.is_followed = True
         for name, place in layout.slices():
             if name in parameters:
-                _last[parameters[name]] = Arrival(latest, place, refusal)
+                _refer(parameters[name], Arrival(latest, place, refusal))
+        latest.is_followed = True
 
 
 def note_whole(parameters: Mapping[str, Tensor]) -> None:
     """Note that whole gradients come for these parameters from now on."""
     for parameter in parameters.values():
-        _last[parameter] = Arrival(Latest())
+        _refer(parameter, Arrival(Latest()))
+
+
+def _refer(parameter: Tensor, arrival: Arrival) -> None:
+    """Let a parameter refer to this; another vector that has the parameter too, as of a second model, refers anew."""
+    before = arrival_of(parameter)
+    if before is not None:
+        before.latest.is_followed = False
+    _last[parameter] = arrival
 
 
 def refusal(reducer: Reducer) -> str | None:

@@ -15,7 +15,7 @@ from micro.comm.loop import Reduce, Running, carried_out
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather
 from micro.comm.requests import Reduction as Requests
-from micro.drivers.arrivals import note_latest, note_whole, refusal
+from micro.drivers.arrivals import note, note_whole, refusal
 from micro.drivers.loss_scale import LossScale
 from micro.drivers.memory_order import as_in_memory, logical, orders_of_shards
 from micro.reducers.base import BucketState, Reducer, saved_layout
@@ -322,7 +322,7 @@ class Reductions:
             grad = begun.grad
             arrived = outcome.arrived if is_finite else partial(arrived_at, (), grad.numel(), grad.device)
             state = begun.state
-            note_latest(self._parameters, state.layout, state.latest, arrived, refusal=self._refusal)
+            note(self._parameters, state.layout, arrived, refusal=self._refusal, latest=state.latest)
             if scales and not is_finite:
                 grad.fill_(torch.inf)
         if not scales:

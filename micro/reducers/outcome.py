@@ -24,7 +24,7 @@ class Latest:
 
     Attributes:
         arrived: at which elements something was sent; None: at all of them.
-        is_followed: whether the bucket's parameters refer to this; see micro.drivers.arrivals.
+        is_followed: whether all of the bucket's parameters refer to this; see micro.drivers.arrivals.
     """
 
     arrived: Arrived | None = None

@@ -111,6 +111,21 @@ def test_ddp_notes_what_left_the_residual_also_of_weights_whose_memory_has_anoth
     assert all(arrival is not None and arrival.is_whole for arrival in arrivals)
 
 
+@pytest.mark.usefixtures("one_rank")
+def test_a_layer_of_two_attached_models_has_what_the_last_backward_sent() -> None:
+    """As of a GAN whose halves share a layer: each model's residual sends other elements of it."""
+    shared = nn.Linear(4, 4)
+    models = [wrapped(nn.Sequential(shared, nn.Linear(4, width))) for width in (2, 3)]
+    for model in models:
+        micro.attach(model, TOPK)
+    for step in range(6):
+        model = models[step % 2]
+        model.zero_grad()
+        model(torch.randn(3, 4, generator=torch.Generator().manual_seed(step))).square().sum().backward()
+        assert shared.weight.grad is not None
+        assert torch.equal(came(shared.weight), shared.weight.grad != 0), step
+
+
 # --- all of it arrives: AdamW -----------------------------------------------------------------------------------------
 
 
