@@ -44,7 +44,7 @@ GONE = re.compile(
     r"python -m experiments\.(advise|staleness|bench rules)\b"
 )  # of published pages, which name their revision
 ELSEWHERE = {"eval", "export", ".", "wandb", "pre-commit", "conda", "git", "cd"}  # commands that are not this project's
-ARGUMENTS = {"written", "own", "buffers", "head"}  # of micro.LocalSteps; head: a variable of a job script
+ARGUMENTS = {"written", "own", "buffers", "lane", "head"}  # of LocalSteps and attach; head: a variable of a job script
 FOLDERS = {"micro", "experiments", "conf", "docs", "tests", "data", "models", "notebooks"}
 
 
