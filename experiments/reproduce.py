@@ -1,9 +1,9 @@
 """Run a paper's study and draw its figures: ``python -m experiments.reproduce PAPER --scale small|medium|paper``.
 
 A paper is a file of conf/paper with a list of commands for each scale: for a laptop (small), for small models on real
-data until they have converged (medium), and as published (paper). Finished runs, and parts whose command and inputs did
-not change, are skipped. A failed part ends the command. Results are collected in one page, page.md, and index.html for
-a browser, in a folder with the figures.
+data until they have converged (medium), and as published (paper). Finished runs are kept. Tables and figures are made
+again when their command, inputs or code changed, or their folder was removed. A failed part ends the command. Results
+are collected in one page, page.md, and index.html for a browser, in a folder with the figures.
 
     python -m experiments.reproduce micro --scale small
     python -m experiments.reproduce oktopk --scale paper --root DATA cluster=local
@@ -43,7 +43,7 @@ def _run(options: argparse.Namespace) -> int:
     check(paper)
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        if failed := reproduce(paper, out, again=options.again):
+        if failed := reproduce(paper, out):
             print_error(f"part {failed.name} failed; the same command goes on with it, and alone it is")
             print(shlex.join([sys.executable, *failed.arguments]), file=sys.stderr)
             return FAILED
@@ -68,7 +68,6 @@ def parser() -> Parser:
     parser.add_argument("--scale", default="small", help=f"one of {', '.join(SCALES)} (%(default)s)")
     parser.add_argument("--root", type=to_path, metavar="DIR", help=f"folder of the data sets ({DATA})")
     parser.add_argument("--out", type=to_path, metavar="DIR", help="results/papers/PAPER-SCALE by default")
-    parser.add_argument("--again", action="store_true", help="also redo unchanged tables and figures")
     return parser
 
 

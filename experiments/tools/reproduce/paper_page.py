@@ -43,11 +43,11 @@ def write_paper_page(paper: Paper, out: Path) -> Path:
     Raises:
         OSError: the page cannot be written.
     """
-    scale = f"Reproduced at {paper.scale} scale: {SCALES[paper.scale]}. No number here is the paper's own"
+    scale = f"Reproduced at {paper.scale} scale: {SCALES[paper.scale]}"
     drawn = [part for part in paper.parts if not part.trains]
     blocks = [
         f"# {escaped(paper.name)}",
-        escaped(f"{paper.source}. {scale}, but in the column of claims."),
+        escaped(f"{paper.source}. {scale}. Only the column of claims has numbers from the paper."),
         *(["## Verdicts", _verdicts(paper, out), HOW] if paper.claims else []),
         *([f"What is known of the paper: {escaped(paper.known)}"] if paper.known else []),
         "## Figures",

@@ -1,7 +1,7 @@
 """Run the parts of a paper in order, each in its own process; unchanged parts are skipped.
 
-A part with trainings is finished when all of its runs are. Other parts leave a stamp: command, checksum of the files
-that it reads, and the files that it wrote.
+A part with trainings is finished when all of its runs are. Other parts leave a stamp: command, code, checksum of the
+files that it reads, and the files that it wrote.
 """
 
 import functools
@@ -11,11 +11,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from experiments.config.errors import UserError
+from experiments.config.paths import ROOT
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import Stopped, handled, raise_stop
 from experiments.runs.files import load_json, write_json
+from experiments.runs.git_state import git_state
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
 from experiments.sweeps.study import jobs_of
@@ -60,14 +63,11 @@ def runs_of(part: Part) -> list[TrainConfig]:
     return prepare_runs(jobs_of(part.words[1], list(part.words[2:])))
 
 
-def reproduce(paper: Paper, out: Path, *, again: bool = False) -> Part | None:
-    """Carry out all parts in turn, with ``again`` those that did not change too; return the one that failed, the last.
-
-    Prints what each took and left. Finished runs stay.
-    """
+def reproduce(paper: Paper, out: Path) -> Part | None:
+    """Carry out the parts that are not finished, in turn, up to one that fails, and return it; print what each left."""
     for number, part in enumerate(paper.parts, 1):
         head = f"[{number}/{len(paper.parts)}] {part.name}"
-        if _is_done(part, out) and (part.trains or not again):
+        if _is_done(part, out):
             print(f"{head}: unchanged, nothing to do", flush=True)
             continue
         print(f"{head}: {part.command}", flush=True)
@@ -125,14 +125,14 @@ def _is_done(part: Part, out: Path) -> bool:
     return is_whole and stamp.items() >= _made_of(part).items()
 
 
-def _made_of(part: Part) -> dict[str, str]:
-    """Return a part's command, and a checksum of the files that it names outside of its folder; of runs, their ends."""
+def _made_of(part: Part) -> dict[str, Any]:
+    """Return a part's command, the code, and a checksum of the files that it reads; of runs, of how they ended."""
     digest = hashlib.sha256()
     named = [Path(word) for word in ([] if part.trains else part.words[1:])]
     for path in (path for path in named if path.exists() and not path.is_relative_to(part.folder)):
         for file in [path] if path.is_file() else sorted(path.glob("*/DONE")):
             digest.update(file.name.encode() + file.parent.name.encode() + file.read_bytes())
-    return {"command": part.command, "inputs": digest.hexdigest()}
+    return {"command": part.command, "code": git_state(ROOT), "inputs": digest.hexdigest()}
 
 
 def _stamp(part: Part, out: Path) -> Path:
