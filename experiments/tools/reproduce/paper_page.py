@@ -45,18 +45,18 @@ def write_paper_page(paper: Paper, out: Path) -> Path:
     """
     scale = f"Reproduced at {paper.scale} scale: {SCALES[paper.scale]}"
     drawn = [part for part in paper.parts if not part.trains]
+    reports = [report for part in drawn for report in _reports(part, out)]
     blocks = [
         f"# {escaped(paper.name)}",
         escaped(f"{paper.source}. {scale}. Only the column of claims has numbers from the paper."),
         *(["## Verdicts", _verdicts(paper, out), HOW] if paper.claims else []),
-        *([f"What is known of the paper: {escaped(paper.known)}"] if paper.known else []),
+        *([f"What is known of the paper: {escaped(paper.known)}."] if paper.known else []),
         "## Figures",
         *(block for part in drawn for block in _figures(part, out)),
         "## How to repeat it",
         f"`python -m experiments.reproduce {paper.key} --scale {paper.scale}` carries out all of these:",
         fenced("\n".join(_command(part, out) for part in paper.parts)),
-        "## Tables",
-        *(block for part in drawn for block in _reports(part, out)),
+        *(["## Tables", *reports] if reports else []),
         "## Runs, machines, configurations",
         *(block for folder in dict.fromkeys(part.runs for part in paper.parts if part.runs) for block in _runs(folder)),
     ]
@@ -125,7 +125,8 @@ def _runs(folder: Path) -> list[str]:
         lines.append([str(run["run"]), label(run["sparsifier"], run["variant"]), str(run["seed"]), score])
     manifests = [load_json(folder / run / "manifest.json") for run in frames.runs["run"]]
     shared = _common(list(frames.settings.values()))
-    methods = [[label(name), description(name).get("words", "")] for name in in_order(frames.runs["sparsifier"])]
+    described = {name: description(name).get("words", "") for name in in_order(frames.runs["sparsifier"])}
+    methods = [[label(name), words] for name, words in described.items() if words]
     return [
         "### Methods",
         _table(["method", "what a worker sends"], methods),
