@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 PAD = 4  # He et al., CVPR 2016, arXiv 1512.03385, section 4.2: "4 pixels are padded on each side"
 DEGREES = 15.0  # to either side: the CIFAR-100 recipe in the public code of MiCRO and ExDyna
-AREA = (0.08, 1.0)  # of the image: Szegedy et al., CVPR 2015, arXiv 1409.4842, section 6
-ASPECT = (3 / 4, 4 / 3)  # width / height: likewise
-TRIES = 10  # at an area and an aspect that fit into the image, as in torchvision's RandomResizedCrop
+AREA = (0.08, 1.0)  # share of the image: Szegedy et al., CVPR 2015, arXiv 1409.4842, section 6
+ASPECT = (3 / 4, 4 / 3)  # width / height: the same source
+TRIES = 10  # draws until a rectangle fits into the image, as in torchvision's RandomResizedCrop
 DRAW_RANGE = 2**31  # random integers are in [0, DRAW_RANGE)
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-Report = Callable[[int, int], None]  # called with the number of images that are done, and the number of all
+Report = Callable[[int, int], None]  # called with the number of finished images, and of all
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
 START_METHOD = "spawn"  # not fork: this process may have threads, which a forked one lacks
-BLOCK = 1 << 24  # bytes that are written at once
-CHUNK = 128  # images that a process decodes before it reports; after a crash an unfinished chunk is decoded again
+BLOCK = 1 << 24  # bytes per write
+CHUNK = 128  # images per report of a process; after a crash an unfinished chunk is decoded again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def _require_pillow() -> None:
 
 
 def _look(source: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:
-    """Return the sorted classes, per split the sorted ``CLASS/FILE`` names, and what is no image."""
+    """Return the sorted classes, each split's sorted ``CLASS/FILE`` names, and the other files."""
     found = {split: _list(source / split) for split in SPLITS}
     classes, _, _ = found["train"]
     strange = sorted(set(found["val"][0]) - set(classes))
@@ -100,7 +100,7 @@ def _look(source: Path) -> tuple[list[str], dict[str, list[str]], list[str]]:
 
 
 def _list(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Return the classes of a split, its images, and what is neither."""
+    """Return the classes of a split, its images, and the other files."""
     if not folder.is_dir():
         raise ValueError(
             f"{folder} is not a folder: --from must name a folder that holds train/CLASS/* and val/CLASS/*"
@@ -142,13 +142,13 @@ def _begin(folder: Path, listings: dict[str, list[str]], classes: list[str], siz
 
 
 def _reserve(path: Path, shape: tuple[int, ...]) -> None:
-    """Create an array on disk and reserve its space: a full disk is an error here, and would end the process later."""
+    """Create an array on disk and reserve its space, since a full disk would later kill the process."""
     begin, size = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape).offset, path.stat().st_size
     try:
         with path.open("r+b") as file:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
-            else:  # macOS: zeros that are written take their space, those of a new file do not
+            else:  # macOS: only written zeros take space
                 file.seek(begin)
                 for start in range(begin, size, BLOCK):
                     file.write(bytes(min(BLOCK, size - start)))
@@ -158,7 +158,7 @@ def _reserve(path: Path, shape: tuple[int, ...]) -> None:
 
 
 def _remaining(source: Path, folder: Path, listings: dict[str, list[str]]) -> list[Chunk]:
-    """Return the chunks whose pixels are not in the files, and forget what is marked there of other sources."""
+    """Return the chunks that are not converted; forget the marks of other sources."""
     chunks = []
     for split, names in listings.items():
         images = folder / f"{split}_images.npy"
@@ -172,14 +172,14 @@ def _remaining(source: Path, folder: Path, listings: dict[str, list[str]]) -> li
 
 
 def _done(path: Path) -> set[str]:
-    """Return the marks of the finished chunks; a line without its newline was torn by a crash and does not count."""
+    """Return the finished chunks. A crash may leave a last line without newline, which does not count."""
     return (
         {line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")} if path.exists() else set()
     )
 
 
 def _digest(folder: Path, names: tuple[str, ...]) -> str:
-    """Return what changes when another folder is converted, or one of these files is written again."""
+    """Return a digest of the folder's files, which changes if one is written again."""
     states = [(folder / name).stat() for name in names]
     known = [str(folder.resolve()), *((state.st_size, state.st_mtime_ns) for state in states)]
     return hashlib.sha256(json.dumps(known).encode()).hexdigest()
@@ -190,7 +190,7 @@ def _silent(done: int, total: int) -> None:
 
 
 def _decode_all(chunks: list[Chunk], marks: Path, total: int, processes: int, report: Report) -> None:
-    """Decode the remaining chunks, and mark each one once its pixels are in the file."""
+    """Decode the remaining chunks, and mark each when its pixels are written."""
     done = total - sum(len(chunk.names) for chunk in chunks)
     report(done, total)
     with ExitStack() as stack:
@@ -238,7 +238,7 @@ def _pixels(path: Path, size: int) -> np.ndarray:
 
 
 def _in_8_bits(image: "ImageFile") -> "Image":
-    """Return an image whose channels have 8 bits: Pillow converts others by cutting them at 255."""
+    """Return the image with 8 bits per channel; Pillow itself would clip larger values at 255."""
     from PIL.Image import fromarray
 
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):

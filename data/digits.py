@@ -13,7 +13,7 @@ from torch import Tensor
 from data.seeding import generator
 from data.source import Classification, Source, channel_stats, sha256
 
-FILE = "datasets/data/digits.csv.gz"  # within scikit-learn; a row is an image and its class
+FILE = "datasets/data/digits.csv.gz"  # in scikit-learn's folder; a row is an image and its class
 NUM_IMAGES = 1797
 NUM_TEST = 360
 MAX_PIXEL = 16  # a pixel counts the set bits of a 4x4 block
@@ -49,7 +49,7 @@ class Digits(Source):
 
 
 def _read() -> tuple[Tensor, Tensor]:
-    """Read the file that scikit-learn ships, without importing scikit-learn, which takes as long as importing torch."""
+    """Read scikit-learn's file without importing scikit-learn, which is slow."""
     package = find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
         raise ValueError("dataset digits needs scikit-learn: pip install scikit-learn")
@@ -67,7 +67,7 @@ def _read() -> tuple[Tensor, Tensor]:
 
 
 def _split(targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the (num_train,) and (num_test,) positions, each with every class in proportion, both ascending."""
+    """Return ascending (num_train,) and (num_test,) positions; both have every class in proportion."""
     shuffled = torch.randperm(NUM_IMAGES, generator=generator(SPLIT_SEED))
     by_class = shuffled[targets[shuffled].argsort(stable=True)]
     # Evenly spaced positions of a list sorted by class take from each class its share, to within one image.

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-TIMEOUT_S = 30.0  # to connect, and between two pieces of the answer
+TIMEOUT_S = 30.0  # limit for connecting, and between two pieces of the answer
 CHUNK = 1 << 20
 
 
@@ -23,7 +23,7 @@ def download(url: str, path: Path, checksum: str) -> None:
     """
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
         raise ValueError(f"url must begin with http:// or https://, got '{url}'")
-    import pooch  # not at the top: loading a data set needs neither package
+    import pooch  # imported here: loading a data set needs neither package
     from requests import HTTPError, RequestException
 
     pooch.get_logger().setLevel(logging.WARNING)
@@ -42,12 +42,12 @@ def download(url: str, path: Path, checksum: str) -> None:
         raise ValueError(f"{url} cannot be downloaded{answer}") from error
     except RequestException as error:
         raise ValueError(f"{url} cannot be downloaded ({_reason(error)})") from error
-    except ValueError as error:  # what pooch raises for another checksum
+    except ValueError as error:  # pooch's error for a wrong checksum
         raise ValueError(f"{url} gives a file whose checksum is not {checksum}, the published one") from error
 
 
 def _reason(error: BaseException) -> str:
-    """Return what the operating system, or the innermost library, says about an error of the network."""
+    """Return the innermost message of a network error."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 
-SUMS = ".checksums"  # in the folder of files: large file -> its size, its time of change in ns, its sha256
+SUMS = ".checksums"  # in a folder: name of a large file -> size, modification time in ns, sha256
 LARGE = 16 << 20  # bytes; smaller files are read each time
 
 

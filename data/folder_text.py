@@ -18,7 +18,7 @@ from data.text import BYTES, FEWEST_WORDS, in_numbers, one_each, words_of_lines
 from data.token_files import FEWEST, Part, Tokens, tokens_of
 
 UNITS = ("bytes", "words", "tokens")
-HELD_OUT = 10  # of files that are no splits, the last tenth of each is for the test
+HELD_OUT = 10  # without files for the test, the last tenth of each file is
 USUAL_ENDINGS = "txt,md,tokens,raw"
 NO_ENDING, ANY_ENDING = "none", "all"
 SPLIT_OF = {  # word in a name -> split
@@ -115,10 +115,10 @@ class FolderText(Source):
         return ["" if ending == NO_ENDING else f".{ending}" for ending in endings if ending]
 
     def _splits(self, folder: Path) -> tuple[list[Path], list[Path], list[Path]]:
-        """Return the files to learn from, to measure on, the same list twice where names do not tell, and the others.
+        """Return the training files, the test files (the same list if names do not tell), and the others.
 
         Raises:
-            ValueError: the model would learn from test files, or what belongs to a split would not be read.
+            ValueError: the model would learn from test files, or a file of a split would not be read.
         """
         paths, unread = self._paths(folder)
         read, left = _by_split(folder, paths), _by_split(folder, unread)
@@ -143,7 +143,7 @@ class FolderText(Source):
         return train, test or paths, [path for path in [*paths, *unread] if path not in used]
 
     def _check_the_larger_part_is_read(self, folder: Path, paths: list[Path], unread: list[Path]) -> None:
-        """Raise ValueError where the usual endings pass over more text than they take: a README beside a corpus."""
+        """Raise ValueError if the usual endings skip more text than they read: they may have found only a README."""
         if self.endings != USUAL_ENDINGS or _size(unread) <= _size(paths):
             return
         others = [path for path in unread if _is_text(path)]
@@ -155,7 +155,7 @@ class FolderText(Source):
             )
 
     def _paths(self, folder: Path) -> tuple[list[Path], list[Path]]:
-        """Return the files that are read, and the others; empty ones are neither."""
+        """Return the files that are read, and the others, without empty ones."""
         try:
             paths = [path for path in sorted(files_below(folder)) if path.stat().st_size]
         except OSError as error:
@@ -201,7 +201,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _split_of(path: Path) -> str | None:
-    """Return the split that the name of a file, or of a folder that it is in, tells. Raises ValueError for two."""
+    """Return the split that a file's name, or its folders' names, tell. Raises ValueError if they tell two."""
     words = [re.split(r"[\W\d_]+", name.lower()) for name in (path.stem, *path.parent.parts)]
     named = [{SPLIT_OF[word] for word in of_name if word in SPLIT_OF} for of_name in words]
     splits = sorted({split for in_name in named if len(in_name) == 1 for split in in_name})
@@ -220,7 +220,7 @@ def _folder(root: str | None) -> Path:
 
 
 def _cut(train: list[Path], test: list[Path], read: Callable[[Path], Any]) -> tuple[list[Any], list[Any]]:
-    """Return what is read of the files of both splits, the last tenth of each where they are the same files."""
+    """Return the parts of both splits' files; if the files are the same, the last tenth of each is the test part."""
     if train is not test:
         return [read(path) for path in train], [read(path) for path in test]
     files = [read(path) for path in train]
@@ -247,7 +247,7 @@ def _parts(train: list[Path], test: list[Path]) -> tuple[list[Part], list[Part]]
 
 
 def _last_tenth(path: Path) -> int:
-    """Return where the last tenth of a file's lines begins; of its letters, where there are fewer than ten lines."""
+    """Return where the last tenth of a file's lines begins, or of its letters if it has fewer than ten lines."""
     with path.open("rb") as file:
         size, num = path.stat().st_size, sum(1 for _ in file)
         file.seek(0)

@@ -78,7 +78,7 @@ class InteractionBatches:
 
     def indices(self, epoch: int) -> Tensor:
         """Return the positive pairs of this rank in an epoch: (num_batches, positives) int32 on the CPU."""
-        return self._share.in_epoch(epoch, torch.int32).clone()  # without the other ranks' shares
+        return self._share.in_epoch(epoch, torch.int32).clone()  # only this rank's share
 
     def epoch(self, epoch: int, *, start: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield (batch_size,) int64 users, int64 items and float32 labels, 1 for a pair that was taken, else 0.

@@ -67,8 +67,8 @@ class Latent(Source):
         """Draw the items that each user takes; neither argument matters."""
         random = generator(self.draw)
         scores = self._scores(random)
-        noise = torch.empty_like(scores).exponential_(generator=random).log_().neg_()  # Gumbel
-        items = noise.add_(scores).topk(self.num_taken + 1).indices  # in the order they are taken
+        noise = torch.empty_like(scores).exponential_(generator=random).log_().neg_()  # Gumbel noise
+        items = noise.add_(scores).topk(self.num_taken + 1).indices  # in the order in which they are taken
         users = torch.arange(self.num_users).repeat_interleave(self.num_taken + 1)
         return leave_one_out(
             users,

@@ -15,7 +15,7 @@ from data.text import BYTES, END, FEWEST_WORDS, SPECIAL, in_numbers, one_each
 WORD = re.compile(r"\w+|[^\w\s]")
 RULE = re.compile(r"^([^\w\s])\1+$", re.MULTILINE)  # the line under a heading
 BLANK = re.compile(r"\n\s*\n")
-HELD_OUT = 10  # every tenth paragraph is for the test
+HELD_OUT = 10  # every tenth paragraph is in the test part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def _bytes(paragraphs: list[bytes]) -> Tensor:
 
 
 def _topics() -> dict[str, str]:
-    """Return the texts of Python's ``help()`` by topic. Raises ValueError where this Python has none."""
+    """Return the texts of Python's ``help()`` by topic. Raises ValueError if this Python has none."""
     try:
         from pydoc_data.topics import topics
     except ImportError as error:

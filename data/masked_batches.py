@@ -9,10 +9,10 @@ from data.seeding import generator
 from data.sharding import ShuffledShare, num_parts, shard_of
 from data.text_batches import NUM_COLUMNS, check_length, check_tokens
 
-IGNORED_TARGET = -100  # where no word is to be predicted: the value that torch's cross_entropy ignores by default
-PREDICTED = 0.15  # fraction of the words that the model is to predict
-MASKED = 0.8  # fraction of those that the input replaces by the mask
-RANDOM = 0.1  # fraction of those that the input replaces by a random word; the rest are unchanged
+IGNORED_TARGET = -100  # target of words that are not predicted; torch's cross_entropy ignores it
+PREDICTED = 0.15  # share of words that are predicted
+MASKED = 0.8  # share of these that the input replaces by the mask
+RANDOM = 0.1  # share of these that the input replaces by a random word; the rest are unchanged
 EVAL_SEED = 15  # not the run's seed: runs that differ in seed are measured on the same masks
 
 

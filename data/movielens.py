@@ -33,8 +33,8 @@ class _Movielens(Published):
 
     FILE: ClassVar[str]
     DELIMITER: ClassVar[str]  # one character
-    COLUMNS: ClassVar[tuple[int, int, int]]  # of user, item and time, from 0
-    HEADER: ClassVar[str | None] = None  # the first line, if it is none of the ratings
+    COLUMNS: ClassVar[tuple[int, int, int]]  # columns of user, item and time, from 0
+    HEADER: ClassVar[str | None] = None  # the first line, if it is not a rating
 
     num_negatives: int = 100
 
@@ -99,7 +99,7 @@ class Movielens1m(_Movielens):
     """1,000,209 ratings of 3,706 films by 6,040 users."""
 
     NAME, FOLDER, FILE = "movielens1m", "ml-1m", "ratings.dat"
-    DELIMITER, COLUMNS = ":", (0, 2, 6)  # '::' hides empty columns
+    DELIMITER, COLUMNS = ":", (0, 2, 6)  # '::' leaves every second column empty
 
 
 class Movielens20m(_Movielens):
@@ -125,7 +125,7 @@ def _in_time(user_ids: np.ndarray, item_ids: np.ndarray, times: np.ndarray) -> n
 
 
 def _read_cache(path: Path) -> np.ndarray | None:
-    """Return what `_in_time` returned, or None where the file is missing or torn."""
+    """Return what `_in_time` returned, or None if the file is missing or damaged."""
     try:
         pairs: np.ndarray = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError):

@@ -38,7 +38,7 @@ def loads(content: bytes) -> Any:
     """
     try:
         return _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
-    except Exception as error:  # a torn pickle may raise anything, as the module's own documentation warns
+    except Exception as error:  # a damaged pickle may raise anything
         raise ValueError(f"{error or type(error).__name__}".splitlines()[0]) from error
 
 

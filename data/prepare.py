@@ -46,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
         code = _exit_code(words)
         sys.stdout.flush()
         return code
-    except SystemExit:  # of --help
+    except SystemExit:  # after --help
         if error := _drop_output():
             return _output_failed(error)
         raise
@@ -122,7 +122,7 @@ def prepare_imagenet(root: Path, *, origin: Path | None, size: int, processes: i
         converted.mkdir(exist_ok=True)
         with _progress("imagenet") as report:
             others = convert(origin, converted, size=size, processes=processes, report=report)
-        sums_of(converted, imagenet.files_in(converted))  # once: a start compares sizes and times
+        sums_of(converted, imagenet.files_in(converted))  # only once: a start compares sizes and times
         converted.rename(target)
         shutil.rmtree(work)
     _say("imagenet", f"is ready in {target}")
@@ -224,7 +224,7 @@ def _open(entry: Entry, archive: Path, staged: Path) -> None:
 
 
 def _copy_from(entry: Entry, origin: Path, staged: Path) -> None:
-    """Copy a set from a folder: unpack its archive if it is there, else copy the unpacked files that are there."""
+    """Copy a set from a folder: unpack its archive, or copy the unpacked files."""
     archives = [origin / archive.name for archive in entry.archives]
     if archives[0].suffix != ".txt" and archives[0].is_file():
         found, published = checksum_of(archives[0], entry.archives[0].checksum), entry.archives[0].checksum
@@ -240,7 +240,7 @@ def _copy_from(entry: Entry, origin: Path, staged: Path) -> None:
 
 
 def _copy(entry: Entry, folder: Path, target: Path) -> bool:
-    """Copy those files of the set that are in folder; return whether there was any."""
+    """Copy the set's files that are in ``folder``; return whether there was one."""
     there = {file.name: path for file in entry.files if (path := file.found_in(folder))}
     for name, path in there.items():
         target.mkdir(exist_ok=True)
@@ -253,7 +253,7 @@ def _copy(entry: Entry, folder: Path, target: Path) -> bool:
 
 @contextmanager
 def _work_folder(root: Path, name: str) -> Iterator[Path]:
-    """Yield the folder for files that are not complete yet, to one process at a time."""
+    """Yield the folder for incomplete files, to one process at a time."""
     work = root / ".prepare" / name
     work.mkdir(parents=True, exist_ok=True)
     lock = FileLock(root / ".prepare" / f"{name}.lock", blocking=False, fallback_to_soft=False)
@@ -278,7 +278,7 @@ def _emptied(folder: Path) -> Path:
 
 @contextmanager
 def _progress(label: str) -> Iterator[Report]:
-    """Yield a function that shows the progress: as a bar on a terminal, elsewhere as a line a minute."""
+    """Yield a function that shows the progress: a bar on a terminal, otherwise a line per minute."""
     terminal = sys.stderr.isatty()
     with tqdm(desc=label, mininterval=0.1 if terminal else 60, maxinterval=60) as bar:
 
@@ -304,16 +304,16 @@ def _fail(line: str, code: int) -> int:
 
 
 def _open_streams() -> None:
-    """Give a process that was started without standard streams (``>&-``) some that lead nowhere."""
+    """Open missing standard streams (``>&-``) on the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, _nothing())
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # what its encoding does not have is a question mark
+        sys.stdout.reconfigure(errors="replace")  # letters that the encoding lacks become question marks
 
 
 def _is_broken(output: TextIO) -> OSError | None:
-    """Return why an output takes no more, None where it does."""
+    """Return why an output cannot be written, or None."""
     try:
         output.flush()
     except OSError as error:
@@ -322,14 +322,14 @@ def _is_broken(output: TextIO) -> OSError | None:
 
 
 def _drop_output() -> OSError | None:
-    """Return why standard output takes no more; what is left for it, which Python writes at its end, is dropped."""
+    """Drop buffered standard output, which Python would write at its end; return why it cannot be written."""
     if error := _is_broken(sys.stdout):
         sys.stdout = _nothing()
     return error
 
 
 def _nothing() -> TextIO:
-    return cast(TextIO, open(os.devnull, "w"))  # it is open as long as the process lives
+    return cast(TextIO, open(os.devnull, "w"))  # stays open until the process ends
 
 
 def _output_failed(error: OSError) -> int:

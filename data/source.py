@@ -11,8 +11,8 @@ from torch import Tensor
 
 from data.character_vocabulary import characters_of_words
 
-MOST_SHOWN = 5  # names, in a line
-MOST_DRAWN = 2**32  # numbers of a data set that is drawn: 16 GiB
+MOST_SHOWN = 5  # most names in a message
+MOST_DRAWN = 2**32  # most numbers of a generated data set: 16 GiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from data.source import Text
 
-# Every vocabulary of words begins with these two, so that their numbers are the same in all texts.
+# Every vocabulary of words begins with these two.
 SPECIAL = ("<unk>", "<eos>")
 UNKNOWN = 0  # replaces words outside the vocabulary; masked language modelling also uses it as the mask
 END = 1  # follows every line, or every paragraph where lines are wrapped

@@ -8,7 +8,7 @@ from torch import Tensor
 from data.seeding import generator
 from data.sharding import check_ranks, num_parts, shard_of
 
-NUM_COLUMNS = 32  # of the test text, whatever the world size
+NUM_COLUMNS = 32  # columns of the test text, for every world size
 
 
 class TextBatches:
@@ -184,7 +184,7 @@ def _window(columns: Tensor, start: int, length: int) -> tuple[Tensor, Tensor]:
 
 
 def _copied(words: Tensor) -> Tensor:
-    """Return them as int64, never the text's own memory."""
+    """Return an int64 copy."""
     return words.to(torch.int64, copy=True, memory_format=torch.contiguous_format)
 
 

@@ -15,7 +15,7 @@ SPLITS = ("train", "valid", "test")
 class _Files(Published):
     """Words between white space, one file per split, ``<eos>`` after every line."""
 
-    FILES: ClassVar[tuple[str, ...]]  # names of a split's file, the first that exists is read
+    FILES: ClassVar[tuple[str, ...]]  # names of a split's file; the first that exists is read
     LEAST: ClassVar[dict[str, int]] = {"max_words": FEWEST_WORDS}
 
     train: str = "train"

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FOLDER = ".tokens"  # in the folder of the text
+FOLDER = ".tokens"  # a folder in that of the text
 VOCABULARY, SPLITS = "vocabulary.json", ("train", "test")
-LINES = 4096  # that are read at a time
-FORM = 2  # of the files; another number where the same text would give others
-FEWEST = 256  # tokens: the bytes
+LINES = 4096  # lines per read
+FORM = 2  # version of the files; raise it if the same text gives other tokens
+FEWEST = 256  # least number of tokens: one per byte
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def tokens_of(
     if not place.is_dir():
         _make(place, library, train, test, num_words)
     words: list[str] = json.loads((place / VOCABULARY).read_text(encoding="utf-8"))
-    num_bytes = torch.tensor([len(word) for word in words])  # a letter stands for a byte
+    num_bytes = torch.tensor([len(word) for word in words])  # one letter per byte
     mapped = [_mapped(place / f"{split}.int32") for split in SPLITS]
     return Tokens(train=mapped[0], test=mapped[1], words=tuple(words), num_bytes=num_bytes)
 
@@ -114,12 +114,12 @@ def _make(place: Path, library: ModuleType, train: Sequence[Part], test: Sequenc
             (work / VOCABULARY).write_text(json.dumps([word for word, _ in words]), encoding="utf-8")
             for split, parts in zip(SPLITS, (train, test), strict=True):
                 _write(work / f"{split}.int32", coder, parts)
-            if not place.is_dir():  # another process may have been faster
+            if not place.is_dir():  # another process may have made it
                 work.rename(place)
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
-        if place.is_dir():  # in this very moment
+        if place.is_dir():  # another process made it just now
             return
         raise ValueError(
             f"{place.parent} cannot be written ({error.strerror}): copy the text to where it can"
@@ -127,7 +127,7 @@ def _make(place: Path, library: ModuleType, train: Sequence[Part], test: Sequenc
 
 
 def _learnt(library: ModuleType, parts: Sequence[Part], num_words: int) -> Any:
-    """Return a coder that has learnt its tokens; the same text gives the same ones."""
+    """Return a coder with tokens learnt from the text; equal texts give equal tokens."""
     coder = library.Tokenizer(library.models.BPE())
     coder.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = library.pre_tokenizers.ByteLevel.alphabet()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _TORN = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError),
-    *(NotImplementedError, RuntimeError),  # from zipfile: an unknown compression, a password
+    *(NotImplementedError, RuntimeError),  # zipfile raises these for an unknown compression and a password
 )
 
 

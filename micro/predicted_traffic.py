@@ -20,7 +20,7 @@ Call = tuple[Op, float]
 Calls = tuple[Call, ...]
 
 COUNT_BYTES = 4  # a length or a flag travels as int32
-_DTYPES = {2: torch.float32, 4: torch.float32, 8: torch.float64}  # of the accumulator
+_DTYPES = {2: torch.float32, 4: torch.float32, 8: torch.float64}  # of accumulators, by bytes of a gradient's element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

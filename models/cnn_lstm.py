@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from models.registry import probability, register
 
 Carry = tuple[Tensor, Tensor]  # the hidden and the cell states, (num_layers, batch, hidden) each
-CHARACTER_WIDTH = 15  # of a character's embedding; table 2
+CHARACTER_WIDTH = 15  # width of a character's embedding; table 2
 NUM_LSTM_LAYERS = 2  # table 2
-INITIAL_RANGE = 0.05  # of all parameters; the paper's paragraph on optimisation
+INITIAL_RANGE = 0.05  # all parameters; the paper's paragraph on optimisation
 GATE_BIAS = -2.0  # gates start nearly closed: a highway first passes its input through
 
 
@@ -63,7 +63,7 @@ class WordReader(nn.Module):
 
     def forward(self, letters: Tensor) -> Tensor:
         """Map (num, word_length) int64 characters, padded with 0, to (num, width)."""
-        missing = max(0, self.widest - letters.shape[1])  # the widest convolution needs at least that many
+        missing = max(0, self.widest - letters.shape[1])  # the widest convolution needs so many characters
         signals = self.embedding(F.pad(letters, (0, missing))).transpose(1, 2)
         # tanh is increasing, so taking the maximum first leaves fewer values for tanh.
         features = [torch.tanh(convolution(signals).amax(dim=2)) for convolution in self.convolutions]
@@ -99,7 +99,7 @@ class CharacterLanguageModel(nn.Module):
             carry: what the steps before returned, or None at the beginning of the text.
         """
         # A word has the same characters wherever it occurs, so each distinct word is read once.
-        distinct, places = torch.unique(words, return_inverse=True)  # host sync: their number
+        distinct, places = torch.unique(words, return_inverse=True)  # host sync: the number of distinct words
         vectors = F.embedding(places, self.reader(self.spelling[distinct]))
         outputs, carry = self.lstm(vectors, carry)
         return self.decoder(self.dropout(outputs)), carry

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from models.registry import register
 
-Conv = Callable[[int, int, int], nn.Sequential]  # of in_channels, out_channels, size
+Conv = Callable[[int, int, int], nn.Sequential]  # a function of in_channels, out_channels, size
 AUXILIARY_WEIGHT = 0.3  # section 5
 
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from models.registry import register
 
-DROPOUT = 0.2  # figure 9 keeps 0.8
+DROPOUT = 0.2  # figure 9: 0.8 is kept
 SMALLEST_IMAGE = {
     "imagenet": 75,
     "cifar": 23,
-}  # pixels of a side; smaller images shrink to nothing
+}  # least pixels of a side: smaller images shrink to nothing
 
 
 @register("images")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from models.registry import positive, probability, register
 
 Carry = tuple[Tensor, Tensor]  # the hidden and the cell states, (num_layers, batch, hidden) each
-INITIAL_RANGE = 0.1  # of embedding and decoder in PyTorch's example word_language_model
+INITIAL_RANGE = 0.1  # as embedding and decoder of PyTorch's example word_language_model
 
 
 class LanguageModel(nn.Module):

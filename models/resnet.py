@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from models.registry import register
 
 Shortcut = Callable[[int, int, int], nn.Module]  # (in_channels, out_channels, stride) -> module
-Block = Callable[[int, int, int], nn.Module]  # the same
+Block = Callable[[int, int, int], nn.Module]  # (in_channels, out_channels, stride) -> module
 EXPANSION = 4  # a bottleneck's outer width relative to its inner width
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from models.registry import register
 
-SMALLEST_IMAGE = 32  # pixels of a side: five max-poolings leave one
+SMALLEST_IMAGE = 32  # least pixels of a side: five max-poolings leave one
 
 
 class VGG(nn.Module):
@@ -72,6 +72,6 @@ def _features(model: str, column: str, in_channels: int, image_size: int) -> nn.
     except ImportError:
         raise ValueError(f"model {model} needs torchvision: pip install torchvision") from None
     features = make_layers(cfgs[column], batch_norm=True)
-    if in_channels != features[0].in_channels:  # torchvision builds only for colour images
+    if in_channels != features[0].in_channels:  # torchvision builds networks for colour images only
         features[0] = nn.Conv2d(in_channels, features[0].out_channels, 3, padding=1)
     return features

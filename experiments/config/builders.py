@@ -18,7 +18,7 @@ from micro.local.regrouping import check_losable
 from micro.reducers.scope import scoped
 from micro.reducers.wrapping import innermost, layers
 
-WRAPPING = ("split", "two_level")  # reducers that have the sparsifier's composition inside
+WRAPPING = ("split", "two_level")  # reducers around the sparsifier's composition
 
 
 def check_parts(config: TrainConfig) -> None:
@@ -146,7 +146,7 @@ def _feedback(config: TrainConfig) -> Any:
 
 
 def _refuse_parts(config: TrainConfig) -> None:
-    """Refuse parts beside a reducer that has none."""
+    """Refuse parts together with a reducer that has none."""
     parts, name = config.sparsifier, part_name(config.sparsifier.reducer)
     for part in ("selector", "exchange", "codec", "indices", "feedback", "policy"):
         if getattr(parts, part) != getattr(SparsifierConfig, part):
@@ -156,7 +156,7 @@ def _refuse_parts(config: TrainConfig) -> None:
 
 
 def _check_momenta(config: TrainConfig, method: micro.Reducer) -> None:
-    """Refuse two momenta, and outer momentum beside a residual."""
+    """Refuse two momenta, and outer momentum with a residual."""
     chosen, rounds = config.optimizer, config.rounds
     holds_own = isinstance(method, micro.SparseReducer) and method.feedback.name == "momentum"
     if holds_own and chosen.momentum and chosen.momentum_at == "update":

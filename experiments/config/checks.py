@@ -18,15 +18,15 @@ from experiments.config.keys import defaults_of_schema, flat, limits
 from experiments.config.ranges import PATH, host_and_port
 from experiments.config.schema import IN_JOB, LAUNCH, TIME, ClusterConfig, RoundsConfig, SlurmConfig, TrainConfig
 
-_GPU_FILES = ("nvidiactl", "dxg", "kfd")  # of NVIDIA's driver, WSL's and AMD's: without them torch finds no GPU
-_GPUS_ALONE = ("--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")  # of sbatch: [TYPE:]NUMBER
-_GPUS = (*_GPUS_ALONE, "--gres", "--tres-per-task")  # gpu:[TYPE:]NUMBER among others; a job has one task on each node
+_GPU_FILES = ("nvidiactl", "dxg", "kfd")  # device files of NVIDIA, WSL and AMD; without one torch finds no GPU
+_GPUS_ALONE = ("--gpus", "-G", "--gpus-per-node", "--gpus-per-task", "--gpus-per-socket")  # take [TYPE:]NUMBER
+_GPUS = (*_GPUS_ALONE, "--gres", "--tres-per-task")  # the last two take gpu:[TYPE:]NUMBER; a job has one task per node
 _OF_ROUNDS = " ".join(f"rounds.{key}" for key in vars(RoundsConfig()) if key != "every")
 _NO_ROUNDS = "does not go with rounds.every"
 _NONE_LOST = "does not go with rounds.lost_workers=go_on"
 _MOMENTUM = "needs a momentum above 0"
 
-# The keys, whether they may have another value than their default, and what is said after KEY=VALUE where they may not.
+# Keys, whether another value than the default is allowed, and otherwise the message after KEY=VALUE.
 NEEDS: tuple[tuple[str, Callable[[TrainConfig], Any], str], ...] = (
     ("lr_end", lambda c: c.lr_shape != "steps", "is for lr_shape=linear and cosine"),
     ("lr_milestones lr_decay", lambda c: c.lr_shape == "steps", "is for lr_shape=steps"),
@@ -115,7 +115,7 @@ def num_gpus() -> int:
     """Return how many GPUs this process sees."""
     if sys.platform == "linux" and not any(Path("/dev", name).exists() for name in _GPU_FILES):
         return 0
-    import torch  # takes seconds
+    import torch  # slow
 
     return torch.cuda.device_count()
 
@@ -170,10 +170,10 @@ def _expand_home(config: TrainConfig) -> None:
 
 
 def _resolved_device(cluster: ClusterConfig, *, is_rank: bool) -> str:
-    """Return what ``device=auto`` is: cuda where each worker here has a GPU of its own, else cpu.
+    """Return what ``device=auto`` means: cuda if each worker here has its own GPU, otherwise cpu.
 
-    In a job of SLURM it is cuda where the job requests GPUs, so that a run has one name on every machine. A rank that
-    sees a GPU leaves it at auto until the ranks have met and told each other theirs.
+    For SLURM it is cuda if the job requests GPUs, so that a run has the same name on every machine. A rank that sees a
+    GPU returns auto; the ranks decide together when they have met.
     """
     if gpus_of_job(cluster) or cluster.rdzv_endpoint == IN_JOB or os.environ.get(LAUNCH):
         return "cuda" if gpus_of_job(cluster) else "cpu"
@@ -187,7 +187,7 @@ def _complete_world_size(cluster: ClusterConfig, joined: int | None, *, may_lack
 
     Args:
         joined: the number of ranks, if torchrun or srun started this process as one of them.
-        may_lack: whether fewer ranks than the run has in all may have been started.
+        may_lack: whether fewer ranks than the run has may have been started.
     """
     if cluster.world_size is None and (cluster.simulated or may_lack):
         which = "workers to simulate" if cluster.simulated else "ranks there are at the most (rounds.lost_workers)"

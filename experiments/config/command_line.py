@@ -21,7 +21,7 @@ from experiments.config.option_types import setting, to_path
 
 FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 FULL_ERROR = "HYDRA_FULL_ERROR"  # with 1 Hydra shows where an error comes from
-_LONGEST_LINE = 2000  # characters of an error: more is content that the user gave
+_LONGEST_LINE = 2000  # longest error line; longer ones repeat the user's content
 
 
 class Parser(argparse.ArgumentParser):
@@ -78,9 +78,9 @@ def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a letter that the terminal's encoding lacks is a question mark
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # read at torch's import: a lost connection has 40 warnings
-    os.environ["MPLBACKEND"] = "agg"  # read at matplotlib's import: figures are files, whatever a notebook has set
+            stream.reconfigure(errors="replace")  # letters that the encoding lacks become question marks
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch: a lost connection has 40 warnings
+    os.environ["MPLBACKEND"] = "agg"  # read at matplotlib's import: figures are files, also in a notebook
     try:
         with stopping.handled(at_stop):
             return _exit_code(work, stopped)
@@ -99,7 +99,7 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
     except KeyboardInterrupt:
         _print_stopped(signal.SIGINT, stopped)
         return INTERRUPTED
-    except SystemExit as end:  # of --help; of rich, too, where it meets a closed pipe
+    except SystemExit as end:  # after --help, or by rich at a closed pipe
         if isinstance(end.__context__, BrokenPipeError) or _output_is_broken():
             return PIPE_CLOSED
         raise
@@ -122,7 +122,7 @@ def _print_stopped(number: int, stopped: str) -> None:
 
 
 def _output_is_broken() -> bool:
-    """Return whether standard output takes no more; what is left for it is then dropped."""
+    """Return whether standard output cannot be written; if so, drop its buffer."""
     try:
         sys.stdout.flush()
         if not _reader_has_ended():  # an output without a buffer has nothing to flush
@@ -134,10 +134,10 @@ def _output_is_broken() -> bool:
 
 
 def _reader_has_ended() -> bool:
-    """Return whether standard output is a pipe that nobody reads any more."""
+    """Return whether standard output is a pipe whose reader has ended."""
     try:
         writing = select.poll()
         writing.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # it is no file
+    except (OSError, ValueError):  # not a file
         return False
     return any(event & select.POLLERR for _, event in writing.poll(0))

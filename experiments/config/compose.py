@@ -26,15 +26,15 @@ from experiments.config.paths import CONF
 from experiments.config.ranges import MOST_RUNS, check_num_runs
 from experiments.config.schema import GROUPS, TrainConfig
 
-NAME = "train"  # of the primary configuration, conf/train.yaml
+NAME = "train"  # the primary configuration, conf/train.yaml
 _KEYS = frozenset(field.name for field in dataclasses.fields(TrainConfig))
-_LONGEST_KEY = 200  # Hydra looks for a file of that name
+_LONGEST_KEY = 200  # longer names are no file names, which Hydra tries
 _HOME = re.compile(r"^([^=]+)=(~(?:/[^'\"]*)?)$")  # a path with ~, which Hydra's grammar reads only in quotes
 
 ConfigStore.instance().store(name="schema", node=TrainConfig)
 OmegaConf.register_new_resolver(
     "if_given", lambda given, usual, value, otherwise: otherwise if given == usual else value, replace=True
-)  # in conf/train.yaml: where Hydra has a folder of its own
+)  # conf/train.yaml sets Hydra's own folders
 
 
 def compose_run(words: Sequence[str], *, joined_world_size: int | None = None) -> TrainConfig:
@@ -133,23 +133,23 @@ def _composition(places: tuple[str, ...], name: str, choices: tuple[str, ...]) -
 
 
 def _is_plain(override: Override) -> bool:
-    """Return whether a word is KEY=VALUE or GROUP=CHOICE; the place of +KEY among the others, for instance, matters."""
+    """Return whether a word is KEY=VALUE or GROUP=CHOICE, whose place among other words does not matter."""
     return override.type == OverrideType.CHANGE and override.package is None and not override.is_sweep_override()
 
 
 def _is_value(override: Override) -> bool:
-    """Return whether a word sets a key of the schema, and chooses no file of a group."""
+    """Return whether a word sets a key of the schema, not a choice of a group."""
     key = override.key_or_group
     return key.split(".")[0] in _KEYS and (key not in GROUPS or isinstance(override.value(), dict))
 
 
 def _check_keys(composed: DictConfig, kind: type, parent: str = "") -> None:
-    """Refuse what Hydra lets a user do to keys of the schema: ``++densty=0.1``, which would be lost, and ``~lr``."""
+    """Refuse overrides that Hydra allows for unknown keys (``++densty=0.1``, which has no effect) and ``~lr``."""
     known, given = [field.name for field in dataclasses.fields(kind)], list(composed.keys())
     for name in given:
         if name not in known:
             raise UserError(unknown_key(str(name), parent, known))
-        inner = composed._get_node(name)  # neither resolved nor required
+        inner = composed._get_node(name)  # may be missing; not resolved
         if isinstance(inner, DictConfig) and dataclasses.is_dataclass(inner_kind := OmegaConf.get_type(inner)):
             assert isinstance(inner_kind, type)
             _check_keys(inner, inner_kind, f"{parent}.{name}".strip("."))
@@ -162,7 +162,7 @@ def _check_keys(composed: DictConfig, kind: type, parent: str = "") -> None:
 def _parsed(word: str) -> Override:
     try:
         override = OverridesParser.create().parse_override(_HOME.sub(r"\1='\2'", word))
-    except (HydraException, ValueError, RecursionError):  # ValueError: a number of thousands of digits
+    except (HydraException, ValueError, RecursionError):  # ValueError: a number with thousands of digits
         raise UserError(unreadable(word)) from None
     key = override.key_or_group
     if not 0 < len(key) <= _LONGEST_KEY:
@@ -179,7 +179,7 @@ def _values(override: Override) -> list[str]:
     given, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
         return [given]
-    if GlobalHydra.instance().is_initialized():  # which finds the choices of glob(...)
+    if GlobalHydra.instance().is_initialized():  # it finds the choices of glob(...)
         override.config_loader = GlobalHydra.instance().config_loader()
     try:
         words = [f"{key}={each}" for each in itertools.islice(override.sweep_string_iterator(), MOST_RUNS + 1)]

@@ -46,7 +46,7 @@ def run_by_hydra(run: Callable[[], Any], words: Sequence[str]) -> int:
     """
     sys.argv[1:] = _ordered(words)
     try:
-        with env_override({FULL_ERROR: "1"}):  # Hydra then raises its errors, which it would print
+        with env_override({FULL_ERROR: "1"}):  # makes Hydra raise its errors instead of printing them
             run()
     except Refused as refused:
         raise refused.error from refused.error.__cause__
@@ -85,10 +85,10 @@ def job_of_hydra() -> Iterator[None]:
 
 
 def _ordered(words: Sequence[str]) -> list[str]:
-    """Return a command line with its options last, where a bare ``--info`` takes no word. Raises: UserError."""
+    """Return a command line with its options last, so that ``--info`` takes no other word. Raises: UserError."""
     parser = get_args_parser()
     parser.error = _refuse  # type: ignore[method-assign]
-    parser.allow_abbrev = False  # else --experiment=NAME is --experimental-rerun=NAME
+    parser.allow_abbrev = False  # otherwise --experiment=NAME means --experimental-rerun=NAME
     given = parser.parse_intermixed_args(list(words)).overrides
     options = list(words)
     for word in given:

@@ -24,7 +24,7 @@ from experiments.config.errors import UserError, one_line, short, shown, suggest
 from experiments.config.keys import kind_of
 
 _HINTS = ("To append", "1. ", "2. ", "object_type", "full_key", "reference_type", "See ")  # lines that help no user
-_PLUGINS = {  # of Hydra: names of sweepers and launchers, and the packages that have them
+_PLUGINS = {  # Hydra's sweepers and launchers, and their packages
     **{name: f"hydra-{name}-sweeper" for name in ("optuna", "ax", "nevergrad")},
     **{name: f"hydra-{name}-launcher" for name in ("joblib", "ray", "rq")},
     **dict.fromkeys(("submitit_slurm", "submitit_local"), "hydra-submitit-launcher"),
@@ -74,7 +74,7 @@ def raised_by_plugin(error: Exception) -> str:
 
 def explained(error: Exception) -> str:
     """Return in one line what is wrong with the words or files that Hydra has read."""
-    both = (error, error.__cause__)  # under a debugger OmegaConf's own errors have a cause too, which names no key
+    both = (error, error.__cause__)  # under a debugger OmegaConf's errors have a cause that names no key
     cause = next((each for each in both if isinstance(each, OmegaConfBaseException)), error)
     key, bracket, _ = str(getattr(cause, "full_key", None) or "").partition("[")
     if isinstance(error, OverrideParseException):
@@ -103,7 +103,7 @@ def unreadable(word: str) -> str:
     if "=" not in word and not word.startswith("~"):
         return f"'{short(word)}' is not KEY=VALUE, for instance epochs=5 or sparsifier=topk"
     key, _, value = short(word).partition("=")
-    if "'" in value or '"' in value:  # Hydra's grammar and the shell each take a pair of quotes
+    if "'" in value or '"' in value:  # Hydra's grammar and the shell each remove a pair of quotes
         return f"cannot read {short(word)!r}: a value with quotes in it needs quotes of the other kind around it"
     return f"cannot read {short(word)!r}: put a value with spaces or special characters in quotes, \"{key}='{value}'\""
 
@@ -122,13 +122,13 @@ def unknown_key(name: str, parent: str, keys: Iterable[object]) -> str:
     said = f"'{short(name)}' is not a key of {parent or 'the configuration'}, which has {', '.join(known) or 'none'}"
     if close or not parent or kind_of(parent)[0] not in (Any, dict[str, Any]):
         return said + close
-    if kind_of(parent)[0] is Any and not known:  # a part that is a name alone
+    if kind_of(parent)[0] is Any and not known:  # a part given by its name
         return f"{said}: set {parent}=VALUE, or name and settings, '{parent}={{name: NAME, {name}: VALUE}}'"
     return f"{said}; to add it, +{parent}.{name}=VALUE"
 
 
 def _words_of(kind: Any, *, is_element: bool) -> str:
-    """Return in words what a type of the schema takes, or the elements of a list."""
+    """Return in words which values a type of the schema, or an element of its list, takes."""
     if dataclasses.is_dataclass(kind):
         return f"a mapping of {', '.join(field.name for field in dataclasses.fields(kind))}"
     kind = typing.get_args(kind)[0] if is_element and typing.get_args(kind) else kind

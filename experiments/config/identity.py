@@ -17,8 +17,8 @@ from experiments.config.keys import Flat, flat
 from experiments.config.method_names import method_of
 from experiments.config.schema import OWN_DATA, SIMULATED, DatasetConfig, RoundsConfig, TrainConfig
 
-NEUTRAL = frozenset(  # settings of where and how a run is carried out; they do not change what it computes
-    {  # the number of threads changes its rounding, as the machine does: both stand in the manifest
+NEUTRAL = frozenset(  # settings of machines and launchers; they do not change what a run computes
+    {  # threads and machines change the rounding of sums: the manifest has both
         *("output", "dataset.root", "cluster.nproc_per_node", "cluster.nnodes", "cluster.rdzv_endpoint"),
         *("cluster.max_restarts", "cluster.slurm", "cluster.num_threads", "cluster.timeout_s"),
         *("checkpoint", "save_weights", "tracking", "peak_tflops", "resume"),
@@ -57,7 +57,7 @@ def identity(settings: Mapping[str, Any]) -> Flat:
         if not is_neutral(key) and not (key in ADDED and ADDED[key] == value)
     }
     if found.get("cluster.name", SIMULATED) != SIMULATED:
-        found["cluster.name"] = "local"  # real workers compute the same wherever they are
+        found["cluster.name"] = "local"  # real workers compute the same on every cluster
     of_files = {key.removeprefix(_DIGESTS): found.pop(key) for key in list(found) if key.startswith(_DIGESTS)}
     return found | of_files
 
@@ -95,7 +95,7 @@ def _digest(what: str, content: bytes, given: str | None) -> str:
 
 
 def _contents(config: TrainConfig) -> Iterator[tuple[str, str, bytes]]:
-    """Yield each such setting: its key, its path, and what stands for the content."""
+    """Yield each setting that names a file: its key, its path, and the content to be hashed."""
     for name in ("trace", "link", "select"):
         if (path := getattr(config.schedule, name)) is not None:
             with suppress(OSError):
@@ -108,10 +108,10 @@ def _contents(config: TrainConfig) -> Iterator[tuple[str, str, bytes]]:
 
 
 def _own_data(dataset: DatasetConfig) -> bytes | None:
-    """Return what stands for the content of a user's own data, None for published data or where it is not there."""
+    """Return the checksums of a user's own data as bytes; None for published data, or if it is missing."""
     if dataset.name not in OWN_DATA or dataset.root is None or not Path(dataset.root).is_dir():
         return None
-    import data  # imports torch
+    import data  # slow: it imports torch
 
     with suppress(ValueError):
         return json.dumps(data.sums(dataset.name, dataset.root, **dataset.settings), sort_keys=True).encode()

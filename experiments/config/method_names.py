@@ -16,7 +16,7 @@ from experiments.config.schema import SparsifierConfig, TrainConfig
 
 METHODS = CONF / "sparsifier"
 PARTS = ("reducer", "selector", "fit", "exchange", "codec", "indices", "feedback", "policy")
-MOST_LETTERS = 100  # of a name, which is a part of a folder's
+MOST_LETTERS = 100  # longest name; it becomes part of a folder name
 COMMENT = re.compile(r"# (label|legend|order): (.+)")
 
 Parts = dict[str, str]
@@ -57,7 +57,7 @@ def method_name(sparsifier: Mapping[str, Any]) -> str:
     if near:
         base = min(near, key=lambda name: (len(_differing(own, known[name].parts)), name != given))
         differing = _differing(own, known[base].parts)
-    else:  # a part that no yaml has, such as another package's
+    else:  # a part without a yaml, such as another package's
         base = "_".join(_words(main, own))
         base = f"{base}_{main}" if base in known else base
         differing = [part for part in _differing(own, parts_of(defaults_of_schema(SparsifierConfig))) if part != main]
@@ -70,7 +70,7 @@ def own_settings(sparsifier: Mapping[str, Any]) -> Flat:
     settings, name = flat(sparsifier), method_name(sparsifier).split("+")[0]
     known = known_methods()
     if name == settings["name"] and name not in known:
-        return {}  # a name of the user's own stands for them
+        return {}  # the user's own name replaces them
     usual = _of_parts(known[name].settings) if name in known else {}
     return {key: value for key, value in _of_parts(settings).items() if key not in usual or usual[key] != value}
 
@@ -138,7 +138,7 @@ def _in_files() -> dict[str, Flat]:
 
 
 def _words(part: str, parts: Parts) -> list[str]:
-    """Return the words of a part, of those inside it, and of their rules."""
+    """Return the words of a part, of its inner parts, and of their rules."""
     return [word for key, word in sorted(parts.items()) if key.split(".")[0] == part]
 
 
@@ -147,7 +147,7 @@ def _differing(own: Parts, of: Parts) -> list[str]:
 
 
 def _of_parts(settings: Flat) -> Flat:
-    """Return the settings of parts alone: neither names nor rules."""
+    """Return the settings of parts, without names and rules."""
     return {key: value for key, value in settings.items() if key.rpartition(".")[2] not in ("name", "rule", *PARTS)}
 
 

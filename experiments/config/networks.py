@@ -101,7 +101,7 @@ class NetworkPreset:
             fit = [self.fits[0], *(fit for fit in self.fits if fit.world_size <= world_size)][-1]
             if self.fitted == "all_reduce":
                 return scaled(fit.alpha_s, fit.beta_s, fit.world_size, self.algorithm)
-            beta_s = fit.beta_s * fit.world_size  # a byte of one rank is world_size bytes of all
+            beta_s = fit.beta_s * fit.world_size  # 1 byte per rank is world_size bytes in all
             return scaled(fit.alpha_s, beta_s, fit.world_size, self.algorithm, op="gather_rows")
         link, missing = self.link, f"network {self.name} has no {{}}: put its entry and its name into a yaml, with {{}}"
         if link.alpha_s is None:

@@ -65,7 +65,7 @@ def _number(kind: type[Number], what: str, allowed: Range) -> Callable[[str], Nu
             if not text.isascii():
                 raise ValueError
             value = kind(text)
-        except ValueError:  # also a number of thousands of digits
+        except ValueError:  # also for a number with thousands of digits
             raise argparse.ArgumentTypeError(f"must be {what}, got '{text[:80]}'") from None
         if value not in allowed:
             raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from experiments.config.errors import UserError, check_choice, short, shown
 
-MOST = 2**31 - 1  # of steps, workers, bytes per message: counts are 32-bit in some libraries
-MOST_ON_A_MACHINE = 4096  # workers or threads
+MOST = 2**31 - 1  # most steps, workers, bytes per message: some libraries have 32-bit counts
+MOST_ON_A_MACHINE = 4096  # most workers or threads
 LARGEST_SEED = 2**63 - 1
-MOST_RUNS = 10_000  # of one command line or study
+MOST_RUNS = 10_000  # most runs of a command line or study
 LAST_PORT = 65_535
 _LONGEST_PATH, _LONGEST_PART = 4000, 255  # bytes: limits of Linux, with room for the files of a run folder
 
@@ -99,13 +99,13 @@ class PathName:
 
 POSITIVE = Range(0, above=True)
 NOT_NEGATIVE = Range(0)
-SHARE = Range(0, 1, above=True)  # of something that is never empty, as a density
+SHARE = Range(0, 1, above=True)  # above 0, such as a density
 PART = Range(0, 1)
-DECAY = Range(0, 1, below=True)  # of a sum over steps, as a momentum
+DECAY = Range(0, 1, below=True)  # below 1, such as a momentum
 COUNT = Range(1, MOST)
 COUNT_OR_NONE = Range(0, MOST)
 ON_A_MACHINE = Range(1, MOST_ON_A_MACHINE)
-NAME = Text("a word of at most 100 letters, digits and _.+-", r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")  # part of a folder's
+NAME = Text("a word of at most 100 letters, digits and _.+-", r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")  # names folders
 PATH = PathName()
 
 

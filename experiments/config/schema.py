@@ -22,14 +22,14 @@ from experiments.config.ranges import (
     Text,
 )
 
-TIMEOUT_S = 300.0  # of cluster.timeout_s
+TIMEOUT_S = 300.0  # default of cluster.timeout_s
 LAUNCH = "MICRO_LAUNCH"  # "node" in a job script: each srun task starts the ranks of its node
 IN_JOB = "slurm"  # a value of cluster.rdzv_endpoint: the nodes meet at the first node of the job
-SIMULATED = "simulated"  # a name of a cluster
-GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")  # of conf/
-MIRRORS = ("offline", "online")  # of tracking.mode
-NORMS = ("rank", "global")  # of optimizer.clip_norm, as micro has them
-OWN_DATA = ("imagenet", "text")  # data sets whose files a user chooses; those of others are published
+SIMULATED = "simulated"  # the cluster for workers in one process
+GROUPS = ("model", "dataset", "sparsifier", "schedule", "cluster", "optimizer", "tracking", "experiment")  # in conf/
+MIRRORS = ("offline", "online")  # the values of tracking.mode
+NORMS = ("rank", "global")  # the values of optimizer.clip_norm, as in micro
+OWN_DATA = ("imagenet", "text")  # data sets from a user's own files
 # Only one of sbatch's formats. sbatch would read 10:00 as minutes; YAML reads 1:00:00 without quotes as 3600.
 TIME = Text("'hours:minutes:seconds' or 'days-hours:minutes:seconds', in quotes", r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})")
 _PLACE = OneOf(("update", "gradient"))
@@ -43,7 +43,7 @@ def limited(allowed: Allowed, default: Any = dataclasses.MISSING) -> Any:
 
 
 def _each(allowed: Allowed) -> dict[str, Any]:
-    """Return the metadata of a list's field, each element of which must be ``allowed``."""
+    """Return the metadata of a list field whose elements must be ``allowed``."""
     return {"allowed": allowed}
 
 
@@ -152,7 +152,7 @@ class SlurmConfig:
     cpus_per_worker: int = limited(COUNT, 1)
     throttle: int | None = limited(COUNT, None)
     requeue: bool = True
-    signal_s: int = limited(Range(0, 65_535), 120)  # the largest value of sbatch
+    signal_s: int = limited(Range(0, 65_535), 120)  # sbatch's largest value
     setup: list[str] = field(default_factory=list, metadata=_each(Text("lines of shell", r"(?s:.*)")))
     extra: list[str] = field(
         default_factory=list, metadata=_each(Text("settings of sbatch such as --exclusive", r"-[^\n]*"))
@@ -367,7 +367,7 @@ class TrainConfig:
     save_weights: bool
     output: str = limited(PATH)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    digests: dict[str, str] = field(default_factory=dict)  # of the files that settings name, filled in: identity.py
+    digests: dict[str, str] = field(default_factory=dict)  # of named files; identity.py fills it in
 
     @property
     def world_size(self) -> int:

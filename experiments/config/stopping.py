@@ -63,7 +63,7 @@ def leave(number: int, frame: FrameType | None) -> NoReturn:
 def leave_with(line: str, code: int) -> NoReturn:
     """End this process at once, after one line on standard error."""
     for stream in (sys.stdout, sys.stderr):
-        # It may be broken, in use by what was interrupted, closed, or missing.
+        # The stream may be broken, in use by the interrupted code, closed, or missing.
         with suppress(OSError, RuntimeError, ValueError, AttributeError):
             stream.flush()
     with suppress(OSError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
-MOST = 1e100  # no measured number is larger
+MOST = 1e100  # measured numbers are smaller
 
 
 class BadFile(ValueError):

@@ -53,7 +53,7 @@ def top_k_error(u: Tensor, shares: Tensor) -> Tensor:
         ValueError: ``u`` is all zeros, or a share is outside [0, 1].
     """
     kept = _counts(u, shares)
-    dropped = _descending_squares(u).flip(0).cumsum(0).cpu()  # of the smallest 1, 2, ... numel
+    dropped = _descending_squares(u).flip(0).cumsum(0).cpu()  # sums of the 1, 2, ... numel smallest
     errors = dropped[(u.numel() - kept - 1).clamp(min=0)] / dropped[-1]
     return torch.where(kept == u.numel(), 0.0, errors)
 

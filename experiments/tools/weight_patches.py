@@ -23,7 +23,7 @@ from experiments.reports.report_opening import opening
 from micro import patches
 
 Result = TypeVar("Result")
-LAYER = 4_000_000  # elements of a tensor, at most
+LAYER = 4_000_000  # most elements of a tensor
 HEADER = "elements, rate, changed, patch MB, checkpoint MB, checkpoint / patch, diff s, write s, read s, apply s"
 HOW_TO_READ = """\
 Weights in bfloat16, normal with a deviation of 0.02; each moved by the learning rate up or down before rounding, as in

@@ -65,7 +65,7 @@ def _difference(place: str, saved: Any, own: Any) -> tuple[str, str] | None:
     if saved == own:
         return None
     if _is_part(saved) and _is_part(own) and _label(saved) == _label(own):
-        inner = f"{place} {_label(own)}" if place else ""  # the reducer itself, which both have, is not named
+        inner = f"{place} {_label(own)}" if place else ""  # both have the outermost reducer: not named
         return _difference(inner, saved["settings"], own["settings"])
     if isinstance(saved, dict) and isinstance(own, dict) and not (_is_part(saved) or _is_part(own)):
         for key in dict.fromkeys([*own, *saved]):

@@ -9,7 +9,7 @@ import torch
 from micro.checkpoints.resizing import average
 from micro.comm.objects import gather_objects, gather_objects_at_first
 
-NUM_KEYS = 64  # least keys in a checkpoint: up to so many ranks can load what fewer saved
+NUM_KEYS = 64  # least number of keys in a checkpoint: up to so many ranks can load what fewer saved
 _SAVED = "call it on all ranks, and only write the file under `if rank == 0:`"
 _LOADED = "load on all ranks"
 
@@ -85,7 +85,7 @@ class RankStates:
             resizes = self._resize and number != self._attachment.world_size
             if resizes:
                 entry.settings["resize from"] = number
-            elif isinstance(own, dict):  # a rank that did not exist has none; the others' refusal reaches it
+            elif isinstance(own, dict):  # a rank beyond those that saved has none; the others' refusal reaches it
                 self._attachment.check_state(own)
         self._attachment.load_state_dict(self._averaged(saved) if resizes else own)
 

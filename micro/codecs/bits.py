@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from micro import kernels
 from micro.kernels.reference import places_of
 
-BITS_OF_INT = 32  # of an int32, sign included
+BITS_OF_INT = 32  # int32, sign included
 
 
 def num_packed_bytes(count: int, width: int) -> int:

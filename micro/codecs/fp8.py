@@ -9,7 +9,7 @@ from torch import Tensor
 from micro.codecs import blocks
 from micro.codecs.base import Codec, Key
 
-LARGEST = 448  # of e4m3, which has no Inf
+LARGEST = 448  # largest e4m3 number; there is no Inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

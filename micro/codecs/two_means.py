@@ -12,9 +12,9 @@ from micro.codecs.bits import num_packed_bytes, pack, unpack
 from micro.parts import Rule, check_rule
 
 BITS = 2
-LEVELS = 4  # of the public code
-RANGE = 6.0  # standard deviations covered by these
-ROUNDS = 3  # of Lloyd's algorithm; from the third on the error hardly falls
+LEVELS = 4  # as in the public code
+RANGE = 6.0  # standard deviations that the levels cover
+ROUNDS = 3  # rounds of Lloyd's algorithm; more hardly reduce the error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

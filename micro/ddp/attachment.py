@@ -25,7 +25,7 @@ from micro.values.clipping import clip_
 from micro.values.flat import real
 from micro.values.nonfinite import Finding, NonFiniteGradient, report
 
-NO_BACKWARD = -1  # what torch has for the number of the graph where none is computed
+NO_BACKWARD = -1  # the graph task id that torch returns outside of a backward
 
 
 class Attachment(BaseAttachment):
@@ -66,15 +66,15 @@ class Attachment(BaseAttachment):
 
         self._start(reducer, comm, settings, kept=kept, reduced=reduced, compares=True, clip_=clip)
         self._scope = "model" if settings.whole_model else "bucket"
-        self._model = ref(model)  # which holds this attachment, where no garbage collector looks
+        self._model = ref(model)  # weak: C++ makes the model hold this, which no garbage collector sees
         self._buckets = Buckets({parameter: name for name, parameter in parameters.items()}, reduced.values())
         self._is_rehearsing = False
         made = thread_lane(device) if lane == "thread" else CallerLane(device)
         self._lane = BucketLane(self.steps, made, device, finds_unused=bool(model.find_unused_parameters))
         self._num_reduced = int(model._get_ddp_logging_data()["num_parameter_tensors"])  # trained when DDP was built
-        self._received: set[str] = set()  # the parameters of the buckets so far
+        self._received: set[str] = set()  # names in this backward's buckets so far
         self._compute_end: float = 0.0
-        self._hook = ref(hook)  # DDP's reducer holds the hook, and the hook this
+        self._hook = ref(hook)  # weak: the hook holds this attachment
         hook.attached = self
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Attachment(BaseAttachment):
         self.comm.close()
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if error is not None and not isinstance(error, NonFiniteGradient):  # which all ranks raise
+        if error is not None and not isinstance(error, NonFiniteGradient):  # this one all ranks raise
             self.comm.report(error)
         self.close()
 
@@ -149,15 +149,15 @@ class Attachment(BaseAttachment):
     def _receive(self, bucket: dist.GradBucket, names: tuple[str, ...], parts: Sequence[Bucket]) -> None:
         """Give the parts of a bucket to the lane.
 
-        In the first backward of a static graph DDP calls all buckets number 0 and none the last: there the parameters
-        show it. Elsewhere they cannot: DDP goes on to reduce those that are frozen after it was built. In all backwards
-        of a static graph it waits for the buckets as soon as the last hook returns.
+        In the first backward of a static graph every bucket has index 0 and none says that it is the last. There the
+        number of received parameters shows it; elsewhere it does not, because DDP also reduces parameters that were
+        frozen after it was built. With a static graph DDP waits for the buckets as soon as the last hook returns.
 
-        A first bucket also ends a backward of which ``at_end`` was never called: where two attached models share a
-        backward and both have an error, autograd raises the first and drops the call of the second.
+        If two attached models share a backward and both fail, autograd raises the first error and never calls the end
+        of the second. The second's next first bucket then ends that backward.
 
-        In a join context no backward runs on a rank that is out of inputs: DDP calls the hook for zero gradients and
-        then waits. There ``at_end`` is called at once, and the mean may be over the ranks that have inputs.
+        In a join context a rank without inputs runs no backward: DDP calls the hook for zero gradients and then waits.
+        The step then ends here, and the mean may be over the ranks that have inputs.
         """
         model = self._model()
         assert model is not None, "its own backward runs"
@@ -181,7 +181,7 @@ class Attachment(BaseAttachment):
             self._end_step(self._now() - started)
 
     def _computed(self) -> None:
-        """Note when DDP begins to wait. A lane in this thread waits for the ends of collectives not before."""
+        """Note when DDP begins to wait. Only now does a lane in this thread wait for its collectives."""
         self._compute_end = self._now()
         self._lane.finish()
         _at_end_of_backward(self._end)
@@ -203,12 +203,12 @@ class Attachment(BaseAttachment):
 
 
 def _at_end_of_backward(call: Callable[[], None]) -> None:
-    """Have autograd's engine call this after all gradients are computed, and after what was queued before.
+    """Have autograd's engine call this when all gradients are computed, after the calls that were queued earlier.
 
-    What DDP does at the end, to wait for the futures, it queues behind the hooks of all buckets. An error raised by
-    such a call comes out of backward() with its type; raised in a hook it would leave DDP waiting, and raised by a
-    future it would lose its type. Inside of a backward that another one calls, as where activations are computed again
-    (use_reentrant=True), this is the end of the inner one, as it is for DDP: so it is queued with the last bucket.
+    An error raised in such a call leaves backward() with its type. Raised in a hook it would leave DDP waiting, and
+    raised by a future it would lose its type. DDP queues its own call, which waits for the futures, after the hooks of
+    all buckets. In a nested backward (activation checkpointing with use_reentrant=True) the call runs at the end of the
+    inner one, as DDP's does; so it is queued with the last bucket.
     """
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
@@ -228,7 +228,7 @@ class Hook:
         self._model = None if model is None else ref(model)
 
     def num_summands(self, device: torch.device) -> int:
-        """Return of how many ranks DDP takes the mean: of those that have inputs in a join context that says so."""
+        """Return over how many ranks DDP averages: all, or in some join contexts only those that have inputs."""
         model = None if self._model is None else self._model()
         if getattr(model, "_divide_by_initial_world_size", True):
             return dist.get_world_size(self.group)
@@ -251,7 +251,7 @@ def hook_of(model: DistributedDataParallel) -> Hook:
         hook = Hook(model)
         try:
             model.register_comm_hook(hook, _micro_hook)
-        except RuntimeError as error:  # DDP's own words name neither the model nor the remedy
+        except RuntimeError as error:  # DDP's message names neither the model nor the remedy
             raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
         _hooks[model] = hook
     return _hooks[model]

@@ -24,8 +24,8 @@ class Bucket:
 
     Attributes:
         layout: of its gradients in the vector ``grad`` (numel,).
-        buffer: what DDP gets back: ``grad``, or that of which it is a part.
-        future: what DDP waits for; None where another part of the bucket follows.
+        buffer: the whole bucket, which DDP gets back; ``grad`` is a view of it.
+        future: what DDP waits for; None unless this is the bucket's last part.
     """
 
     layout: Layout
@@ -34,7 +34,7 @@ class Bucket:
     future: torch.futures.Future[Tensor] | None
 
     def check(self) -> None:
-        """Raise ValueError unless the layout fits the vector: compiled loops would write beyond its end."""
+        """Raise ValueError unless the layout fits the vector; otherwise compiled loops would write beyond its end."""
         given, expected = self.grad.numel(), self.layout.numel
         if given != expected:
             raise ValueError(
@@ -43,25 +43,25 @@ class Bucket:
             )
 
     def put_back(self) -> None:
-        """Give DDP its bucket, with the last part."""
+        """Complete DDP's future with the bucket, if this is its last part."""
         if self.future is not None and not self.future.done():
             self.future.set_result(self.buffer)
 
 
 class Buckets:
-    """Cuts DDP's buckets into vectors; what follows from a bucket's parameters alone is worked out once.
+    """Cuts DDP's buckets into vectors; the layouts of a bucket's parameters are computed once.
 
     Args:
         names: of the model's parameters.
-        reduced: those that buckets will hold, as far as is known.
+        reduced: the parameters that buckets are expected to hold.
 
     Attributes:
-        parameters: the ids of those, and of all that a bucket has held.
+        parameters: ids of ``reduced``, and of all parameters that a bucket has held.
     """
 
     def __init__(self, names: Mapping[Tensor, str], reduced: Iterable[Tensor]) -> None:
         self._names = {id(parameter): name for parameter, name in names.items()}
-        self._kept_alive = tuple(names)  # an id stands for its parameter as long as that lives
+        self._kept_alive = tuple(names)  # ids are unique only while their parameters live
         self.parameters = set(map(id, reduced))
         self._known: dict[object, tuple[tuple[str, ...], list[Layout]]] = {}
 
@@ -79,9 +79,9 @@ class Buckets:
 def layouts_of(parameters: Mapping[str, Tensor]) -> list[Layout]:
     """Return the layouts of the vectors of a bucket with these parameters.
 
-    DDP's first backward has one bucket for all parameters, of more than 2^31 - 1 elements in a large model, which int32
-    indices cannot count: it is cut between parameters, on all ranks alike. A parameter without elements is in no
-    vector, so a bucket of such parameters alone has none.
+    A vector has at most 2^31 - 1 elements, because indices are int32. DDP's first backward has one bucket for all
+    parameters, which can be larger; it is cut between parameters, equally on all ranks. A parameter without elements is
+    in no vector, so a bucket may have none.
     """
     layouts: list[dict[str, tuple[int, ...]]] = []
     free = 0
@@ -98,7 +98,7 @@ def layouts_of(parameters: Mapping[str, Tensor]) -> list[Layout]:
 
 
 def parts_of(layouts: list[Layout], grad: Tensor, future: torch.futures.Future[Tensor]) -> list[Bucket]:
-    """Return the parts of a bucket's ``grad`` (numel,) with these layouts, views of it; the last goes up to its end."""
+    """Return the parts of a bucket's ``grad`` (numel,) with these layouts: views; the last extends to its end."""
     parts, start = [], 0
     for number, layout in enumerate(layouts, 1):
         is_last = number == len(layouts)
@@ -109,7 +109,7 @@ def parts_of(layouts: list[Layout], grad: Tensor, future: torch.futures.Future[T
 
 
 def _unused(buckets: Sequence[Bucket]) -> Reduction[list[str]]:
-    """Return the parameters of these buckets that no rank used, whose update DDP drops; it shares rounds."""
+    """Return the parameters of these buckets that no rank used; DDP drops their update."""
     names = [name for bucket in buckets for name in bucket.layout.names]
     gradients = [gradient for bucket in buckets for gradient in bucket.layout.split(bucket.grad).values()]
     used = torch.stack([gradient.any() for gradient in gradients]).to(torch.int32)
@@ -118,38 +118,35 @@ def _unused(buckets: Sequence[Bucket]) -> Reduction[list[str]]:
 
 
 class BucketLane:
-    """Reduces the buckets of a backward in the order in which they were put on the lane, several of them at a time.
+    """Reduces the buckets of a backward in the order in which they were put on the lane, several at a time.
 
-    With each bucket that comes, one round of messages is sent (micro.comm.loop): the first message of this bucket,
-    the second of the one before it, and so on; after the last bucket as many rounds follow as it still needs. So
-    backward hides the messages of all buckets but the last few, and B buckets of c requests take B + c - 1 rounds, not
-    B c.
-    Where a step needs the whole gradient first, all buckets are launched at the end. Which of the two a bucket travels
-    in must not depend on which buckets happen to wait on the lane: that differs from rank to rank.
+    Each new bucket starts one round of messages (micro.comm.loop): the first message of this bucket, the second of the
+    one before it, and so on. After the last bucket the remaining rounds follow. So backward hides all messages but the
+    last few, and B buckets of c requests take B + c - 1 rounds, not B c. A step that needs the whole gradient first
+    launches all buckets at the end. The round of a message must not depend on which buckets are waiting on the lane,
+    because that differs between ranks.
 
-    DDP gets no bucket back before the last one of a backward is reduced: then it is known of all of them whether they
-    are finite, and the step counts for all or for none. No overlap is lost by that. At its end a backward waits for the
-    futures of all buckets anyway, and does nothing with one before.
+    DDP gets its buckets back when the last one is reduced: only then is it known whether all are finite, and the step
+    counts for all or for none. This loses no overlap, because backward uses none of them before its end.
 
-    The public methods are called by the thread of backward: begin, put for each bucket, finish. All others run on the
-    lane's.
+    The thread of backward calls the public methods: begin, put for each bucket, finish. All others run on the lane.
 
     Args:
         steps: the reductions of the present step.
         finds_unused: whether DDP looks for parameters that no rank has used.
 
     Attributes:
-        is_beside: whether backward goes on while buckets are reduced.
+        is_beside: whether backward continues while buckets are reduced.
     """
 
     def __init__(self, steps: Reductions, lane: Lane, device: torch.device, *, finds_unused: bool) -> None:
         self._steps, self._lane, self._device = steps, lane, device
         self.is_beside = lane.is_beside
         self._unused = _unused if finds_unused else None
-        self._weight = 1.0  # of the gradients of this backward
-        self._waiting: list[Bucket] = []  # for the whole gradient
+        self._weight = 1.0  # factor of this backward's gradients
+        self._waiting: list[Bucket] = []  # buckets that wait for the whole gradient
         self._is_open = False
-        self._is_beside_backward = False  # then the lane's loops leave the threads to it
+        self._is_beside_backward = False  # then compiled loops use one thread
 
     def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
         """Begin a backward; see Reductions.begin."""
@@ -157,18 +154,18 @@ class BucketLane:
 
         def begin() -> None:
             if self._steps.has_begun or self._waiting:
-                self._release()  # an error ended the backward before
+                self._release()  # the last backward ended with an error
             self._weight = self._steps.begin(has_inputs=has_inputs, counts_inputs=counts_inputs)
 
         self._lane.put(partial(self._run, begin))
 
     def put(self, buckets: Sequence[Bucket]) -> None:
-        """Reduce the parts of a bucket in place, after all that were put before; its future is set at the end."""
+        """Reduce the parts of a bucket in place, after all earlier ones; its future is set at the end."""
         uses = [tensor for bucket in buckets for tensor in (bucket.grad, bucket.buffer)]
         self._lane.put(partial(self._run, self._go_on, buckets), uses)
 
     def finish(self) -> None:
-        """End the backward whose last bucket was put, unless this was called before."""
+        """End the backward after its last bucket; further calls do nothing."""
         self._is_beside_backward = False
         if self._is_open:
             self._is_open = False
@@ -193,7 +190,7 @@ class BucketLane:
         self._lane.close()
 
     def _run(self, work: Callable[[], None], buckets: Sequence[Bucket] = ()) -> None:
-        """Do a part of a backward: a task of the lane must not raise, backward does at its end."""
+        """Run a task of the lane; it must not raise, since backward raises the error at its end."""
         self._waiting += buckets
         try:
             if not self._steps.has_failed:
@@ -223,7 +220,7 @@ class BucketLane:
             self._waiting = []
 
     def _release(self) -> None:
-        """Give DDP zeros where nothing can be reduced any more, so that backward ends and raises."""
+        """Give DDP zeros for all buckets after an error, so that backward ends and raises it."""
         left: list[Any] = [*self._steps.abandon(), *self._waiting]
         self._waiting = []
         for bucket in left:

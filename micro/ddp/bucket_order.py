@@ -11,19 +11,19 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def replay(model: DistributedDataParallel, reduced: Mapping[str, Tensor], buckets: Sequence[Sequence[str]]) -> bool:
-    """Let gradients of zero arrive in the order of these buckets, by a backward that computes nothing.
+    """Run a backward with gradients of zero that arrive in the order of these buckets.
 
-    DDP notes the order of its first backward and makes new buckets of it before the second forward. So the buckets of
-    a run that goes on are those that it would have had without the interruption, from the first step on. The caller
-    sees to it that nothing is reduced meanwhile. Gradients are as before. This rank talks to no other.
+    DDP rebuilds its buckets before the second forward, in the order of the first backward. After this call a resumed
+    run has the buckets of an uninterrupted one from its first step on. The caller ensures that nothing is reduced
+    meanwhile. Gradients are kept, and nothing is sent.
 
     Args:
         reduced: the parameters that DDP reduces, by name.
-        buckets: the names in each bucket. What is in none comes last.
+        buckets: the names in each bucket; other parameters come last.
 
     Returns:
-        whether it was done: not where DDP keeps its first buckets (unused parameters, static graph) or has mixed
-        precision, nor where a parameter has hooks of the user's, which would run.
+        whether it was done. It is not if DDP never rebuilds its buckets (unused parameters, static graph), has mixed
+        precision, or a parameter has hooks of the user, which would run.
     """
     saved = [name for names in buckets for name in names if name in reduced]
     order = [reduced[name] for name in dict.fromkeys([*saved, *reduced])]
@@ -50,14 +50,14 @@ def replay(model: DistributedDataParallel, reduced: Mapping[str, Tensor], bucket
 
 
 class _Zero(nn.Module):
-    """A stand-in for the model, whose output depends on the parameters with gradients of zero."""
+    """Replaces the model: its output depends on all parameters, and every gradient is zero."""
 
     def __init__(self, order: Sequence[Tensor]) -> None:
         super().__init__()
-        self._order: Callable[[], Sequence[Tensor]] = lambda: order  # behind a call: they must not be registered here
+        self._order: Callable[[], Sequence[Tensor]] = lambda: order  # hidden, so that nn.Module does not register them
 
     def forward(self, *_: Any) -> Tensor:
-        """Return zero. The term that is added last is the first whose gradient backward computes."""
+        """Return zero. Backward computes the gradient of the last added term first."""
         total = torch.zeros((), device=self._order()[0].device)
         for parameter in reversed(self._order()):
             total = total + (torch.view_as_real(parameter) if parameter.is_complex() else parameter).sum().float() * 0

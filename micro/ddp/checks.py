@@ -19,7 +19,7 @@ from micro.values.names import listed
 
 
 def check_model(model: DistributedDataParallel) -> None:
-    """Raise ValueError where DDP has no buckets, or the module has no parameters now or makes sparse gradients."""
+    """Raise ValueError if DDP has no buckets, or the module has no parameters or makes sparse gradients."""
     if next(model.module.parameters(), None) is None:
         raise ValueError(
             "model has no parameters any more, as one over DTensors has none after its first forward: attach before it"
@@ -45,7 +45,7 @@ def check_model(model: DistributedDataParallel) -> None:
 
 
 def check_one_ddp(model: DistributedDataParallel) -> None:
-    """Raise ValueError where another DDP averages the gradients of ``model`` as well, and writes over the update."""
+    """Raise ValueError if another DDP also averages the gradients of ``model``, and overwrites the update."""
     inner = [name for name, part in model.module.named_modules() if isinstance(part, DistributedDataParallel)]
     own = {id(parameter) for parameter in reduced_parameters(model).values()}
     modules = dict(model.module.named_modules())
@@ -61,7 +61,7 @@ def check_one_ddp(model: DistributedDataParallel) -> None:
 
 
 def check_held(model: DistributedDataParallel) -> None:
-    """Raise ValueError where DDP reduces other parameters than those that the module has, and trains, now."""
+    """Raise ValueError if DDP's parameters are not those that the module has, and trains, now."""
     lost = [name for name, parameter in reduced_parameters(model).items() if not _is_held(parameter)]
     if lost:
         raise ValueError(
@@ -79,10 +79,10 @@ def check_held(model: DistributedDataParallel) -> None:
 
 
 def _is_held(parameter: Tensor) -> bool:
-    """Return whether somebody holds the node of autograd's that accumulates the gradient, as DDP does.
+    """Return whether something, such as DDP's hook, keeps the parameter's gradient accumulation node alive.
 
-    DDP has its hook on that node. Python sees a node by a new object each time; only what is noted in the node stays,
-    as long as the node lives. After a cast, or for a parameter that DDP does not know, it is made anew at each call.
+    Each access creates a new Python object, but the node's metadata live as long as the node. Autograd creates a new
+    node at each call if nothing holds it: after a cast, or for a parameter that DDP does not know.
     """
     with torch.enable_grad():
         node: Any = get_gradient_edge(parameter).node
@@ -93,7 +93,7 @@ def _is_held(parameter: Tensor) -> bool:
 
 
 def check_parameters(parameters: Mapping[str, Tensor], *, whole_model: bool) -> None:
-    """Raise ValueError where the trained ``parameters`` cannot be reduced: by their devices, sizes or dtypes."""
+    """Raise ValueError if devices, sizes or dtypes of the trained ``parameters`` are not supported."""
     if not parameters:
         raise ValueError("model has no parameter that is trained now: unfreeze one before")
     devices = sorted({str(parameter.device) for parameter in parameters.values()})

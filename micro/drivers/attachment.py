@@ -28,11 +28,11 @@ from micro.warn import warn
 
 
 class Driver(ABC):
-    """A reducer at work on a model; a context manager that closes it.
+    """A reducer that is attached to a model; a context manager that closes it.
 
     Attributes:
-        reducer: what reduces.
-        comm: the ranks between which it does.
+        reducer: the reducer.
+        comm: the ranks that reduce together.
     """
 
     reducer: Reducer
@@ -56,14 +56,14 @@ class Driver(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Take the reducer off the model."""
+        """Detach the reducer from the model."""
 
     def meet(self, call: str, *, remedy: str) -> AbstractContextManager[Entry]:
-        """Return a context that all ranks enter which train the model; what one of them raises there, all raise.
+        """Return a context for all ranks that train the model; if one raises in it, all do.
 
         Args:
             call: what the user has called.
-            remedy: what a user does where a rank has not come.
+            remedy: what the user should do if a rank is missing.
         """
         if not isinstance(self.comm, GroupComm):
             return meeting(call, lambda: self.comm)
@@ -73,7 +73,7 @@ class Driver(ABC):
         return header(step=step, **self._identity())
 
     def check_state(self, saved: Any) -> None:
-        """Raise ValueError where ``saved`` is of another rank, world size, method or newer version; load nothing."""
+        """Raise ValueError if ``saved`` is of another rank, world size, method or newer version; load nothing."""
         check_header(saved, **self._identity())
 
     def _identity(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Driver(ABC):
         return CopiedDriver()
 
     def __reduce__(self) -> tuple[type["CopiedDriver"], tuple[()]]:
-        """Warn, and raise nothing: rank 0 alone saves as a rule, with all that a program has in its arguments."""
+        """Warn instead of raising, because often only rank 0 pickles, and the others would wait."""
         warn(
             f"a pickled {type(self).__name__} is no saved state, nothing that it keeps is in it: save what its "
             "state_dict() returns, of every rank"
@@ -102,7 +102,7 @@ class Driver(ABC):
 
 
 class CopiedDriver:
-    """What copy, deepcopy and pickle make of a driver: it is attached to no model, holds no state, and says so."""
+    """The copy or pickle of a driver: attached to no model, without state; every use raises an error that says so."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
@@ -112,7 +112,7 @@ class CopiedDriver:
 
 
 class BaseAttachment(Driver):
-    """A reducer at work on the gradients of a model.
+    """A reducer that is attached to the gradients of a model.
 
     Attributes:
         steps: the reductions of the present step.
@@ -132,12 +132,12 @@ class BaseAttachment(Driver):
         compares: bool,
         clip_: Clip,
     ) -> None:
-        """Set up what all attachments have.
+        """Set up what all attachments share.
 
         Args:
-            kept: for which parameters something may be kept, by name.
+            kept: parameters that may have saved state, by name.
             reduced: the parameters that are reduced.
-            compares: whether to look for gradients that a loop takes something from after backward.
+            compares: whether to check that a loop does not remove or scale gradients after backward.
         """
         self.reducer, self.comm = reducer, comm
         self._on_step, self._is_paused = settings.on_step, False
@@ -168,7 +168,7 @@ class BaseAttachment(Driver):
         return any(residual.numel() for residual in self.residuals())
 
     def _loss_of_accumulating(self) -> str | None:
-        """Return what loses mass where a backward begins with averaged gradients; see GradientWatch."""
+        """Return the setting that loses mass if averaged gradients are accumulated, '' or None; see GradientWatch."""
         if self.clip is not None:
             return "clip="
         feedback = getattr(innermost(self.reducer), "feedback", None)
@@ -182,11 +182,11 @@ class BaseAttachment(Driver):
 
     @abstractmethod
     def present_parameters(self) -> Mapping[str, Tensor]:
-        """Return the parameters of the model as it is now, by name; not those that its wrapper was told to ignore."""
+        """Return the model's present parameters by name, without those that its wrapper ignores."""
 
     @abstractmethod
     def _error_of(self, findings: Any) -> Any:
-        """Return the error of a step in which something was not finite; all ranks call this."""
+        """Return the error of a step with non-finite values; all ranks call this."""
 
     @property
     def stats(self) -> tuple[StepStats, ...]:
@@ -198,10 +198,10 @@ class BaseAttachment(Driver):
 
     @property
     def skipped(self) -> bool:
-        """Whether the last step was not finite, so that the whole update is zero; the same on all ranks.
+        """Whether the last step had NaN or Inf, so that the whole update is zero; equal on all ranks.
 
-        A loop that must not move in such a step, by momentum or weight decay, leaves out ``optimizer.step()``. With a
-        scaler the update is Inf, and the scaler does that.
+        Momentum and weight decay still move the weights unless the loop skips ``optimizer.step()``. With a scaler the
+        update is Inf, and the scaler skips the step.
         """
         return self.steps.skipped
 
@@ -232,7 +232,7 @@ class BaseAttachment(Driver):
 
     @property
     def clip(self) -> float | None:
-        """The greatest norm of the gradient, as it was attached; may be changed between steps, on all ranks alike."""
+        """The largest norm of the gradient; may be changed between steps, equally on all ranks."""
         return self.steps.clip
 
     @clip.setter
@@ -241,18 +241,18 @@ class BaseAttachment(Driver):
         self.steps.clip = limit
 
     def residuals(self) -> list[Tensor]:
-        """Return this rank's residuals, a vector per bucket or FSDP module, not copied; empty where none are kept."""
+        """Return this rank's residuals, not copied: a vector per bucket or FSDP module, empty without residual."""
         return self._states.residuals()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Let backward reduce nothing in this context: its gradients stay this rank's own, residuals as they are.
+        """Reduce nothing in this context: gradients stay this rank's own, and residuals do not change.
 
-        For a backward whose gradients are not used: a discriminator's while the generator is trained, one for logging.
-        All ranks pause the same ones. What was not sent of such a backward would otherwise wait in the residuals and be
-        added to later steps. Remove its gradients by zero_grad(): those that are not removed are part of the next step,
-        and on FSDP an optimizer that steps before refuses. ``model.no_sync()`` of DDP does the same where the forward
-        is in it too; ``set_requires_gradient_sync(False)`` of FSDP keeps what zero_grad() does not remove.
+        Use it for a backward whose gradients are discarded: of a discriminator while the generator is trained, or for
+        logging. Otherwise their unsent part would stay in the residuals and be added to later steps. All ranks pause
+        the same backwards. Remove the gradients by zero_grad(): otherwise they are part of the next step, and on FSDP
+        an optimizer's step before it is refused. DDP's ``model.no_sync()`` does the same if it includes the forward;
+        FSDP's ``set_requires_gradient_sync(False)`` keeps gradients that zero_grad() does not remove.
         """
         was, self._is_paused = self._is_paused, True
         try:
@@ -261,27 +261,27 @@ class BaseAttachment(Driver):
             self._is_paused = was
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank keeps, by parameter name, and the states of the parts; save one per rank.
+        """Return this rank's state: residuals by parameter name, and the states of the parts. Save one per rank.
 
-        It says whose it is: format, version, rank, world size, step, and the method with all settings. Everything is
-        plain data and tensors, which ``torch.load(weights_only=True)`` reads.
+        It also has format, version, rank, world size, step, and the method with all settings. All values are plain data
+        and tensors, which ``torch.load(weights_only=True)`` reads.
         """
         head = self._header(self._states.step)
         return {**head, "loss_scale": self._loss_scale.value, "buckets": self._states.save()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned, on the same rank; buckets may have changed since.
+        """Load what ``state_dict`` returned on the same rank; buckets may have changed since.
 
-        Density, start_step, seed, nonfinite and clip may be others than before.
+        Density, start_step, seed, nonfinite and clip may differ.
 
         Raises:
-            ValueError: it is of another rank, world size, method or newer version, or names parameters that the model
-                does not have, or of other shapes.
+            ValueError: the state is of another rank, world size or method, of a newer version, or has parameters that
+                the model does not have, or has with another shape.
         """
         self.check_state(saved)
         self._states.load(saved["buckets"])
         self._loss_scale.value = saved.get("loss_scale", 1.0)
-        if not self._loss_scale.is_used:  # gradients are not scaled from now on
+        if not self._loss_scale.is_used:  # gradients are not scaled any more
             self._states.rescale_(1 / self._loss_scale.value)
             self._loss_scale.value = 1.0
 
@@ -291,7 +291,7 @@ class BaseAttachment(Driver):
         parameter_watch.remove(self)
 
     def _end_step(self, exposed_s: float) -> None:
-        """Raise what went wrong in a backward, or report it."""
+        """End a backward: raise its error, or report the step."""
         self.steps.exposed_s = exposed_s
         self._watch.settle()
         error = self.steps.error
@@ -303,4 +303,4 @@ class BaseAttachment(Driver):
         try:
             raise error
         finally:
-            del error  # its traceback holds this frame, which would hold it
+            del error  # otherwise a reference cycle: the traceback holds this frame

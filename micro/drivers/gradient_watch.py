@@ -19,9 +19,9 @@ from micro.drivers.optimizer_steps import StepListener
 from micro.values.names import listed
 from micro.warn import warn
 
-NUM_LOOKS = 20  # reduced backwards that are followed closely, and steps in which norms are compared
-PERIOD = 64  # of the later ones, one of so many is
-SMALLER = 0.999  # a norm that is as much smaller has not only been rounded
+NUM_LOOKS = 20  # all gradients are checked in so many first backwards; norms are compared in at most so many steps
+PERIOD = 64  # afterwards they are checked in one backward of so many
+SMALLER = 0.999  # a norm below this share was scaled, not rounded
 DISCARDED = (
     "the gradients of a backward were removed without an optimizer step, but what was not sent of them waits in the "
     "residuals and is added to later steps: run such a backward within model.no_sync() or attachment.paused()"
@@ -52,9 +52,9 @@ class TouchedGradients:
     """Follows the gradients of some parameters from one reduced backward to the next.
 
     Attributes:
-        is_accumulated: whether the backward that runs, or ran last, found gradients that a reduced one had left.
-        touched: whether a gradient is *new*, by the id of its parameter, for each that a backward has touched since the
-            last reduced one. It is new where there was none before, or where a step had used the one that was there.
+        is_accumulated: whether the latest backward began with gradients that a reduced one had left.
+        touched: gradients that a backward wrote since the last reduced one, by the id of the parameter. True means
+            *new*: there was none before, or a step had used the old one.
     """
 
     def __init__(self) -> None:
@@ -64,23 +64,23 @@ class TouchedGradients:
         self._reduced: dict[int, tuple[int, int]] = {}  # versions of gradient and parameter at the last settle
         self._graph: int | None = None
         self._handles: list[RemovableHandle] = []
-        weakref.finalize(self, _remove, self._handles)  # neither a parameter nor torch must keep this alive
+        weakref.finalize(self, _remove, self._handles)  # the hooks must not keep this alive
 
     def follow(self, parameters: Iterable[Any]) -> None:
-        """Follow these parameters, and no others, from now on; not between the first and last gradient of a backward.
+        """Follow only these parameters from now on; do not call it during a backward.
 
-        A shard has no hook that runs where its gradient arrives: its driver calls ``touch``.
+        Autograd has no hook for the gradient of a shard; its driver calls ``touch``.
         """
         _remove(self._handles)
         self._parameters = {id(each): each for each in parameters if each.requires_grad}
         self._is_sharded = any(hasattr(each, "to_local") for each in self._parameters.values())
-        touch = partial(TouchedGradients.touch, weakref.proxy(self))  # its hooks go with it
+        touch = partial(TouchedGradients.touch, weakref.proxy(self))  # the hooks must not keep this alive
         for number, parameter in self._parameters.items():
             if not hasattr(parameter, "to_local"):
                 self._handles.append(parameter.register_hook(partial(touch, number)))
 
     def settle(self) -> None:
-        """Note that all gradients are those that buckets have written."""
+        """Note that all gradients are now as the buckets wrote them."""
         self.touched.clear()
         self.is_accumulated = False
         if self._is_sharded:
@@ -103,18 +103,19 @@ class TouchedGradients:
             self.touched[number] = parameter.grad is None or is_used
 
     def added_to(self, parameter: Any) -> bool:
-        """Return whether a backward added to what a bucket had written, and no step had used yet."""
+        """Return whether a backward added to a reduced gradient before a step used it."""
         number = id(parameter)
         return self.touched.get(number) is False and _versions(parameter)[0] != self._reduced[number][0]
 
     def close(self) -> None:
-        """Follow nothing any more."""
+        """Stop following."""
         _remove(self._handles)
 
     def _finds_reduced(self, number: int) -> bool:
-        """Return whether what a reduced backward left is still there as this one begins, and no step used it.
+        """Return whether this backward begins with reduced gradients that no step used.
 
-        A write has changed it, perhaps to zeros: on an accelerator, where to look means to wait, that is believed.
+        Gradients that were written to may be zero. On a GPU reading them would make the host wait, so they are then
+        assumed to be zero.
         """
         if number not in self._reduced or self.touched.get(number) or self._parameters[number].grad is None:
             return False
@@ -131,26 +132,24 @@ class TouchedGradients:
 class GradientWatch(StepListener):
     """Follows the gradients of reduced backwards.
 
-    *Discarded* gradients: between two backwards there was neither a step of an optimizer that holds any of the
-    parameters nor a write to one, and the second finds a gradient gone that the first had left. Nothing is said before
-    a step was seen once: a loop that writes to ``parameter.data`` by itself does neither. *Accumulated* ones are still
-    there.
+    Found at a backward:
+    - *discarded*: the gradients of the last backward are gone, and no step used them. Warns only after a step was seen,
+      because a loop that writes to ``parameter.data`` itself makes none;
+    - *accumulated*: they are still there.
 
-    *Removed* and *scaled* ones are found before an optimizer's step, where its gradients are not those that backward
-    left. Norms are taken only after a step whose gradients were written to, in at most NUM_LOOKS steps.
+    Found before an optimizer's step (after it, if its closure runs the backward):
+    - *removed* and *scaled*: they are not those that backward left. Norms are compared only after a step whose
+      gradients were written to, in at most NUM_LOOKS steps;
+    - *own*: no bucket wrote them; *added to*: a later backward added to them.
 
-    *Own* gradients, which no bucket has written, and those that were *added to* afterwards are found before the step
-    too, or after it where its closure runs the backward.
-
-    The first NUM_LOOKS backwards are followed closely, and one of PERIOD afterwards: a hook on each parameter, and all
-    gradients looked at. In the others one parameter stands for all.
+    In the first NUM_LOOKS backwards, and in one of PERIOD afterwards, all parameters are checked, otherwise one.
 
     Args:
-        parameters: the model's by name, as far as they are reduced. Of sharded ones this rank's shards are looked at;
-            autograd does not know a shard, so that the driver calls ``look``.
+        parameters: the reduced parameters by name. Of sharded ones this rank's shards are checked; autograd has no hook
+            for a shard, so the driver calls ``look_at_shards``.
         compares: returns whether to look for removed and scaled gradients; called after the first backward.
-        accumulates: returns None where accumulated gradients do no harm, '' where that is noted, or what loses a part
-            of them, which is an error.
+        accumulates: returns None if accumulated gradients do no harm, '' to warn, or the setting that loses a part of
+            them, which is an error.
     """
 
     def __init__(
@@ -165,9 +164,9 @@ class GradientWatch(StepListener):
         self._wants_comparison, self._compares = compares, False
         self._accumulates = accumulates
         self._noted: set[str] = set()
-        self._watched: Any = None  # stands for all, where one is enough
-        self._has_value = False  # its gradient, at the end of the last backward
-        self._version: int | None = None  # of it, while a backward waits for its step
+        self._watched: Any = None  # the parameter that is checked when one is enough
+        self._has_value = False  # whether its gradient was not zero at the end of the last backward
+        self._version: int | None = None  # its version while a backward waits for its step
         self._has_stepped = self._is_discarded = self._is_accumulated = False
         self._touched, self._num_reduced = TouchedGradients(), 0
         self._is_close = False
@@ -178,9 +177,9 @@ class GradientWatch(StepListener):
         self.listen()
 
     def settle(self) -> None:
-        """Note that a backward has ended whose gradients are averaged, or zero on all ranks."""
+        """Note the end of a backward with averaged gradients, or zeros on all ranks."""
         if self._watched is None:
-            self._start()  # not before the first backward: a parameter without hooks lets DDP's buckets be restored
+            self._start()  # after the first backward: DDP's buckets can only be restored without hooks
         self._is_accumulated = self._touched.is_accumulated
         self._num_reduced += 1
         is_close = self._num_reduced < NUM_LOOKS or self._num_reduced % PERIOD == 0
@@ -190,13 +189,13 @@ class GradientWatch(StepListener):
         self._touched.settle()
 
     def end_backward(self, *, is_applied: bool) -> None:
-        """Note what a reduced backward has left; say so if the one before was thrown away, or is in it once more.
+        """Record the gradients of a reduced backward; warn if the last ones were discarded or accumulated.
 
         Args:
-            is_applied: whether its gradients are for a step; not so where they are zero because one was not finite.
+            is_applied: whether its gradients are for a step; False if they are zero because one was not finite.
 
         Raises:
-            ValueError: it holds gradients of the one before, of which a part is lost with these settings.
+            ValueError: gradients were accumulated, and these settings lose a part of them.
         """
         if self._is_accumulated:
             self._note_accumulated()
@@ -213,7 +212,7 @@ class GradientWatch(StepListener):
             self._norm = _norm_of(self._left) if self._was_written and self._looks_left else 0.0
 
     def look(self, _: object = None) -> None:
-        """Look at the watched parameter before its gradient of this backward is added to what is there."""
+        """Check the watched parameter before this backward adds to its gradient."""
         if self._version is None or self._watched is None or DISCARDED in self._noted:
             return
         if version_of(self._watched) != self._version:
@@ -223,13 +222,13 @@ class GradientWatch(StepListener):
             self._is_discarded = gradient is None or (self._has_value and not gradient.any())  # or set to zero
 
     def look_at_shards(self) -> None:
-        """Do for sharded parameters what hooks do for others, as a backward reaches the first of them."""
+        """Call the hooks for sharded parameters, when a backward reaches the first of them."""
         if self._watched is not None:
             self._touched.touch(id(self._watched))
             self.look()
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Compare the gradients that ``optimizer`` is about to use, unless there was a step since the backward."""
+        """Compare the gradients that ``optimizer`` will use with those of the last backward, before its first step."""
         if not self._left:
             return
         left = set(map(id, self._left))
@@ -244,7 +243,7 @@ class GradientWatch(StepListener):
         self._left = []
 
     def check_gradients(self, optimizer: Optimizer) -> None:
-        """Refuse gradients that no bucket has written, and note those that were added to afterwards.
+        """Refuse gradients that no bucket wrote; warn about those that a later backward added to.
 
         Raises:
             ValueError: ``optimizer`` would use a gradient of this rank alone.
@@ -252,7 +251,9 @@ class GradientWatch(StepListener):
         touched = self._touched.touched
         if self._num_reduced and not touched:
             return
-        moved = [group for group in optimizer.param_groups if group.get("lr") != 0]  # others are stepped for a timing
+        moved = [
+            group for group in optimizer.param_groups if group.get("lr") != 0
+        ]  # without: a step that only measures time
         held = [p for group in moved for p in group["params"] if id(p) in self._names]
         present = [p for p in held if p.grad is not None]
         new = [p for p in present if not self._num_reduced or touched.get(id(p))]
@@ -293,13 +294,13 @@ class GradientWatch(StepListener):
             warn(words.format(*details))
 
     def _start(self) -> None:
-        """Watch from now on, unless all parameters are frozen for now."""
+        """Start to watch, unless all parameters are frozen."""
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         if not trained:
             return
-        self._watched = min(trained, key=lambda parameter: parameter.numel() or sys.maxsize)  # one with elements
+        self._watched = min(trained, key=lambda parameter: parameter.numel() or sys.maxsize)  # never an empty one
         self._compares = self._wants_comparison()
-        look = partial(GradientWatch.look, weakref.proxy(self))  # neither the parameter nor torch must keep this alive
+        look = partial(GradientWatch.look, weakref.proxy(self))  # the hook must not keep this alive
         handle = self._watched.register_hook(look)
         self._stop = weakref.finalize(self, handle.remove)
 
@@ -312,13 +313,13 @@ class GradientWatch(StepListener):
 
 
 def own(tensor: Any) -> Tensor | None:
-    """Return what this rank holds of a tensor: all of it, or its shard of a DTensor."""
+    """Return the tensor, or this rank's shard of a DTensor."""
     shard: Tensor | None = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return shard
 
 
 def version_of(parameter: Any) -> int:
-    """Return a number that each write in place raises: a DTensor counts its own, and those to its shard apart."""
+    """Return a number that every in-place write increases, also writes to a DTensor's shard."""
     version: int = parameter._version
     return version + (parameter.to_local()._version if hasattr(parameter, "to_local") else 0)
 

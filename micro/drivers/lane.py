@@ -29,16 +29,15 @@ from torch import Tensor
 
 Task = Callable[[], None]
 LaneChoice = Literal["auto", "thread", "caller"]
-"""Which thread reduces: one of the lane's own, that of backward, or what fits the backend and the model."""
+"""Which thread reduces: the lane's own, that of backward, or ``auto``: chosen by backend and model."""
 CLOSE_S = 5.0
 
 
 class Lane(ABC):
-    """Runs what is put on it one after the other, without gradients of its own.
+    """Runs tasks one after the other, without autograd.
 
-    One lane means one order: every rank puts its buckets on it in the order of DDP's numbers, so all ranks call the
-    same collectives in the same order, whatever becomes ready when. ``is_beside`` says that backward goes on while a
-    task runs.
+    Every rank puts its buckets on the lane in the order of DDP's numbers, so all ranks call the same collectives in the
+    same order, no matter when gradients become ready. ``is_beside`` says that backward continues while a task runs.
     """
 
     is_beside: ClassVar[bool] = False
@@ -48,7 +47,7 @@ class Lane(ABC):
         self._stream: Any = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def put(self, task: Task, uses: Sequence[Tensor] = ()) -> None:
-        """Run ``task`` after all that was put before, once the work queued on the caller's stream so far is done.
+        """Run ``task`` after all earlier tasks, and after the work queued on the caller's stream so far.
 
         A task must not raise: the exception would be lost.
 
@@ -64,27 +63,25 @@ class Lane(ABC):
 
     @abstractmethod
     def _take(self, task: Task, ready: Any) -> None:
-        """Run ``task``, on an accelerator behind the event ``ready``."""
+        """Run ``task``, on an accelerator after the event ``ready``."""
 
     def close(self) -> None:  # noqa: B027 - a lane without a thread has nothing to end
-        """End after the tasks that were put."""
+        """End after the remaining tasks."""
 
 
 class ThreadLane(Lane):
-    """Runs tasks in a thread of its own: backward goes on meanwhile.
+    """Runs tasks in its own thread, while backward continues.
 
-    No callback waits, neither on autograd's threads nor on the process group's, and on an accelerator the host of
-    backward never does.
+    Nothing waits in autograd's threads or in the process group's, and on an accelerator backward's host never waits.
 
-    Two threads then call collectives: this one, over a process group of its own, and that of backward, where DDP and
-    the model have some (the map of used parameters, batch norm over all ranks). Each thread has one order, the same on
-    all ranks; between the two there is none. Gloo needs none: groups have connections of their own, so each collective
-    goes on when all ranks have called it. NCCL's kernels wait on the device for those of the other ranks: two ranks
-    that launch two communicators' kernels in different orders can wait for each other for ever where the device does
-    not run both at once. Use CallerLane there. For the same reason models on one accelerator share a lane: see
-    `thread_lane`.
+    Two threads may then call collectives: this one, over its own process group, and that of backward, for DDP and the
+    model (the map of used parameters, SyncBatchNorm). Each thread has the same order on all ranks, but the order
+    between the two may differ. Gloo allows that, because groups have separate connections. NCCL's kernels wait on the
+    device for those of other ranks: ranks that launch the kernels of two communicators in different orders can wait for
+    each other forever, if the device does not run both at once. Use CallerLane there. For the same reason models on one
+    accelerator share a lane: see `thread_lane`.
 
-    The thread ends with the lane. It is a daemon: a collective that waits for a lost rank keeps no process alive.
+    The thread ends with the lane. It is a daemon, so a collective that waits for a lost rank keeps no process alive.
     """
 
     is_beside: ClassVar[bool] = True
@@ -103,12 +100,12 @@ class ThreadLane(Lane):
         self._tasks.put((task, ready))
 
     def shared(self) -> "ThreadLane | None":
-        """Return this lane for one more user; None once it was closed."""
+        """Return this lane for one more user; None if it is closed."""
         self._num_users += bool(self._num_users)
         return self if self._num_users else None
 
     def close(self) -> None:
-        """End the thread after the tasks that were put; one that waits for a lost rank is left after some seconds."""
+        """End the thread after the remaining tasks; do not wait long for one that waits for a lost rank."""
         self._num_users -= 1
         if self._num_users == 0:
             self._tasks.put(None)
@@ -120,9 +117,9 @@ _lanes: "weakref.WeakValueDictionary[torch.device, ThreadLane]" = weakref.WeakVa
 
 
 def thread_lane(device: torch.device) -> ThreadLane:
-    """Return a lane with a thread: of an accelerator the one that all models there share, on a CPU a new one.
+    """Return a lane with a thread: on a CPU a new one, on an accelerator one that all its models share.
 
-    Two models in one backward put their buckets on it in one order, the same on all ranks. Each user closes it once.
+    Two models in one backward then put their buckets on it in the same order on all ranks. Each user closes it once.
     """
     known = _lanes.get(device)
     lane = (known and known.shared()) or ThreadLane(device)
@@ -132,18 +129,18 @@ def thread_lane(device: torch.device) -> ThreadLane:
 
 
 class CallerLane(Lane):
-    """Runs tasks at once, in the thread that puts them: that of backward, which then calls all collectives itself.
+    """Runs tasks at once, in the thread of backward, which then calls all collectives itself.
 
-    With the model's own process group there is one communicator, one thread and one order, the order in which
-    backward reaches its buckets and its own collectives; it is the same on all ranks where DDP without a hook needs it
-    to be. On an accelerator backward's kernels that were launched before go on beside those of the lane's stream. The
-    host waits with every read of a value (how much each rank sends), so less communication is hidden.
+    With the model's process group there is one communicator, one thread and one order: that in which backward reaches
+    its buckets and its own collectives. DDP without a hook needs the same order on all ranks too. On an accelerator,
+    backward's earlier kernels run concurrently with the lane's. The host waits at every read of a value (how much each
+    rank sends), so less communication is hidden.
     """
 
     @torch.no_grad()
     def _take(self, task: Task, ready: Any) -> None:
         kind = self._device.type
-        # a backward inside of autocast would have the reducer's products rounded too
+        # if backward runs under autocast, the reducer's products would be rounded too
         rounds = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
         if self._stream is not None:
             self._stream.wait_event(ready)
@@ -155,10 +152,10 @@ def _drain(tasks: "queue.SimpleQueue[tuple[Task, Any] | None]", device: torch.de
     if stream is not None:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(stream)
-    with torch.no_grad():  # a setting of each thread: backward's own has it off already
+    with torch.no_grad():  # each thread has its own setting
         while (item := tasks.get()) is not None:
             task, ready = item
             if stream is not None:
                 stream.wait_event(ready)
             task()
-            del item, task, ready  # what they hold must not live until the next task comes
+            del item, task, ready  # otherwise their tensors would live until the next task

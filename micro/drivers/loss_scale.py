@@ -16,20 +16,20 @@ from micro.selectors.wrapping import WrappingSelector
 
 
 class HoldsScaler(Protocol):
-    """An object around a GradScaler, such as NativeScaler of timm and of the programs that follow it."""
+    """An object that holds a GradScaler, such as timm's NativeScaler."""
 
     _scaler: torch.amp.GradScaler
 
 
 Scaler = torch.amp.GradScaler | HoldsScaler | Callable[[], float]
-"""Tells the factor on the loss: a GradScaler, an object that holds one, or a function that returns the factor."""
+"""A GradScaler, an object that holds one, or a function that returns the current scale."""
 
 
 def scale_of(scaler: Scaler | None) -> Callable[[], float] | None:
-    """Return the function that returns the present factor on the loss; None where the loss is not scaled.
+    """Return a function that returns the current scale; None if the loss is not scaled.
 
     Raises:
-        ValueError: the scaler is none.
+        ValueError: ``scaler`` is of another type.
     """
     known: Any = getattr(scaler, "_scaler", scaler)
     if isinstance(known, torch.amp.GradScaler):
@@ -45,15 +45,14 @@ def scale_of(scaler: Scaler | None) -> Callable[[], float] | None:
 
 
 class LossScale:
-    """The factor on the loss, and the one that the residuals have.
+    """The scale of the loss, and that of the residuals.
 
     Args:
-        scale: returns the present factor, the same on all ranks; None where the loss is not scaled.
+        scale: returns the current scale, equal on all ranks; None if the loss is not scaled.
 
     Attributes:
-        value: the factor on what is kept; 1 before the first backward.
-        is_used: whether the loss is scaled: then the loop's scaler, and not the reducer's policy, acts on what is not
-            finite.
+        value: the scale of the residuals; 1 before the first backward.
+        is_used: whether the loss is scaled. Then the loop's scaler, not the reducer's policy, handles NaN and Inf.
     """
 
     def __init__(self, scale: Callable[[], float] | None) -> None:
@@ -63,21 +62,21 @@ class LossScale:
 
     @property
     def current(self) -> float:
-        """The scale that this rank's scaler has now; 1 where there is none.
+        """The current scale of this rank's scaler; 1 without one.
 
         Raises:
-            ValueError: the scaler returns something else.
+            ValueError: the scaler does not return a number.
         """
         return 1.0 if self._scale is None else _number(self._scale)
 
     def follow(self, scales: Mapping[int, float]) -> float:
-        """Take over the scale of a backward; return the factor on what is kept, 1 where the scale is as before.
+        """Adopt the scale of a backward; return the factor by which residuals must be multiplied.
 
         Args:
-            scales: by rank, of those that have inputs in this backward.
+            scales: of each rank that has inputs in this backward.
 
         Raises:
-            ValueError: they are not all the same, or no positive numbers.
+            ValueError: the scales differ, or are not positive.
         """
         (first, scale), *others = scales.items()
         _check_positive(scale, f" on rank {first}")
@@ -92,7 +91,7 @@ class LossScale:
 
 
 def _number(scale: Callable[[], float]) -> float:
-    """Return what the function returns, as a number."""
+    """Return the current scale. Raises ValueError if it is not a number."""
     try:
         return float(scale())  # host sync: once a step, on the lane
     except (TypeError, ValueError) as error:
@@ -110,7 +109,7 @@ def _check_positive(scale: float, rank: str) -> None:
 
 
 def check_scaler(scaler: Scaler | None, reducer: Reducer) -> None:
-    """Raise ValueError unless ``scaler`` tells a scale and goes with the reducer, or is None."""
+    """Raise ValueError unless ``scaler`` is None, or valid and supported by the reducer."""
     scale = scale_of(scaler)
     if scaler is None:
         return

@@ -26,15 +26,15 @@ from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather
 from micro.values.flat import real
 
-SAMPLE = 1024  # elements of a parameter that tell it from another, where ranks began with the same weights
-LONGEST_S = 0.25  # between two looks at the store
-PATIENCE_S = 10.0  # after which a warning names the ranks that have not come
+SAMPLE = 1024  # elements of a parameter that are compared
+LONGEST_S = 0.25  # longest pause between two reads of the store
+PATIENCE_S = 10.0  # a warning then names the ranks that have not arrived
 EVERYWHERE = "call it on all ranks"
 
 
 @dataclass(slots=True)
 class Entry:
-    """What a rank brings.
+    """What a rank has to compare.
 
     Attributes:
         settings: plain data and parts, the same on all ranks.
@@ -50,8 +50,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What the others read of it: an error, or all else; of each parameter its shape and a checksum."""
+class _Report:
+    """What other ranks read: an error, or settings, and each parameter's shape and checksum."""
 
     call: str
     error: str | None
@@ -68,40 +68,40 @@ def meeting(
     comm: GroupComm | None = None,
     remedy: str = EVERYWHERE,
 ) -> Iterator[Entry]:
-    """Raise on every rank where this context raises on any, or where they bring different settings or models.
+    """Raise on all ranks if this context raises on one, or if settings or models differ.
 
-    Ranks may come late. After PATIENCE_S a warning names those that have not come.
+    Ranks may arrive late. After PATIENCE_S a warning names those that are missing.
 
     Args:
         call: what the user has called.
-        ranks_of: returns who meets: a process group, None for the default one, or a Comm. What it raises is told the
-            ranks of the default group, which are the ones that wait, as a rule.
-        comm: between which these ranks take steps. A rank that waits in a step, for one that waits here, ends both
-            waits: ``comm`` is given up then.
-        remedy: what a user does where a rank has not come.
+        ranks_of: returns the ranks: a process group, None for the default one, or a Comm. If it raises, the ranks of
+            the default group get the error, because they are usually those that wait.
+        comm: the ranks that take steps together. If one waits in a step while another waits here, both waits end, and
+            ``comm`` is aborted.
+        remedy: what the user should do if a rank is missing.
 
     Raises:
         ValueError: on all ranks; the rank whose context raised has its own error.
-        PeerError: a rank did not come until the store's time-out, has begun a step instead, or has failed.
+        PeerError: a rank did not arrive before the store's timeout, began a step instead, or failed.
     """
     entry, error = Entry(), None
     try:
         ranks = ranks_of()
     except Exception as caught:
         if dist.is_initialized():
-            _enter(_Said(call, str(caught)), _group_of(None))
+            _enter(_Report(call, str(caught)), _group_of(None))
         raise
     try:
         yield entry
         checksums = {name: _described(p, is_exact=entry.is_exact) for name, p in entry.parameters.items()}
-        said = _Said(call, None, describe(entry.settings), checksums, entry.part)
-    except Exception as caught:  # whatever it is, the others must not wait
-        error, said = caught, _Said(call, str(caught))
+        report = _Report(call, None, describe(entry.settings), checksums, entry.part)
+    except Exception as caught:  # of any type: the others must not wait
+        error, report = caught, _Report(call, str(caught))
     if isinstance(ranks, Comm) and not isinstance(ranks, GroupComm):
-        found = _in_memory(said, ranks)
+        found = _in_memory(report, ranks)
     else:
-        in_store = _InStore(said, _group_of(ranks), comm, remedy)
-        del ranks  # a group on gloo that is given up closes its sockets when nothing, no traceback, refers to it
+        in_store = _InStore(report, _group_of(ranks), comm, remedy)
+        del ranks  # an aborted gloo group closes its sockets only when no traceback refers to it
         found = in_store.result()
     if error is not None:
         raise error
@@ -115,38 +115,38 @@ def _group_of(ranks: Any) -> dist.ProcessGroup:
     return found
 
 
-def _in_memory(said: _Said, comm: Any) -> Exception | None:
-    """Return what is wrong, for ranks that share memory: every one of them reads what all say."""
-    own = torch.frombuffer(bytearray(pickle.dumps(said)), dtype=torch.uint8)
+def _in_memory(report: _Report, comm: Any) -> Exception | None:
+    """Return the first problem, for ranks in one process: each reads what all have."""
+    own = torch.frombuffer(bytearray(pickle.dumps(report)), dtype=torch.uint8)
     lengths = comm.answer(AllGather(mine=torch.tensor([own.numel()])))[:, 0].tolist()
     rows = comm.answer(AllGather(mine=torch.nn.functional.pad(own, (0, max(lengths) - own.numel()))))
-    all_said = [pickle.loads(content_of(row[:length])) for row, length in zip(rows, lengths, strict=True)]
-    return _what_is_wrong(dict(enumerate(all_said)))
+    reports = [pickle.loads(content_of(row[:length])) for row, length in zip(rows, lengths, strict=True)]
+    return _first_problem(dict(enumerate(reports)))
 
 
 class _InStore:
-    """A meeting in the store of a process group: its first rank reads what all say, and the others what it finds."""
+    """A meeting in a process group's store: the first rank compares what all wrote, the others read the result."""
 
-    def __init__(self, said: _Said, group: dist.ProcessGroup, comm: GroupComm | None, remedy: str) -> None:
-        self._said, self._comm, self._remedy = said, comm, remedy
+    def __init__(self, report: _Report, group: dist.ProcessGroup, comm: GroupComm | None, remedy: str) -> None:
+        self._report, self._comm, self._remedy = report, comm, remedy
         self._ranks, self._own, self._store = (
             dist.get_process_group_ranks(group),
             dist.get_rank(),
             group.get_group_store(),
         )
-        self._key = _enter(said, group)
+        self._key = _enter(report, group)
         backend = group._get_backend(group._device_types[0])
-        options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped where torch debugs
+        options = getattr(getattr(backend, "wrapped_pg", backend), "options", None)  # wrapped in debug mode
         self._limit_s = (getattr(options, "_timeout", None) or dist.default_pg_timeout).total_seconds()
         self._started, self._has_warned = time.monotonic(), False
 
     def result(self) -> Exception | None:
-        """Return what is wrong, once all ranks have come."""
-        if self._own == self._ranks[0] and self._said.error is None:
+        """Wait for all ranks; return the first problem, or None."""
+        if self._own == self._ranks[0] and self._report.error is None:
             found: Exception | None
             try:
                 others = {rank: pickle.loads(self._read(str(rank))) for rank in self._ranks[1:]}
-                found = _what_is_wrong({self._own: self._said, **others})
+                found = _first_problem({self._own: self._report, **others})
             except PeerError as error:
                 found = error
             self._store.set(f"{self._key}/result", pickle.dumps(found))  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ class _InStore:
         return pickle.loads(self._read("result"))  # type: ignore[no-any-return]
 
     def _read(self, name: str) -> bytes:
-        """Return what is written under ``name``, once it is."""
+        """Wait for the value of ``name`` and return it."""
         pause_s, look_s = 0.001, min(SURE_S, self._limit_s)
         while not self._store.check([f"{self._key}/{name}"]):
             if (waited_s := time.monotonic() - self._started) >= look_s:
@@ -165,9 +165,9 @@ class _InStore:
         return bytes(self._store.get(f"{self._key}/{name}"))
 
     def _look(self, waited_s: float) -> None:
-        """Raise PeerError where not all ranks will come; warn once where some take long."""
+        """Raise PeerError if a rank will not arrive; warn once if one takes long."""
         missing = [rank for rank in self._ranks if not self._store.check([f"{self._key}/{rank}"])]
-        call, who = self._said.call, named(missing or self._ranks[:1])
+        call, who = self._report.call, named(missing or self._ranks[:1])
         if waited_s >= self._limit_s:
             raise PeerError(f"{who} did not come to {call} within {self._limit_s:.0f} s: {self._remedy}")
         if missing and self._comm is not None and (words := self._end_of_steps(missing)) is not None:
@@ -176,12 +176,12 @@ class _InStore:
             raise error
         if missing and waited_s >= PATIENCE_S and not self._has_warned:
             self._has_warned = True
-            if self._own == min(set(self._ranks).difference(missing)):  # one of those that wait
+            if self._own == min(set(self._ranks).difference(missing)):  # only one of the waiting ranks warns
                 words = f"{who} did not come to {call} yet, rank {self._own} has waited for {waited_s:.0f} s"
                 warnings.warn(f"{words}: {self._remedy}", stacklevel=2)
 
     def _end_of_steps(self, missing: Sequence[int]) -> str | None:
-        """Return in words why ranks that have not come take no more steps with this one."""
+        """Return why the ``missing`` ranks will take no step with this one, or None."""
         if (failures := self._comm.failures if self._comm is not None else None) is None:
             return None
         if (found := failures.found()) is not None:
@@ -189,45 +189,47 @@ class _InStore:
         ahead = [rank for rank in failures.ahead() if rank in missing]
         if not ahead:
             return None
-        return f"{named(ahead)} began a step, while rank {self._own} waits in {self._said.call}: {self._remedy}"
+        return f"{named(ahead)} began a step, while rank {self._own} waits in {self._report.call}: {self._remedy}"
 
 
-def _enter(said: _Said, group: dist.ProcessGroup) -> str:
-    """Write what this rank says where its group meets next, which is returned; a first rank that refuses ends it."""
+def _enter(report: _Report, group: dist.ProcessGroup) -> str:
+    """Write this rank's report and return the meeting's key. If the first rank refuses, its error is the result."""
     store, own = group.get_group_store(), dist.get_rank()
-    key = f"micro/meeting/{store.add(f'micro/meetings/{own}', 1)}"  # each rank counts its own
-    store.set(f"{key}/{own}", pickle.dumps(said))  # type: ignore[arg-type]  # its annotation lacks bytes
-    if said.error is not None and own == dist.get_process_group_ranks(group)[0]:
-        store.set(f"{key}/result", pickle.dumps(_what_is_wrong({own: said})))  # type: ignore[arg-type]
+    key = f"micro/meeting/{store.add(f'micro/meetings/{own}', 1)}"  # each rank counts its meetings
+    store.set(f"{key}/{own}", pickle.dumps(report))  # type: ignore[arg-type]  # its annotation lacks bytes
+    if report.error is not None and own == dist.get_process_group_ranks(group)[0]:
+        store.set(f"{key}/result", pickle.dumps(_first_problem({own: report})))  # type: ignore[arg-type]
     return key
 
 
-def _what_is_wrong(all_said: Mapping[int, _Said]) -> ValueError | None:
-    """Return the first thing that is wrong of what each rank said; None where nothing is."""
-    words = _in_words(all_said)
+def _first_problem(reports: Mapping[int, _Report]) -> ValueError | None:
+    """Return the first problem in the reports of all ranks, or None."""
+    words = _problem_of(reports)
     return None if words is None else ValueError(words)
 
 
-def _in_words(all_said: Mapping[int, _Said]) -> str | None:
-    for rank, said in all_said.items():
-        if said.error is not None:
-            return f"rank {rank} refused {said.call}: {said.error}"
-    first, *_ = all_said
+def _problem_of(reports: Mapping[int, _Report]) -> str | None:
+    for rank, report in reports.items():
+        if report.error is not None:
+            return f"rank {rank} refused {report.call}: {report.error}"
+    first, *_ = reports
     heads = dict[str, int]()
-    for rank, said in all_said.items():
-        if said.call != all_said[first].call:
-            return f"ranks must make the same calls, rank {first} calls {all_said[first].call}, rank {rank} {said.call}"
-        if found := difference(all_said[first].settings, said.settings):
+    for rank, report in reports.items():
+        if report.call != reports[first].call:
+            return (
+                f"ranks must make the same calls, rank {first} calls {reports[first].call}, rank {rank} {report.call}"
+            )
+        if found := difference(reports[first].settings, report.settings):
             return f"settings must be the same on all ranks, rank {first} has {found[0]}, rank {rank} {found[1]}"
-        head = heads.setdefault(said.part, rank)
-        words = _other_model(head, all_said[head].parameters, rank, said.parameters)
+        head = heads.setdefault(report.part, rank)
+        words = _other_model(head, reports[head].parameters, rank, report.parameters)
         if words is not None:
             return words
     return None
 
 
 def _other_model(head: int, expected: Mapping[str, Any], rank: int, given: Mapping[str, Any]) -> str | None:
-    """Return in words how the model of ``rank`` is another than that of ``head``; None where both have one."""
+    """Return how the model of ``rank`` differs from that of ``head``, or None."""
     for both in zip_longest(expected.items(), given.items()):
         one, two = [f"'{pair[0]}' {pair[1][0]}" if pair else "no more" for pair in both]
         if one != two:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def logical(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return a saved bucket whose elements lie as in ``parameters`` with them in logical order."""
+    """Return the bucket in logical order; ``bucket`` has the memory order of ``parameters``."""
 
     def reordered(piece: Tensor, parameter: Tensor) -> Tensor:
         order = _order(parameter)
@@ -23,7 +23,7 @@ def logical(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[st
 
 
 def as_in_memory(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return a saved bucket in logical order with its elements as they lie in ``parameters``."""
+    """Return the bucket in the memory order of ``parameters``; ``bucket`` has logical order."""
     others = _out_of_order(bucket, parameters)
     placed: dict[str, Any] = _changed(
         bucket, others, lambda piece, p: piece.view(p.shape).permute(_order(p)).reshape(-1)
@@ -32,9 +32,9 @@ def as_in_memory(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> di
 
 
 def orders_of_shards(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """Return the order of dimensions, largest stride first, of parameters of which a saved bucket holds a part alone.
+    """Return the dimensions, by falling stride, of parameters of which a saved bucket holds only a shard.
 
-    A part of the elements in one order is no part in another: such a state goes only to a model in the same format.
+    Such a state can only be loaded by a model in the same memory format: in another one, the shard has other elements.
     """
     others = _out_of_order(bucket, parameters)
     kept = [(name, piece) for pieces in bucket["memory"].values() for name, piece in pieces.items() if name in others]
@@ -42,13 +42,13 @@ def orders_of_shards(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -
 
 
 def _order(parameter: Tensor) -> list[int]:
-    """Return the dimensions of a parameter, the one of the largest stride first."""
+    """Return the dimensions of a parameter, by falling stride."""
     strides = parameter.stride()
     return sorted(range(parameter.dim()), key=lambda dim: -strides[dim])
 
 
 def _out_of_order(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of a bucket that are dense in memory, but in another order than the logical one."""
+    """Return the parameters of a bucket that are dense, but not in logical order."""
     own = {name: parameters[name] for name in bucket["shapes"]}
     return {n: p for n, p in own.items() if not p.is_contiguous() and p.permute(_order(p)).is_contiguous()}
 
@@ -56,7 +56,7 @@ def _out_of_order(bucket: dict[str, Any], parameters: Mapping[str, Tensor]) -> d
 def _changed(
     value: Any, others: Mapping[str, Tensor], change: Callable[[Tensor, Tensor], Tensor], name: str = ""
 ) -> Any:
-    """Change the vectors of these parameters in ``value``, by whose names they are, at any depth of dictionaries."""
+    """Return ``value``, nested dictionaries, with ``change`` applied to the vectors named like ``others``."""
     if isinstance(value, dict) and others:
         return {key: _changed(each, others, change, key) for key, each in value.items()}
     is_vector = name in others and isinstance(value, Tensor) and value.shape == (others[name].numel(),)

@@ -1,4 +1,4 @@
-"""Call listeners at every step of any torch.optim.Optimizer, as long as they exist.
+"""Call listeners at every step of any torch.optim.Optimizer.
 
 torch iterates over its hooks without a copy. Removing one during a step, as garbage collection may do, raises an error
 in that step; so the hooks here stay until Python exits.
@@ -14,11 +14,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 Hook = Callable[..., None]
-_RUNNER = Optimizer.profile_hook_step(lambda _: None).__code__  # of the function around ``step`` that runs its hooks
+_RUNNER = Optimizer.profile_hook_step(lambda _: None).__code__  # the wrapper of ``step`` that runs hooks
 
 
 def outermost(hook: Hook) -> Hook:
-    """Return a step hook that is called once a step, also where a subclass's ``step`` calls ``super().step()``.
+    """Return a step hook that is called once per step, even if a subclass's ``step`` calls ``super().step()``.
 
     torch runs the hooks of both.
     """
@@ -31,7 +31,7 @@ def outermost(hook: Hook) -> Hook:
 
 
 def _is_inner(optimizer: Optimizer) -> bool:
-    """Return whether the hook that calls this is run by a step within another one of ``optimizer``."""
+    """Return whether the calling hook belongs to a step inside another step of ``optimizer``."""
     frame, found = sys._getframe(2), 0
     while frame is not None:
         found += frame.f_code is _RUNNER and frame.f_locals.get("self") is optimizer
@@ -40,24 +40,24 @@ def _is_inner(optimizer: Optimizer) -> bool:
 
 
 class StepListener:
-    """Is called before and after steps from ``listen`` on, until ``stop_listening``."""
+    """Is called before and after each step, between ``listen`` and ``stop_listening``."""
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Look at what ``optimizer`` is about to use; here nothing is done."""
+        """Called before a step of ``optimizer``; does nothing here."""
 
     def after_step(self, optimizer: Optimizer) -> None:
-        """Note that ``optimizer`` has made a step; here nothing is done."""
+        """Called after a step of ``optimizer``; does nothing here."""
 
     def check_gradients(self, optimizer: Optimizer) -> None:
-        """Refuse the gradients of a step: before it, or after one whose closure made them; here nothing is done."""
+        """Called when a step's gradients are known: before it, or after it with a closure; does nothing here."""
 
     def listen(self) -> None:
-        """Be called at each step from now on."""
+        """Start to be called."""
         _register()
         _listeners.add(self)
 
     def stop_listening(self) -> None:
-        """Be called at no further step."""
+        """Stop being called."""
         _listeners.discard(self)
 
 
@@ -87,7 +87,7 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    return any(map(callable, (*args, *kwargs.values())))  # an optimizer, the first of args, is not callable
+    return any(map(callable, (*args, *kwargs.values())))  # args begins with the optimizer, which is not callable
 
 
 def _check(listeners: list[StepListener], optimizer: Optimizer) -> None:

@@ -1,4 +1,4 @@
-"""Find parameters of an optimizer that no attachment averages: one watch for all attachments of the process."""
+"""Find an optimizer's parameters that no attachment averages. All attachments of a process share one watch."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -34,10 +34,10 @@ class Averaging(Protocol):
 
 
 class ParameterWatch(StepListener):
-    """Looks at each step for gradients of parameters that no attachment averages.
+    """Checks at each step that all gradients are averaged.
 
-    They are an error where they are of an attached model, and noted once per optimizer where they are of none, the
-    optimizer trains an attached model too, and no other DistributedDataParallel or sharded model has them.
+    A gradient of an attached model that is not averaged is an error. For other parameters of an optimizer that also
+    trains an attached model, it warns once, unless a DistributedDataParallel or sharded model has them.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class ParameterWatch(StepListener):
         self.listen()
 
     def remove(self, model: Averaging) -> None:
-        """Forget this model."""
+        """Stop watching this model."""
         self._models.discard(model)
         self._others.clear()
 
     def check_gradients(self, optimizer: Optimizer) -> None:
-        """Look at the gradients of the optimizer's parameters that are not averaged as far as is known.
+        """Check the gradients of the optimizer's parameters that no attachment was known to average.
 
         Raises:
-            ValueError: one is of an attached model.
+            ValueError: one belongs to an attached model.
         """
         if not self._models:
             return
@@ -76,7 +76,7 @@ class ParameterWatch(StepListener):
         return [each for each in parameters if not any(model.averages(each) for model in self._models)]
 
     def _judge(self, optimizer: Optimizer, found: list[Any]) -> None:
-        """Raise, or warn, about parameters with a gradient that no attachment averages."""
+        """Raise or warn for ``found``, parameters with a gradient that no attachment averages."""
         present = {id(p): name for model in self._models for name, p in model.present_parameters().items()}
         names = [present[id(parameter)] for parameter in found if id(parameter) in present]
         if names:

@@ -20,12 +20,12 @@ from micro.values.flat import real
 from micro.values.names import as_patterns
 
 Choice = str | Iterable[str] | Callable[[str, Tensor], bool]
-"""Parameters: patterns of their names, or a function of name and parameter that returns whether it is one of them."""
+"""Parameters: patterns of their names, or a function that returns whether to choose one, from name and parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a reducer is to work on a model; micro.attach says what each means."""
+    """The settings of an attachment; micro.attach explains each."""
 
     scope: Scope | str
     only: Choice | None
@@ -49,7 +49,7 @@ class Settings:
             norms: which norms ``clip`` may bound.
 
         Raises:
-            ValueError: a setting out of its range, or that does not fit the reducer or the model.
+            ValueError: a setting is out of its range, or does not fit the reducer or the model.
         """
         check_clip(self.clip, self.clip_norm, norms)
         if self.on_step is not None and not callable(self.on_step):
@@ -60,7 +60,7 @@ class Settings:
         return scoped(self._split(checked, trained), self.scope)
 
     def described(self, reducer: Reducer) -> dict[str, Any]:
-        """Return what must be the same on all ranks."""
+        """Return the settings that must be equal on all ranks."""
         same = {"scope": self.scope, "clip": self.clip, "clip_norm": self.clip_norm}
         return compared_with(reducer) | same | {"scaler": "none" if scale_of(self.scaler) is None else "used"}
 
@@ -81,7 +81,7 @@ class Settings:
 
 
 def compared_with(reducer: Reducer) -> dict[str, Any]:
-    """Return what must be the same on all ranks with this reducer."""
+    """Return what must be equal on all ranks with this reducer."""
     needs_threads = any(layer.depends_on_threads for layer in layers(reducer))
     return {"reducer": reducer} | ({"number of torch's threads": torch.get_num_threads()} if needs_threads else {})
 
@@ -99,7 +99,7 @@ def _patterns(choice: Choice | None, setting: str, parameters: Mapping[str, Tens
 
 
 def check_one_vector(tensors: Iterable[Tensor]) -> None:
-    """Raise ValueError where what is reduced of a model cannot be one vector, as scope=model needs it."""
+    """Raise ValueError if ``tensors`` cannot be one vector, which scope=model needs."""
     parts = list(tensors)
     numel = sum(part.numel() for part in parts)
     if len({part.dtype for part in parts}) > 1:

@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-_INSIDE = ("_forward_module", "_orig_mod")  # where Fabric's module and a compiled one keep what they wrap
+_INSIDE = ("_forward_module", "_orig_mod")  # attributes of Fabric's and compiled modules
 _WORDS = frozenset({"_orig_mod", "_forward_module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 
 
 def unwrapped(model: Any) -> DistributedDataParallel:
-    """Return the DistributedDataParallel inside what wraps it: torch.compile, the modules of Fabric and Lightning.
+    """Return the DistributedDataParallel inside the wrappers of torch.compile, Fabric and Lightning.
 
     Raises:
         ValueError: there is none inside.
@@ -28,7 +28,7 @@ def unwrapped(model: Any) -> DistributedDataParallel:
 
 
 def _instead(model: Any) -> str:
-    """Return what a model is that is not in a DistributedDataParallel, and what to do about it."""
+    """Return for an error message what a model without DistributedDataParallel is, and what to do."""
     names = {base.__name__ for base in type(model).__mro__}
     if "FSDPModule" in names:
         return "got one of fully_shard: use micro.attach_fsdp, between the nodes that hold its replicas"
@@ -43,10 +43,10 @@ def _instead(model: Any) -> str:
 
 
 def plain_names(names: Iterable[str]) -> dict[str, str]:
-    """Return for each name of a parameter the one that it has without wrappers, so that a checkpoint fits all of them.
+    """Return the names of parameters without the prefixes of wrappers, by full name; checkpoints use them.
 
-    ``_orig_mod`` (torch.compile), ``_forward_module`` (Fabric), ``_checkpoint_wrapped_module`` and a ``module`` that
-    stands before all names are left out. Names that would be equal without them stay as they are.
+    The prefixes are ``_orig_mod`` (torch.compile), ``_forward_module`` (Fabric), ``_checkpoint_wrapped_module``, and
+    ``module`` if all names begin with it. If two names became equal, all stay as they are.
     """
     full = list(names)
     plain = [".".join(word for word in name.split(".") if word not in _WORDS) for name in full]
@@ -74,5 +74,5 @@ def reduced_parameters(model: DistributedDataParallel) -> dict[str, Tensor]:
 
 
 def ddp_models() -> list[DistributedDataParallel]:
-    """Return all DistributedDataParallel models of this process: a walk over all objects, for rare occasions."""
+    """Return all DistributedDataParallel models of this process; slow, as it walks over all objects."""
     return [each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)]

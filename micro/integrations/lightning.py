@@ -40,7 +40,7 @@ class MicroCallback(Callback):
         """Attach to the model that the strategy has wrapped."""
         self._close()
         strategy = trainer.strategy
-        scaler = getattr(strategy.precision_plugin, "scaler", None)  # of float16
+        scaler = getattr(strategy.precision_plugin, "scaler", None)  # with float16
         self.attachment = attach(strategy.model, self._reducer, **{"scaler": scaler, **self._settings})
         self._is_attached = True
         self._load()

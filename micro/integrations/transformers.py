@@ -54,7 +54,7 @@ class MicroCallback(TrainerCallback):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Attach to the model that Accelerate has wrapped, and load this rank's file."""
-        if self.attachment is not None:  # of a failed attempt, or an earlier training
+        if self.attachment is not None:  # left by a failed or an earlier training
             self.attachment.close()
         settings = {"scaler": self._trainer.accelerator.scaler, **self._settings}
         self.attachment = attach(self._trainer.model_wrapped, self._reducer, **settings)

@@ -94,7 +94,7 @@ class SparseAdamW(WaitingOptimizer):
 
     def _update_(self, received: Iterable[list[Received]], group: dict[str, Any]) -> None:
         for alike in received:
-            steps = [each.state["step"].add_(1).item() for each in alike]  # of the host
+            steps = [each.state["step"].add_(1).item() for each in alike]  # no wait: on the host
             torch._foreach_mul_([each.parameter for each in alike], 1 - group["lr"] * group["weight_decay"])
             parts = [each.part(MOMENTS) for each in alike]
             columns = [list(column) for column in zip(*(tensors for tensors, _ in parts), strict=True)]

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from micro.drivers.arrivals import arrival_of
 
-LONGEST = torch.iinfo(torch.int16).max  # steps; longer waits count as this
-FEW = 8  # if fewer than one in so many elements arrived, a CPU computes only with those
+LONGEST = torch.iinfo(torch.int16).max  # longest counted wait, in steps
+FEW = 8  # if fewer than 1 of 8 elements arrived, a CPU computes only with those
 WAITED = "waited"
 
 

@@ -59,7 +59,9 @@ def apply_(weights: Weights, patch: Patch) -> None:
     package = safetensors()
     with package.safe_open(os.fspath(weights), "pt") as file:
         metadata = file.metadata()
-    held = {name: tensor.clone() for name, tensor in checked(weights, "weights").items()}  # not the file's own memory
+    held = {
+        name: tensor.clone() for name, tensor in checked(weights, "weights").items()
+    }  # copies: the file is replaced
     applied(held, patch)
     replace(weights, lambda draft: package.torch.save_file(held, draft, metadata))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 MAGIC = b"micro patch 1\n"
-START, DIGEST_BYTES = len(MAGIC) + 8, 32  # of the JSON, after 8 bytes with its length
+START, DIGEST_BYTES = len(MAGIC) + 8, 32  # the JSON starts after 8 bytes with its length
 
 
 class Change(NamedTuple):

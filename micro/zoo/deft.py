@@ -78,7 +78,7 @@ class Deft(Selector[NoState]):
         num_pieces = len(layer_pieces(layout.numels, world_size))
         if self.rule == "published":
             return Choosing(calls=(("broadcast", COUNT_BYTES * (num_pieces + world_size)),))
-        return Choosing(calls=(("all_reduce", 8 * num_pieces),), knows_counts=True)  # norms, as float64
+        return Choosing(calls=(("all_reduce", 8 * num_pieces),), knows_counts=True)  # the norms, in float64
 
 
 class Plan(NamedTuple):
@@ -104,7 +104,7 @@ def _plan_of(budget: int, norms: Sequence[float], sizes: Sequence[int], world_si
     wanted = share_out(budget, norms, sizes)
     bins, whole = pack(sizes, wanted, world_size)
     lengths = [sum(wanted[piece] for piece in bin) for bin in bins]
-    for piece in whole:  # to the bin with the shortest list so far
+    for piece in whole:  # goes to the bin with the shortest list so far
         shortest = lengths.index(min(lengths))
         bins[shortest].append(piece)
         lengths[shortest] += wanted[piece]

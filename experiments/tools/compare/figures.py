@@ -51,7 +51,7 @@ class Kind:
 
 DENSITY_STEPS = Kind(x="step", names=("step", "density / target"))
 BUILD_UP = Kind(guide=lambda workers: workers, guide_name="no index shared")
-VOLUME = Kind(  # Ok-Topk's own bound, arXiv 2201.07598; and the pairs that a worker receives from all
+VOLUME = Kind(  # Ok-Topk's bound, arXiv 2201.07598, and the pairs that a worker receives from all
     y="words_per_k",
     names=("workers", "bytes sent / (4 k)"),
     level=6,
@@ -111,7 +111,7 @@ def draw_selection_times(numbers: pd.DataFrame, title: str) -> Figure:
 
 def draw_times(axes: Axes, rows: pd.DataFrame, line: LineSettings) -> None:
     """Draw times in milliseconds over the length, with quartiles; columns numel, TIMES."""
-    if line is REFERENCE_LINES[ONE_READ]:  # with its highest speed at all lengths: a straight line
+    if line is REFERENCE_LINES[ONE_READ]:  # a straight line: the highest speed at all lengths
         fastest = rows["numel"] * (rows["select_s"] / rows["numel"]).min()
         rows = rows.assign(select_s=fastest, select_s_low=fastest, select_s_high=fastest)
     middle, low, high = (1e3 * rows[column] for column in ("select_s", "select_s_low", "select_s_high"))

@@ -23,8 +23,8 @@ from experiments.tools.shared.recorded_gradients import numel_of, record, traini
 from experiments.tools.shared.selection_times import TIMES, reference_times, time_selection, timing_gradient
 from micro import kernels
 
-FIGURE_WORLD_SIZE = 16  # for figures and tables with a single number of workers, if it was measured
-WORTH_PROCESSES = 2e9  # elements of gradients in all trials from which several processes are faster
+FIGURE_WORLD_SIZE = 16  # number of workers in figures and tables that show only one, if it was measured
+WORTH_PROCESSES = 2e9  # several processes are faster from so many elements in all trials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

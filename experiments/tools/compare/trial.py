@@ -18,7 +18,7 @@ from micro.density.base import target_count
 
 Row = dict[str, Any]
 SETTLING_STEPS = 20  # steps before the worst density error counts
-KINDS = ("counts", "indices", "values")  # of bytes
+KINDS = ("counts", "indices", "values")  # kinds of sent bytes
 
 
 def trial(method: str, reducer: micro.Reducer, gradients: Gradients, world_size: int) -> tuple[Row, list[Row]]:
@@ -81,7 +81,7 @@ class _Ledger:
             **{f"{kind}_share": _ratio(num_bytes, dense_bytes) for kind, num_bytes in sent.items()},
             "step_error": _ratio(float((update - mean).norm()), float(mean.norm())),
             "mass_kept": self._mass_kept(n, update),
-            "select_s": min(s.select_s for s in stats),  # ranks share cores: the least is closest to a rank alone
+            "select_s": min(s.select_s for s in stats),  # ranks share cores: the least is nearest to a rank alone
         }
 
     def cumulative_error(self) -> float:
@@ -114,7 +114,7 @@ class _Ledger:
         return velocity, velocity
 
     def _kept(self, name: str) -> Tensor:
-        """Return the sum over ranks of the feedback's vector ``name``, zero if there is none."""
+        """Return the sum over ranks of the feedback's vector ``name``; zero if there is none."""
         try:
             kept = self._simulation.memory(name)
         except KeyError:

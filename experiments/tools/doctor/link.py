@@ -25,10 +25,10 @@ from experiments.tools.simulate.steps import simulate_step
 from micro.comm.group import GroupComm
 from micro.predicted_traffic import calls_of
 
-RANKS, TIMEOUT_S = 2, 100  # includes compiling kernels, most of the time
+RANKS, TIMEOUT_S = 2, 100  # most of the time is for compiling kernels
 MODEL, SIZES_OF_DATA = "resnet18", {"in_channels": 3, "num_classes": 10}
 DENSITY = 0.01
-SIZES = [64, 2**12, 2**16, 2**20, 2**22, 2**24]  # bytes of a vector
+SIZES = [64, 2**12, 2**16, 2**20, 2**22, 2**24]  # vectors, in bytes
 REPEATS, SECONDS = 16, 3.0  # repeats per size, and the most seconds for all
 STEPS = 5  # number of reductions, after a warm-up
 TRACE = ROOT / "results/published/traces/resnet18.json"

@@ -34,7 +34,7 @@ from micro.comm.objects import gather_objects
 NAME = "backward"
 WARMUP = 3
 DIGITS = 9  # no clock resolves less than a nanosecond
-IMAGES = [  # of CIFAR's size, without a file
+IMAGES = [  # data sets of CIFAR's size, without a file
     "model=resnet20",
     "dataset=synthetic",
     "dataset.settings={num_samples: 4096, image_size: 32, channels: 3, num_classes: 10}",

@@ -26,7 +26,7 @@ from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, 
 NAME = "link"
 SIZES = [4**power for power in range(3, 14)]
 FEWEST_REPEATS = 3
-FEWEST_SIZES = 2  # needed for a curve
+FEWEST_SIZES = 2  # a curve needs so many
 ELEMENT_BYTES = 4
 
 
@@ -68,7 +68,7 @@ def work(settings: Settings) -> list[Row]:
     ends_at = time.perf_counter() + settings["seconds"]
     for place, op in enumerate(OPS):
         sizes = sizes_of(op, settings["sizes"], comm.world_size)
-        left_s = slowest(max(0.0, ends_at - time.perf_counter()), device)  # unused time goes to the others
+        left_s = slowest(max(0.0, ends_at - time.perf_counter()), device)  # unused time is for the remaining sizes
         points = measure_op(op, sizes, comm, device, settings["repeats"], left_s / (len(OPS) - place))
         rows.append(
             {
@@ -97,7 +97,7 @@ def measure_op(
         if len(points) >= FEWEST_SIZES and (1 + FEWEST_REPEATS) * expected_s > left_s:
             break
         call = calls(op, size, comm, device)
-        first_s = _timed(call, comm, device)  # the first call makes connections and is not counted
+        first_s = _timed(call, comm, device)  # not counted: the first call makes connections
         affordable = int(left_s / (len(sizes) - place) / first_s)
         seconds = [_timed(call, comm, device) for _ in range(max(FEWEST_REPEATS, min(repeats, affordable)))]
         sent = float(comm.traffic.calls[-1][1])  # whole elements: not always ``size`` bytes

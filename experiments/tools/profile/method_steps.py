@@ -88,13 +88,13 @@ class TimedSteps:
         return step
 
 
-current: TimedSteps | None = None  # of this rank, kept between calls
+current: TimedSteps | None = None  # this rank's steps, kept between calls
 
 
 def begin(method: str, numel: int, density: float) -> float:
     """Prepare steps of a method at a length and density on this rank; return the seconds of one."""
     global current
-    current = None  # free its memory first
+    current = None  # first free its memory
     _prepare()
     current = TimedSteps(method, numel, density, _own_device())
     current.take(1)

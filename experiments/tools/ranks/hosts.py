@@ -23,12 +23,12 @@ from experiments.config.errors import UserError
 
 MAX_HOSTS = 200
 _TOOLS = ("ip", "tc", "unshare", "setpriv", "hostname")
-_NAMESPACES, _HOST_FILES = Path("/run/netns"), Path("/etc/netns")  # iproute2's; see ip-netns(8)
+_NAMESPACES, _HOST_FILES = Path("/run/netns"), Path("/etc/netns")  # folders of iproute2; see ip-netns(8)
 _OWNED = re.compile(r"micro-(?P<pid>\d+)-(?P<started>\d+)-")
 _RATE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[kmg])bit")
 _SCALES = {"k": 1e3, "m": 1e6, "g": 1e9}
 _HEADER_BYTES = 66  # Ethernet 14, IPv4 20, TCP 20 and its timestamps 12
-_BURST_S = 0.0021  # of the rate: enough for a 250 Hz timer on a fast link; 256 KiB at 1 Gbit/s
+_BURST_S = 0.0021  # a burst in seconds at the rate: enough for a 250 Hz timer; 256 KiB at 1 Gbit/s
 _LEAST_BURST_KB = 128  # with less than 64 KiB plus headers, the kernel would split TCP packets
 _LATENCY = "50ms"  # limit of the queue; TCP keeps it shorter
 _SETTLE_S = 0.3  # after a barrier, queues still contain packets

@@ -27,8 +27,8 @@ from experiments.tools.reproduce.parts import seconds_of
 from experiments.tools.reproduce.verdicts import verdicts
 
 MACHINE = ("host", "platform", "cuda", "num_threads")  # keys of a manifest, shown as they are
-CAPTIONS = CONF / "captions.yaml"  # what a figure shows, by how its name begins
-SUMMARY = "summary.md"  # of runs, which the page shows itself
+CAPTIONS = CONF / "captions.yaml"  # what figures show, by the beginnings of their names
+SUMMARY = "summary.md"  # left out: the page shows the table of runs itself
 HOW = """\
 *Here* is what was measured or simulated at this scale. ± is the 95 % interval of the mean of differences between runs
 with the same seed; *undecided*: the bound lies within it. Simulated values have no interval: all of them must hold."""
@@ -67,7 +67,7 @@ def write_paper_page(paper: Paper, out: Path) -> Path:
 
 def _verdicts(paper: Paper, out: Path) -> str:
     rows = []
-    for claim in paper.claims:  # a claim is written once
+    for claim in paper.claims:  # every claim once
         for place, verdict in enumerate(verdicts(claim, out)):
             rows.append(verdict if place == 0 else verdict._replace(claim="", source=""))
     return _table(["the paper claims", "source", "here", "verdict"], rows)
@@ -80,13 +80,13 @@ def _command(part: Part, out: Path) -> str:
 
 
 def _figures(part: Part, out: Path) -> Iterator[str]:
-    """Yield the figures that a part left, or a sentence that it left none."""
+    """Yield the figures of a part, or a sentence if there are none."""
     paths = sorted(part.folder.rglob("*.png"))
     yield f"### {escaped(part.shows)}"
     captions = {start: " ".join(text.split()) for start, text in read_yaml(CAPTIONS).items()}
     for path in paths:
         kind = max((start for start in captions if path.stem.startswith(start)), key=len, default="")
-        yield from _figure(path, out, captions.pop(kind, ""))  # said once for all figures of a kind
+        yield from _figure(path, out, captions.pop(kind, ""))  # once for all figures of a kind
         captions.setdefault(kind, "")
     if not paths:
         files = [path.name for path in sorted(part.folder.rglob("*")) if path.is_file()]
@@ -95,7 +95,7 @@ def _figures(part: Part, out: Path) -> Iterator[str]:
 
 
 def _figure(path: Path, out: Path, caption: str) -> list[str]:
-    """Return what a figure shows in words, the figure, and the files beside it."""
+    """Return the caption of a figure, the figure, and links to its other files."""
     name, numbers, runs = path.relative_to(out), path.with_suffix(".csv"), path.with_name(f"{path.stem}.runs.txt")
     beside = [f"for print [{path.stem}.pdf](<{quote(name.with_suffix('.pdf').as_posix())}>)"]
     if numbers.exists():
@@ -112,7 +112,7 @@ def _reports(part: Part, out: Path) -> list[str]:
 
 
 def _runs(folder: Path) -> list[str]:
-    """Return the tables of a study's finished runs, their settings, and what they are from."""
+    """Return the tables of a study's finished runs, their settings, and their origin."""
     try:
         frames = load(folder)
     except UserError as error:
@@ -140,7 +140,7 @@ def _runs(folder: Path) -> list[str]:
 
 
 def _settings(frames: Frames, shared: Settings) -> Iterator[str]:
-    """Yield the settings of each training beside those of all, and these."""
+    """Yield each training's own settings, and those that all share."""
     for _, own in frames.runs.groupby(TRAINING, sort=False):
         common = _common([frames.settings[run] for run in own["run"]])
         yield f"### Settings of {escaped(in_words(own))}"
@@ -164,7 +164,7 @@ def _yaml(settings: Settings) -> str:
 
 
 def _facts(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return each fact of the manifests once: its name, the number of runs that it is of, its value."""
+    """Return each fact of the manifests once: its name, its number of runs, its value."""
     days = sorted(str(manifest.get("started")) for manifest in manifests)
     facts: Counter[tuple[str, str]] = Counter()
     for manifest in manifests:

@@ -13,7 +13,7 @@ from experiments.config.paths import CONF
 from experiments.tools.reproduce.verdicts import Claim
 
 FOLDER = CONF / "paper"
-MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # of experiments, that a part may call
+MODULES = ("sweep", "figures", "compare", "theory", "simulate", "profile")  # that a part may run
 SWEEP = "sweep"
 SCALES = {
     "small": "tiny models and data that need no download, for minutes on a laptop",
@@ -110,7 +110,7 @@ def load_paper(key: str, scale: str, *, out: Path, root: str, overrides: Sequenc
 
 
 def _part(name: str, given: Mapping[str, Any], command: str, places: dict[str, Any], overrides: Sequence[str]) -> Part:
-    """Return a part, the names of folders in braces replaced."""
+    """Return a part, with the folders in braces filled in."""
     words = [_placed(word, places) for word in shlex.split(command)]
     if words[0] not in MODULES:
         raise ValueError(f"a command must begin with one of {', '.join(MODULES)}, got '{words[0]}'")
@@ -125,7 +125,7 @@ def value_of(word: str) -> str:
 
 
 def _placed(word: str, places: Mapping[str, Any]) -> str:
-    """Return a word with the names of folders in braces replaced, a value in quotes where it needs them."""
+    """Return a word with the folders in braces filled in, quoted if Hydra needs quotes."""
     key, equals, value = word.partition("=")
     placed = value.format(**places)
     if placed != value and not re.fullmatch(r"[\w./-]*", placed, re.ASCII):

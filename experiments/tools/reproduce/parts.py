@@ -25,7 +25,7 @@ from experiments.sweeps.study import jobs_of
 from experiments.tools.reproduce.papers import Paper, Part, value_of
 from experiments.training.preflight import prepare_runs
 
-STAMPS = "parts"  # folder of the stamps
+STAMPS = "parts"  # the folder of stamps
 
 
 def check(paper: Paper) -> None:
@@ -93,9 +93,9 @@ def run(part: Part) -> int:
         with handled(raise_stop):
             return process.wait()
     except (Stopped, KeyboardInterrupt) as stop:
-        if isinstance(stop, Stopped):  # Ctrl-C reached it, too
+        if isinstance(stop, Stopped):  # Ctrl-C has reached the process, too
             process.send_signal(stop.number)
-        process.wait()  # it saves its state
+        process.wait()  # while it saves its state
         raise
 
 
@@ -126,7 +126,7 @@ def _is_done(part: Part, out: Path) -> bool:
 
 
 def _made_of(part: Part) -> dict[str, Any]:
-    """Return a part's command, the code, and a checksum of the files that it reads; of runs, of how they ended."""
+    """Return a part's command, the code and checksums of its input files; for runs, of their DONE files."""
     digest = hashlib.sha256()
     named = [Path(word) for word in ([] if part.trains else part.words[1:])]
     for path in (path for path in named if path.exists() and not path.is_relative_to(part.folder)):

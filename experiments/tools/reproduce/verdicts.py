@@ -16,10 +16,10 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.reports.names import human, label
 
-BESIDE = "_beside"  # ends the columns of the rows that are compared with
+BESIDE = "_beside"  # suffix of columns of the other row in a comparison
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # of 2, 3, ... values; the last of more, too
-DISTURBED = 1.25  # times as long for the same work: other programs ran
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)  # for 2, 3, ... values; the last also for more
+DISTURBED = 1.25  # if the same work takes so many times as long, other programs ran
 UNITS = {"workers": "{} workers", "world_size": "{} workers", "numel": "{:,} elements", "stream": "{} gradients"}
 
 
@@ -111,7 +111,7 @@ def _interpolated(rows: pd.DataFrame, beside: pd.DataFrame, column: str) -> pd.D
     inside = rows[rows[column].between(beside[column].min(), beside[column].max())]
     at, known = np.log(inside[column]), np.log(beside[column])
     numbers = beside.select_dtypes("number")
-    if beside.empty:  # and so is inside
+    if beside.empty:  # then no row is inside
         return inside.assign(**{f"{name}{BESIDE}": pd.Series(dtype=float) for name in numbers})
     return inside.assign(**{f"{name}{BESIDE}": np.interp(at, known, numbers[name]) for name in numbers})
 
@@ -149,7 +149,7 @@ def _unsteady(rows: pd.DataFrame, column: str) -> str:
 
 
 def _word(column: str, value: object) -> str:
-    """Return what a group has in a column, for people."""
+    """Return a group's value in a column, in words."""
     column, beside, _ = column.partition(BESIDE)
     name = label(str(value)) if column in ("sparsifier", "method") else human(str(value).removeprefix("schedule="))
     words = UNITS[column].format(value) if column in UNITS else name

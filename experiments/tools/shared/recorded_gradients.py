@@ -15,7 +15,7 @@ from experiments.training.preflight import prepare_runs, shapes_of
 from experiments.training.simulated_workers import SimulatedWorkers
 from experiments.training.tasks import load_task
 
-FIXED = ("sparsifier=", "cluster=", "cluster.", "density=")  # settings fixed by a recording
+FIXED = ("sparsifier=", "cluster=", "cluster.", "density=")  # settings that a recording fixes
 
 
 def training_config(overrides: list[str], world_size: int) -> TrainConfig:

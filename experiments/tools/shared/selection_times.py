@@ -15,7 +15,7 @@ from micro.values.randomness import generator
 
 WARM_UP_STEPS = 2
 REPEATS = 15
-WIDE = 0.5  # with quartiles further apart, relative to the median, the machine was not quiet
+WIDE = 0.5  # if quartiles are further apart, relative to the median, the machine was busy
 TIMES = ("select_s", "select_s_low", "select_s_high")  # median, lower and upper quartile of seconds
 TORCH_TOPK, ONE_READ = "torch.topk", "one read"  # references for selections
 
@@ -39,7 +39,7 @@ def time_selection(reducer: micro.Reducer, gradient: Tensor, repeats: int) -> di
     grad, seconds = torch.empty_like(gradient), []
     for step in range(WARM_UP_STEPS + repeats):
         shift = int(torch.randint(numel, (1,), generator=generator(step)))
-        torch.cat([gradient[shift:], gradient[:shift]], out=grad)  # other values at each position than in earlier steps
+        torch.cat([gradient[shift:], gradient[:shift]], out=grad)  # every position gets another value
         comm.begin_step()
         seconds.append(reducer.reduce_(state, grad, comm).select_s)
         if not seconds[-1]:

@@ -35,7 +35,7 @@ BREAKDOWN: dict[str, LineSettings] = {
     "select_s": {"facecolor": look.VERMILLION},
     "exposed_s": {"facecolor": look.GREEN},
 }
-MOST_SIZES = 5  # most numbers of workers in one breakdown
+MOST_SIZES = 5  # a breakdown shows at most so many numbers of workers
 TONES = {"backward": (look.SKY, look.BLUE), "exchange": (look.ORANGE, look.VERMILLION)}  # alternate between messages
 PUBLISHED_LINE: LineSettings = {"color": look.BLACK, "linestyle": "-", "linewidth": 0.8}
 
@@ -147,7 +147,7 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
     words = numbers["levels"].map({level.split()[0]: level for level in LEVELS})
     seen = numbers.assign(levels=words, between_bytes=numbers["between_bytes"].where(numbers["between_bytes"] > 0))
     named = parts.named_lines(["method", "levels"], lines, lambda method, levels: f"{in_legend(method)}, {levels}")
-    panels = [EFFICIENCY, BETWEEN] if seen["between_bytes"].notna().any() else [EFFICIENCY]  # of one node: none
+    panels = [EFFICIENCY, BETWEEN] if seen["between_bytes"].notna().any() else [EFFICIENCY]  # none with one node
     return parts.figure_of_facets(title, seen, ["model", "algorithm"], panels, named)
 
 

@@ -20,7 +20,7 @@ def files(setup: Setup, frames: Frames, command: str) -> Iterator[tuple[str, Con
     yield "steps", steps
     yield "simulate", report(setup, frames, command)
     drawn = steps[(steps["method"] == DENSE) | (steps["schedule"] == EXACT)]
-    several = drawn["workers"].nunique() > 1  # one number alone makes no line
+    several = drawn["workers"].nunique() > 1  # a line needs several numbers of workers
     assumed = drawn["compute_s"].map(" ({:.3g} s of computation, ".format) + drawn["model"].map(setup.assumed) + ")"
     titled = drawn.assign(model=drawn["model"].map(human) + assumed)
     for (network, algorithm), shown in titled.groupby(["network", "algorithm"], sort=False) if several else ():

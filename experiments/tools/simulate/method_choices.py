@@ -21,18 +21,18 @@ DENSE = "dense"
 MEMORY_GB_S = 240.0  # assumed: neither measured nor published
 SORTED, SLICED = ("topk", "leader"), ("micro", "exdyna")  # a leader sorts while the others wait
 SCANNED = ("reused", "threshold", "gaussiank", "dgc", "sidco")
-SORT_S = 2.18896957e-10  # s of s x log2(x) for the top-k of a P102-100, literal in the public code of OMGS-SGD
+SORT_S = 2.18896957e-10  # the top-k of a P102-100 takes s x log2(x) seconds; from the public code of OMGS-SGD
 MATRICES, FREQUENCIES, EVERYTHING = "powersgd", "fft", "everything"
-# Of a matrix method: kept (12) and cleared (4), copied to matrices (8), two products read it (8), one takes from it
-# (8), one writes the update (4), which is looked through (4); thin factors, and arithmetic with four columns, are left
-# out.
+# Bytes per element of a matrix method: keep (12) and clear (4) the gradient, copy it to matrices (8), read it in two
+# products (8), subtract a third (8), write the update (4) and check it (4). Thin factors, and arithmetic with four
+# columns, are left out.
 MATRIX_BYTES = 48
-# Of the transform there and back, each three passes that read and write; what is kept is sorted as for a top-k of half
-# as many, for a frequency has two parts.
+# Bytes per element of the transform and its inverse, three passes each that read and write. Frequencies are sorted like
+# a top-k of half as many elements, since a frequency has two parts.
 TRANSFORM_BYTES = 2 * 3 * 8
-CODE_BYTES = 12  # an element is read for the scale and for its code, and the mean is written
-SHARE_BYTES = 20  # copied into shards (8), the parts received added up (4), the updates put in place (8)
-SCAN_BYTES, KEEP_BYTES = 4, 16  # read once to compare; residual + gradient, kept (12), and the gradient cleared (4)
+CODE_BYTES = 12  # read for the scale (4) and for the code (4), and the mean written (4)
+SHARE_BYTES = 20  # copy into shards (8), add received parts (4), put updates in place (8)
+SCAN_BYTES, KEEP_BYTES = 4, 16  # compare (4); add and keep residual + gradient (12), clear the gradient (4)
 
 
 def formula_s(selector: str, numel: float, world_size: int, bytes_per_s: float) -> float:

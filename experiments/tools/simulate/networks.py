@@ -14,7 +14,7 @@ from experiments.planning.documents import BadFile
 from experiments.planning.tables import LinkTable, SelectTable
 from experiments.planning.traces import Trace
 
-MEASURED = "measured"  # of a table
+MEASURED = "measured"  # name of a measured table
 ALGORITHMS = (*costs.ALGORITHMS, HIERARCHICAL, BEST)
 INTRA, RANKS_PER_NODE = "v100_pcie", 8  # default nodes for --algorithm hierarchical
 File = TypeVar("File", Trace, LinkTable, SelectTable)

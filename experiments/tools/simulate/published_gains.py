@@ -30,8 +30,8 @@ PUBLISHED = {
     "resnet50": Published(over_layerwise=1.75, over_single=1.45),
 }
 PUBLISHED_WORKERS = 64
-CLUSTER_ALPHA_S, CLUSTER_BETA_S = 9.72e-4, 1.97e-9  # the fit of its cluster 1, figure 4
-FITTED_AT = (16, 8)  # ranks of that fit: the paper has 8 nodes of 2 GPUs and does not tell which
+CLUSTER_ALPHA_S, CLUSTER_BETA_S = 9.72e-4, 1.97e-9  # the paper's fit of cluster 1, figure 4
+FITTED_AT = (16, 8)  # ranks of that fit: the paper has 8 nodes of 2 GPUs, and does not say which number it means
 READINGS = tuple(itertools.product(("layer", "tensor"), FITTED_AT))  # unit of sending, and ranks of the fit
 COMPUTES = [float(s) for s in np.geomspace(0.03, 10.0, 41)]  # assumed seconds of computation per step
 

@@ -41,7 +41,7 @@ from micro.parts import known
 QUESTIONS = ("speedup", "breakdown", "sizes", "timeline", "borders", "headline")
 SPARSE_SCHEDULES = [EXACT, "single"]
 POWERS = [2**power for power in range(12)]
-RATES = (1e8, 1e11)  # bits per second, 100 Mbit/s to 100 Gbit/s
+RATES = (1e8, 1e11)  # bits per second: 100 Mbit/s to 100 Gbit/s
 Frames = dict[str, pd.DataFrame]
 
 

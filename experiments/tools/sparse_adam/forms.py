@@ -72,7 +72,7 @@ class FlatOptimizer:
         self.form = form
         self._betas = [1 - (1 - b) * density if yes else b for b, yes in zip(betas, form.lengthened, strict=True)]
         self._waited, self._first, self._second = (torch.zeros_like(like) for _ in range(3))
-        self._norms = torch.zeros_like(like), torch.zeros_like(like)  # moments of constant ones, for bias correction
+        self._norms = torch.zeros_like(like), torch.zeros_like(like)  # moments of a constant 1, for bias correction
 
     def direction(self, grad: Tensor) -> Tensor:
         """Return the movement (numel,) in learning rates, for an update that is zero where nothing arrived."""

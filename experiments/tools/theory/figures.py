@@ -15,7 +15,7 @@ from experiments.tools.compare.figures import REFERENCE_LINES, draw_times
 
 MEASURED: LineSettings = {"color": look.BLUE, "linestyle": "-"}
 PREDICTED: LineSettings = {"color": look.VERMILLION, "linestyle": look.DASHES[1]}
-HISTOGRAM: LineSettings = {"color": look.BLUE, "alpha": 0.4, "linewidth": 5}  # in the legend
+HISTOGRAM: LineSettings = {"color": look.BLUE, "alpha": 0.4, "linewidth": 5}  # how the legend shows a histogram
 FREQUENCIES = "_of_frequencies"  # suffix of column names
 RANDOM: LineSettings = {"color": look.GREY, "linestyle": look.DASHES[2]}
 

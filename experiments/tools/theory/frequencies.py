@@ -30,11 +30,11 @@ from micro.zoo.range_float import Format, RangeFloat, best_mantissa, num_magnitu
 from micro.zoo.spectrum import from_spectrum_, real_parts, strongest, to_spectrum
 
 HALVES = {"half precision": torch.float16, "bfloat16": torch.bfloat16}
-WIDTHS = range(4, 17)  # bits of the range-based float
+WIDTHS = range(4, 17)  # tried bits of the range-based float
 DRAWN_WIDTHS = (6, 8, 10)
-MOST_VALUES = 300  # drawn per format
+MOST_VALUES = 300  # most values drawn per format
 WORKERS = (2, 4, 8, 16, 32)
-KEY = (0, 0, 0)  # nothing is rounded at random
+KEY = (0, 0, 0)  # not used: nothing is rounded at random
 MESSAGES = "reading a message"  # the stage that runs once per worker
 
 

@@ -12,7 +12,7 @@ from micro.selectors.estimated import CorrectedFit, Fit
 from micro.selectors.fits.sampling import odd_stride, smallest_of_largest, strided_sample
 from micro.values.sparse import Selection, Step
 
-SHARE = 0.01  # of the vector is sampled, as in the public code
+SHARE = 0.01  # sampled part of the vector, as in the public code
 HITS, FEWEST_HITS = 32, 2  # expected samples above the threshold: with 32, the count's relative error is 1 / sqrt(32)
 UPPER, LOWER, MAX_ROUNDS = 1.3, 0.8, 10  # as published: the count's band in k, and the most rounds to reach it
 

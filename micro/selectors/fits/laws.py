@@ -19,7 +19,7 @@ def log_moments(x: Tensor) -> tuple[int, float, float]:
 
 def _log_sums(chunk: Tensor) -> Tensor:
     magnitudes = chunk.abs().double()
-    logarithms = magnitudes.log().clamp_(min=-1e4)  # of a zero: left out by the next line
+    logarithms = magnitudes.log().clamp_(min=-1e4)  # finite for zeros, which the next line drops
     log_total = (logarithms * (magnitudes > 0)).sum()
     return torch.stack([magnitudes.count_nonzero().double(), magnitudes.sum(), log_total])
 

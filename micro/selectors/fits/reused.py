@@ -82,7 +82,7 @@ class PublishedReused(Fit[ReusedState]):
     def select(self, state: ReusedState, acc: Tensor, k: int, step: Step, rank: int) -> Selection:
         """Return all indices strictly above the threshold, and adjust the threshold by their count."""
         if state.threshold is None or step.index % self.reevaluate == 0:
-            threshold = float(acc.index_select(0, kernels.largest(acc, k)).abs().min())  # host sync: in tau' steps once
+            threshold = float(acc.index_select(0, kernels.largest(acc, k)).abs().min())  # host sync: once in tau' steps
             indices, magnitudes = kernels.above(acc, threshold)
         else:
             threshold = state.threshold

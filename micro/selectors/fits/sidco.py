@@ -103,7 +103,7 @@ class Sidco(Fit[SidcoState]):
         correction = state.corrections.setdefault(num_stages, Track())
         if survivors is None or survivors[0].numel() < 2 * k:
             selection = select_near(correction, acc, threshold, k)
-        else:  # they are the largest magnitudes
+        else:  # the survivors include the k largest
             among = select_near(correction, survivors[1], threshold, k)
             selection = Selection(survivors[0].index_select(0, among.indices), threshold=among.threshold)
         count, tail = float(selection.indices.numel()), correction.tail

@@ -27,7 +27,7 @@ from experiments.tools.ranks.measures import Row
 from experiments.tools.shared.methods import known_methods, select_names
 
 NAME = "gpu"
-EXAMPLE = 25_557_032  # parameters of ResNet-50
+EXAMPLE = 25_557_032  # the number of ResNet-50's parameters
 METHODS = ("dense", "topk", "micro", "oktopk", "powersgd", "int8")
 DEVICES = ("auto", "cpu", "cuda")
 SOUND = "Nothing is wrong."
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         for name in select_names(arguments.parts, list(PARTS), "--parts"):
             with console.status(PARTS[name].title):
                 _measure(name, settings, blocks, found)
-    finally:  # if it is interrupted, with the finished parts
+    finally:  # after an interruption, with the finished parts
         bad = [f"WRONG: {row['part']}, {row.get('name', '')}: {row['problem']}" for row in found if row.get("problem")]
         tables.write(pd.DataFrame(found), "GPUs", [_name(device), *(bad or [SOUND]), *blocks], arguments, console)
     if bad:

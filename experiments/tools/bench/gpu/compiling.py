@@ -12,7 +12,7 @@ from experiments.tools.bench.tables import Column, Columns
 from experiments.tools.ranks.measures import Row
 
 ARCHITECTURES = (80, 90, 100)  # A100, H100, B200
-WARP = 32  # threads
+WARP = 32  # threads of a warp
 VECTOR = re.compile(r"\b(ld|st)\.global[.\w:]*\.(?:v4\.[bfsu]32|v2\.[bfsu]64|v8\.[bfsu]16|b128)\b")  # 16 bytes
 COLUMNS: Columns = {
     "kernel": Column("kernel"),
@@ -88,7 +88,7 @@ def compile_for(variant: Variant, architecture: int) -> Row:
         "kernel": variant.kernel,
         "dtypes": variant.dtypes,
         "gpu": f"sm_{architecture}",
-        "registers": usage["REG"],  # per thread, as the next
+        "registers": usage["REG"],  # per thread, like the next
         "spilled": spilled,
         "shared": binary.metadata.shared,  # per block of threads
         "loads": loads,

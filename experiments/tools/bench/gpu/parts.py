@@ -17,7 +17,7 @@ Shape = Literal["one", "two", "each"]
 """The ranks of a part: one alone; two over NCCL if there are as many GPUs; over NCCL one on each GPU.
 On a CPU all are two over gloo, but for the first."""
 SIMULATED, STEPS = 8, 5
-EACH = ("methods",)  # names of a part that has a row for each requested method
+EACH = ("methods",)  # names in a part with a row for each requested method
 
 
 class Part(NamedTuple):

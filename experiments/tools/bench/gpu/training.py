@@ -176,7 +176,7 @@ def fsdp(settings: Settings, name: str) -> list[Row]:
         micro.fsdp.attach_within(training.net, method)
     (first_s,) = training.seconds(1)
     training.seconds(WARMUP)
-    if settings.device == "cuda":  # these ranks have measured other methods before
+    if settings.device == "cuda":  # these ranks may have measured other methods before
         torch.cuda.reset_peak_memory_stats()
     row: Row = {"name": name, "first_s": first_s, "step_s": statistics.median(training.seconds(STEPS)), "problem": ""}
     return [row | ({"peak": torch.cuda.max_memory_allocated()} if settings.device == "cuda" else {})]

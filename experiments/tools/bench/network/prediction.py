@@ -15,7 +15,7 @@ from experiments.tools.ranks.hosts import bits_per_s
 from experiments.tools.simulate.steps import rescaled
 from experiments.training.schedule_problem import problem_of
 
-STEPS = 8  # of each profile
+STEPS = 8  # steps of each profile
 LINK_SIZES = (64, 4096, 65_536)  # latency only, and up to a TCP packet
 LARGEST_S, LARGEST_BYTES = 0.1, 2**22  # time and size limit of the largest message; beyond, time is linear
 REPEATS = 15

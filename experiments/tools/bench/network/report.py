@@ -13,7 +13,7 @@ from experiments.tools.bench.network.ways import DDP
 from experiments.tools.bench.tables import Column, Columns, table
 
 TICKS = [digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)]
-GOAL = 1.15  # step time / lower bound
+GOAL = 1.15  # largest step time / lower bound
 AGREES = 0.1  # tolerated relative error of a prediction
 HOSTS = "hosts are network namespaces of one machine with one rank each, links shaped in both directions"
 STEPS: Columns = {

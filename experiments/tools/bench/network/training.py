@@ -109,7 +109,7 @@ class HarnessTraining:
         return self._workers.take_step(self._step - 1, self._config.lr)
 
 
-_training: PlainTraining | HarnessTraining | None = None  # of this rank, kept between calls
+_training: PlainTraining | HarnessTraining | None = None  # this rank's training, kept between calls
 
 
 def begin(method: str, words: list[str], plan: Plan | None, is_plain: bool) -> None:
@@ -117,7 +117,7 @@ def begin(method: str, words: list[str], plan: Plan | None, is_plain: bool) -> N
     global _training
     if _training:
         _training.close()
-    _training = None  # frees its memory first
+    _training = None  # first free its memory
     config = config_of(words, dist.get_world_size())
     _training = PlainTraining(method, config, plan) if is_plain else HarnessTraining(config)
 

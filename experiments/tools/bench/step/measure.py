@@ -9,11 +9,11 @@ from experiments.tools.profile import method_steps
 from experiments.tools.profile.method_steps import Times
 from experiments.tools.ranks.group import RankGroup
 
-WARMUP = 40  # thresholds change while residuals fill up
+WARMUP = 40  # in so many steps residuals fill up, and thresholds change
 LEAST_WARMUP = 10
 LEAST_STEPS = 5
 
-Sides = Mapping[str, RankGroup]  # ranks of each revision, by its name
+Sides = Mapping[str, RankGroup]  # the ranks of each revision, by its name
 Turn = dict[str, list[Times]]  # steps of each side, on the slowest rank
 
 

@@ -12,8 +12,8 @@ from experiments.config.paths import ROOT
 
 TOOLS = Path("experiments/tools")
 LIBRARY = TOOLS / "profile/library.py"
-EARLIER = Path("experiments/profiles/library.py")  # its location before the folder tools existed
-COPIED = [  # files copied from this revision
+EARLIER = Path("experiments/profiles/library.py")  # the location in older revisions
+COPIED = [  # files that are copied from the present revision
     TOOLS / "__init__.py",
     *(TOOLS / "profile" / name for name in ("__init__.py", "method_steps.py")),
     *(TOOLS / "ranks" / name for name in ("__init__.py", "worker.py")),

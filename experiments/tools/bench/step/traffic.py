@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from experiments.tools.profile import method_steps
 from micro.kernels.threads import moved_bytes
 
-LEAST_SHARE = 0.01  # of a vector: smaller operations are ignored
-ENTRY_BYTES = 8  # read and written per indexed entry, besides the index
+LEAST_SHARE = 0.01  # share of the vector; smaller operations are ignored
+ENTRY_BYTES = 8  # bytes read and written per indexed entry, besides the index
 OVERWRITING = ("aten.copy_", "aten.fill_", "aten.zero_")
 MOVING_NONE = ("aten.empty", "aten.new_empty", "aten.detach", "aten.set_", "aten.repeat")  # the last lays out messages
 
