@@ -1,16 +1,13 @@
 """The kernels in plain torch: the reference of their tests, and the fallback where they cannot run."""
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from micro.kernels.magnitudes import NUM_BINS, reaching
 from micro.values.finite import FirstBad
-
-NUM_BINS = 32  # of the magnitudes of candidates, whose counts each rank sends: 128 bytes
-LARGEST = 3.4e38  # about the largest float32
 
 Scan = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # as `above`
 Lists = Callable[[int], tuple[Tensor, Tensor]]  # what `above` finds, of a known length
@@ -192,16 +189,9 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
     return x.index_select(0, indices)
 
 
-def add_at_(x: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add ``values`` to ``x`` at ``indices``."""
-    x.index_add_(0, indices, values.to(x.dtype))
-
-
-def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-    """Subtract ``values`` from ``x`` at unique ``indices``; return what was there."""
-    before = x.index_select(0, indices)
-    x.index_add_(0, indices, values.to(x.dtype), alpha=-1.0)
-    return before
+def add_at_(x: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> None:
+    """Add ``alpha`` times ``values`` to ``x`` at ``indices``."""
+    x.index_add_(0, indices, values.to(x.dtype), alpha=alpha)
 
 
 def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -241,30 +231,6 @@ def _sums_of_chunk(chunk: Tensor, floor: float) -> Tensor:
         return torch.cat([value.new_zeros(5), value.new_full((1,), torch.inf)])
     sums = counts.sum().double(), value.sum(), magnitude.square().sum(), magnitude.sum(), magnitude.max(), least.min()
     return torch.stack(sums)
-
-
-def magnitude_of(bits: int) -> float:
-    """Return the number whose float32 has these bits."""
-    value: float = struct.unpack("=f", struct.pack("=i", bits))[0]
-    return value
-
-
-def bits_of_magnitude(value: float) -> int:
-    """Return the bits of a magnitude as a float32; what is larger than any counts as the largest."""
-    bits: int = struct.unpack("=i", struct.pack("=f", min(value, LARGEST)))[0]
-    return bits
-
-
-def reaching(lowest: int, dtype: torch.dtype) -> float:
-    """Return the smallest number of ``dtype`` that as a float32 is the magnitude with the bits ``lowest`` or more.
-
-    Histograms and bins count float32. In double precision some numbers just below that magnitude are rounded to it.
-    """
-    magnitude = magnitude_of(lowest)
-    if dtype != torch.float64:
-        return magnitude
-    middle = (magnitude_of(lowest - 1) + magnitude) / 2
-    return math.nextafter(middle, math.inf) if lowest % 2 else middle  # ties are rounded to even bits
 
 
 def collect(
