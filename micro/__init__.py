@@ -80,8 +80,8 @@ from micro.selectors.randomk import RandomK
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
 from micro.simulate import Simulation
+from micro.values.finite import NonFiniteGradient
 from micro.values.flat import Layout
-from micro.values.nonfinite import NonFiniteGradient
 
 __version__ = "0.1.0"
 

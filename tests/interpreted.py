@@ -17,7 +17,7 @@ if find_spec("triton") is None:
 
 from triton.runtime.interpreter import GridExecutor
 
-from micro.kernels import table
+from micro import kernels
 from micro.kernels.triton import checking  # with all others: later they would be compiled
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "import this before any test runs"
@@ -36,15 +36,15 @@ def serving_the_cpu() -> Iterator[list[object]]:
         with one_at_a_time:  # the interpreter knows one program at a time, simulated ranks are threads
             return run(self, *arguments, **more)
 
-    table._runs.cache_clear()
-    table._operations.cache_clear()
+    kernels._runs.cache_clear()
+    kernels._operations.cache_clear()
     with (
         patch.object(GridExecutor, "__call__", locked),
         patch.dict(os.environ, TRITON_INTERPRET="1"),  # Triton imports more of itself when it first runs a kernel
         patch.object(checking, "check", lambda device: None),
-        patch.object(table, "_is_gpu", lambda device: True),
-        patch.object(table, "TRIED", ("triton",)),
+        patch.object(kernels, "_is_gpu", lambda device: True),
+        patch.object(kernels, "TRIED", ("triton",)),
     ):
         yield launched
-    table._runs.cache_clear()
-    table._operations.cache_clear()
+    kernels._runs.cache_clear()
+    kernels._operations.cache_clear()

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from micro.kernels import reference, table
+from micro import kernels
+from micro.kernels import reference
 from micro.values.finite import index_of
 from micro.values.randomness import generator
 
@@ -86,11 +87,9 @@ CASES: dict[str, Callable[[str, int, torch.dtype], list[Arguments]]] = {
     ],
     "gather": lambda kind, numel, dtype: [(vector(kind, numel), entries(numel, numel // 2))],
     "add_at_": lambda kind, numel, dtype: [
-        (vector("normal", numel), places, vector("normal", places.numel(), seed=3))
+        (vector("normal", numel), places, vector("normal", places.numel(), seed=3), alpha)
         for places in (entries(numel, numel // 2), entries(numel, numel).flip(0) // 3)
-    ],
-    "take_": lambda kind, numel, dtype: [
-        (vector("normal", numel), entries(numel, numel // 2), vector("normal", numel // 2, seed=3))
+        for alpha in (1.0, -1.0, 0.3)
     ],
     "added": lambda kind, numel, dtype: [lists("normal", numel), lists("tied", numel)],
     "common": lambda kind, numel, dtype: [
@@ -121,7 +120,7 @@ def outcome(function: Callable[..., Any], given: Arguments) -> list[Any]:
 
 def assert_same(operation: str, form: Callable[..., Any], given: Arguments) -> None:
     """Check that a form of an operation gives what the reference gives, and leaves the same vectors."""
-    expected = outcome(getattr(table.module(table.TABLE[operation].torch or ""), operation), given)
+    expected = outcome(getattr(kernels.module(kernels.TABLE[operation].torch or ""), operation), given)
     is_rounded = operation in ROUNDED
     for one, other in zip(outcome(form, given), expected, strict=True):
         if isinstance(one, Tensor):

@@ -12,7 +12,7 @@ import models
 from experiments.config.errors import UserError, as_user_error, shown
 from experiments.config.schema import SparsifierConfig, TrainConfig, part_name
 from experiments.planning.schedules.base import Schedule
-from micro.density.constant import Constant
+from micro.density.base import Constant
 from micro.local.checks import check_method
 from micro.local.regrouping import check_losable
 from micro.reducers.scope import scoped

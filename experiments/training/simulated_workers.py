@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from experiments.config.builders import build_reducer
 from experiments.config.schema import TrainConfig
 from experiments.training.tasks import Batch, Task
 from experiments.training.workers import GradientWorkers, Reduced, kept_buffers, moved_to
-from micro import kernels
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
 from micro.drivers.arrivals import note, refusal
+from micro.kernels import preparing
+from micro.reducers.outcome import Latest
 from micro.reducers.scope import scoped
 from micro.values.clipping import clip_
 
@@ -39,7 +40,7 @@ class SimulatedWorkers(GradientWorkers):
 
     def __init__(self, config: TrainConfig, task: Task, *, reducer: micro.Reducer | None = None) -> None:
         super().__init__(config, task)
-        kernels.prepare()
+        preparing.prepare()
         self._parameters = {name: p for name, p in task.model.named_parameters() if p.requires_grad}
         self.layout = micro.Layout.of({name: self._parameters[name] for name in self._ready_order()})
         self.watch: Callable[[int, Tensor], object] = lambda rank, gradient: None
@@ -60,7 +61,8 @@ class SimulatedWorkers(GradientWorkers):
         stats = self._simulation.step_(self._rows, ahead=partial(self._clip_and_show, self._clip(lr)))
         self._point_gradients_at(0)
         simulation, refused = self._simulation, refusal(self._simulation.reducer)
-        note(self._parameters, simulation.layout, simulation.arrived, refusal=refused)
+        arrived = simulation.arrived
+        note(self._parameters, simulation.layout, Latest(arrived and cache(arrived)), refusal=refused)
         first = stats[0]
         exposed_s = first.select_s + first.exchange_s + first.rest_s
         return Reduced(losses[0], (first,), compute_s, self._forward_s(), exposed_s, drawn - started)

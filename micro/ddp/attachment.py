@@ -22,8 +22,8 @@ from micro.drivers.settings import Settings
 from micro.drivers.wrappers import kept_parameters, plain_parameters, reduced_parameters
 from micro.reducers.base import Reducer, prepare
 from micro.values.clipping import clip_
+from micro.values.finite import Finding, NonFiniteGradient, report
 from micro.values.flat import real
-from micro.values.nonfinite import Finding, NonFiniteGradient, report
 
 NO_BACKWARD = -1  # the graph task id that torch returns outside of a backward
 

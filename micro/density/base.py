@@ -1,4 +1,4 @@
-"""The base class of density policies, which set how many elements to send at each step."""
+"""The base class of density policies, which set how many elements to send at each step; and the constant one."""
 
 import math
 from abc import ABC, abstractmethod
@@ -80,6 +80,21 @@ class DensitySchedule(Density[NoState]):
         yield from ()
         density = self.at(step)
         return Target(density, target_count(density, grad.numel()))
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(DensitySchedule):
+    """The same density at every step."""
+
+    density: float
+    name: ClassVar[str] = "constant"
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+
+    def at(self, step: int) -> float:
+        """Return the target density of ``step``."""
+        return self.density
 
 
 def target_count(density: float, numel: int) -> int:

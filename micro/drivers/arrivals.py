@@ -5,14 +5,13 @@ A bucket's parameters refer to its state's record of the last step, which is eva
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from micro.reducers.base import Reducer
-from micro.reducers.outcome import Arrived, Latest
+from micro.reducers.outcome import Latest
 from micro.reducers.quantized import Quantized
 from micro.reducers.sparse import SparseReducer
 from micro.reducers.wrapping import innermost
@@ -55,26 +54,12 @@ def arrival_of(parameter: Tensor) -> Arrival | None:
     return found
 
 
-def note(
-    parameters: Mapping[str, Tensor],
-    layout: Layout,
-    arrived: Arrived | None,
-    *,
-    refusal: str | None = None,
-    latest: Latest | None = None,
-) -> None:
-    """Note what came for the ``parameters`` of a vector of this layout.
-
-    Args:
-        latest: of the vector: the parameters refer to it, so that the next step need not note each of them again.
-    """
-    latest = latest or Latest()
-    latest.arrived = None if arrived is None else cache(arrived)
-    if not latest.is_followed:
-        for name, place in layout.slices():
-            if name in parameters:
-                _refer(parameters[name], Arrival(latest, place, refusal))
-        latest.is_followed = True
+def note(parameters: Mapping[str, Tensor], layout: Layout, latest: Latest, *, refusal: str | None = None) -> None:
+    """Let the ``parameters`` of a vector of this layout refer to what comes for it with each step from now on."""
+    for name, place in layout.slices():
+        if name in parameters:
+            _refer(parameters[name], Arrival(latest, place, refusal))
+    latest.is_followed = True
 
 
 def note_whole(parameters: Mapping[str, Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -21,8 +21,8 @@ from micro.drivers.memory_order import as_in_memory, logical, orders_of_shards
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.outcome import Outcome, arrived_at
 from micro.reducers.stats import StepStats
+from micro.values.finite import Finding, NonFiniteGradient, SkippedSteps
 from micro.values.flat import Layout, joined
-from micro.values.nonfinite import Finding, NonFiniteGradient, SkippedSteps
 
 Clip = Callable[[Sequence[Tensor], float], Requests[None]]
 """Scales the parts of a gradient down to a norm; see micro.values.clipping."""
@@ -321,8 +321,10 @@ class Reductions:
         for begun, outcome in self._ended:
             grad = begun.grad
             arrived = outcome.arrived if is_finite else partial(arrived_at, (), grad.numel(), grad.device)
-            state = begun.state
-            note(self._parameters, state.layout, arrived, refusal=self._refusal, latest=state.latest)
+            latest, layout = begun.state.latest, begun.state.layout
+            latest.arrived = arrived and cache(arrived)
+            if not latest.is_followed:
+                note(self._parameters, layout, latest, refusal=self._refusal)
             if scales and not is_finite:
                 grad.fill_(torch.inf)
         if not scales:

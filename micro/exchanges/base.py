@@ -17,8 +17,7 @@ from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather, AllGatherLists, Broadcast, Once, Reduction, known
 from micro.parts import NoState, StatefulPart
 from micro.predicted_traffic import COUNT_BYTES, Call, Calls
-from micro.values.finite import Finite, flag_of
-from micro.values.on_device import on_device
+from micro.values.finite import Finite, flag_of, on_device
 from micro.values.sparse import Exchanged, Overlap, Selection, Step
 
 if TYPE_CHECKING:

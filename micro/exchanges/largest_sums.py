@@ -16,8 +16,7 @@ from micro.codecs.indices import Int32
 from micro.comm.requests import AllGather, AllGatherLists, Once, Reduction
 from micro.exchanges.base import Header, Transport, count_of, gather_header
 from micro.exchanges.regions import gather_sums
-from micro.values.finite import flag_of
-from micro.values.on_device import on_device
+from micro.values.finite import flag_of, on_device
 from micro.values.sparse import SparseValues
 
 HEAD = 4  # numbers ahead of a row: count, finite flag, number of sums, unused; an even number aligns the values

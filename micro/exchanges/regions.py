@@ -12,7 +12,7 @@ from micro.comm.requests import AllGatherLists, AllToAll, Reduction
 from micro.exchanges.base import Transport, decoded, gather_indices
 from micro.exchanges.predicted_traffic import Choice
 from micro.predicted_traffic import COUNT_BYTES, Calls
-from micro.values.on_device import on_device
+from micro.values.finite import on_device
 from micro.values.partition import equal_slices
 from micro.values.sparse import Selection, SparseValues, summed_lists
 

@@ -21,7 +21,7 @@ from micro.fsdp.groups import ShardGroup, call_after_backward
 from micro.fsdp.step_guard import StepGuard
 from micro.reducers.base import Reducer
 from micro.values.clipping import clip_
-from micro.values.nonfinite import Finding, NonFiniteGradient, error_at
+from micro.values.finite import Finding, NonFiniteGradient, error_at
 
 
 class ShardedAttachment(BaseAttachment):

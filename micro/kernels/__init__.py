@@ -1,57 +1,56 @@
-"""The hot operations of a step; `micro.kernels.table` lists the implementations of each.
+"""The hot operations of a step, and the table of their implementations, from which `forms` chooses for given tensors.
 
-All implementations return the same indices and the same bits, except for sums that fits of thresholds use.
+numba loops run on float32 vectors on a CPU, Triton kernels on vectors on NVIDIA GPUs, and plain torch on everything
+else; numba and triton are imported on first use. All implementations return the same indices and the same bits, except
+for sums that fits of thresholds use.
 """
 
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cache
-from threading import Timer
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from micro.kernels import reference
 from micro.kernels.code import Code
+from micro.kernels.importing import import_form
 from micro.kernels.sums import Sums
-from micro.kernels.table import compiled, forms, has_numba, module, on_gpu
 from micro.values.finite import FirstBad
+from micro.warn import warn
 
-NOTE_S = 1.0  # of compiling, after which a user is told why the start takes so long
-TRITON_NOTE_S = 5.0  # of loading or compiling
-
-__all__ = [
-    "above",
-    "above_by_piece",
-    "absorb_",
-    "absorb_and_sum_",
-    "add_at_",
-    "added",
-    "codes_for",
-    "collect",
-    "common",
-    "compiled",
-    "distinct",
-    "first_distinct",
-    "gather",
-    "keep",
-    "kth_by_run",
-    "largest",
-    "magnitude_counts",
-    "on_gpu",
-    "packing_on",
-    "prepare",
-    "ranked",
-    "sums_above",
-    "sums_of",
-    "take_",
-]
-
-CPU = torch.device("cpu")
 SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map
+
+
+class Forms(NamedTuple):
+    """The modules of micro.kernels that hold an operation's forms; None where there is no such form."""
+
+    torch: str = "reference"
+    numba: str | None = None
+    triton: str | None = None
+
+
+TABLE = {
+    "absorb_": Forms(numba="cpu", triton="triton.absorbing"),
+    "absorb_and_sum_": Forms(numba="summing", triton="triton.summing"),
+    "above": Forms(numba="cpu", triton="triton.scanning"),
+    "above_by_piece": Forms(numba="cpu"),
+    "kth_by_run": Forms(numba="cpu"),
+    "magnitude_counts": Forms(numba="cpu"),
+    "largest": Forms(numba="lists", triton="triton.scanning"),
+    "first_distinct": Forms(numba="lists"),
+    "gather": Forms(numba="lists"),
+    "add_at_": Forms(numba="lists"),
+    "added": Forms(numba="lists"),
+    "common": Forms(numba="lists"),
+    "collect": Forms(numba="cpu"),
+    "keep": Forms(numba="cpu"),
+    "sums": Forms(numba="summing", triton="triton.summing"),
+}
+COUNTED = {"counted_above": Forms(triton="triton.scanning")}  # `above`, whose host reads the length later
+PACKAGES = ("numba", "llvmlite", "numpy", "triton")  # of the compiled forms; each may be missing
+TRIED = ("triton", "numba")  # forms; tests leave all to plain torch by an empty tuple
 
 
 def absorb_(residual: Tensor, grad: Tensor) -> FirstBad:
@@ -182,15 +181,7 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
 
 def add_at_(x: Tensor, indices: Tensor, values: Tensor, *, alpha: float = 1.0) -> None:
     """Add ``alpha`` times ``values`` (m,) to ``x`` (numel,) at ``indices`` (m,) int32."""
-    if alpha == 1:
-        forms(x, values).add_at_(x, indices, values)
-    else:
-        x.index_add_(0, indices, values.to(x.dtype), alpha=alpha)
-
-
-def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-    """Subtract ``values`` (m,) from ``x`` (numel,) at unique ``indices`` (m,) int32; return what was there."""
-    return forms(x, values).take_(x, indices, values)
+    forms(x, values).add_at_(x, indices, values, alpha)
 
 
 def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -230,44 +221,73 @@ def packing_on(device: torch.device) -> ModuleType | None:
     return module("packing") if device.type == "cpu" and has_numba() else None
 
 
+def forms(*vectors: Tensor) -> Any:
+    """Return the operations that serve these vectors, each as an attribute: Triton's, numba's, else plain torch's."""
+    for x in vectors:
+        if not (x.is_cpu and x.dtype is torch.float32 and x.is_contiguous()):
+            break
+    else:
+        if "numba" in TRIED and _is_there("cpu"):
+            return _operations("numba")
+    return _operations("triton" if "triton" in TRIED and on_gpu(*vectors) else "torch")
+
+
 @cache
-def prepare(device: torch.device = CPU) -> None:
-    """Compile or load the forms that most steps use on a device, and check a GPU's, so that no step waits for it."""
-    x = torch.ones(2, device=device)
-    if not (compiled(x) or on_gpu(x)):
-        return
-    places = torch.zeros(1 << 13, dtype=torch.int32, device=device)
-    with _noted(loops=compiled(x)):
-        absorb_(x, torch.ones(2, device=device))
-        absorb_and_sum_(x, torch.ones(2, device=device))
-        sums_above(x, 0.5)
-        above(x, 0.5)
-        magnitude_counts(x, first_bit_pattern=0, shift=20, num_bins=1)
-        largest(x, 1)
-        indices, magnitudes, _ = collect(x, 0, 1, 18)
-        keep(indices, magnitudes, 1, 1, 2, 0)
-        distinct(places, 1)
-        add_at_(x, places, gather(x, places))
+def _operations(kind: str) -> SimpleNamespace:
+    """Return every operation in the form of a kind, else in torch."""
+    rows = (TABLE | COUNTED).items()
+    return SimpleNamespace(**{name: getattr(module(getattr(row, kind) or row.torch), name) for name, row in rows})
 
 
-@contextmanager
-def _noted(*, loops: bool) -> Iterator[None]:
-    """Say why the start takes long where loops are compiled for some time: on stderr, by one rank of a machine.
+@cache
+def module(name: str) -> ModuleType:
+    """Return a module of micro.kernels."""
+    return import_form(name)
 
-    numba says when it compiles. Triton does not before it has: of its kernels only the time tells.
-    """
-    words = "micro compiles its loops for some seconds: once on this machine"
-    note = Timer(NOTE_S if loops else TRITON_NOTE_S, lambda: print(words, file=sys.stderr, flush=True))
-    note.daemon = True
-    begin = cache(note.start)  # a timer starts once
+
+def compiled(x: Tensor) -> bool:
+    """Tell whether numba's loops serve this tensor (float32, contiguous, on a CPU, numba installed)."""
+    return x.is_cpu and x.dtype is torch.float32 and x.is_contiguous() and has_numba()
+
+
+def has_numba() -> bool:
+    """Tell whether numba's loops can be used."""
+    return "numba" in TRIED and _is_there("cpu")
+
+
+def on_gpu(*tensors: Tensor) -> bool:
+    """Tell whether Triton's kernels serve these tensors (contiguous, on an NVIDIA GPU of capability 8.0 or more)."""
+    if not all(_is_gpu(x.device) for x in tensors) or not _is_there("triton.launching"):
+        return False
+    return bool(module("triton.launching").takes(*tensors)) and all(_runs(x.device) for x in tensors)
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.version.cuda is not None
+
+
+@cache
+def _is_there(name: str) -> bool:
+    """Tell whether a module can be imported; warn where the package that it needs is there and fails."""
     try:
-        if os.environ.get("LOCAL_RANK", "0") != "0":
-            yield
-        elif loops:
-            with module("jit").when_compiling(begin):
-                yield
-        else:
-            begin()
-            yield
-    finally:
-        note.cancel()
+        module(name)
+    except Exception as error:  # whatever a package raises that does not fit this Python, numpy or program
+        if not (isinstance(error, ModuleNotFoundError) and error.name in PACKAGES):
+            package = "triton" if name.startswith("triton.") else "numba"
+            warn(
+                f"torch does the work of micro's compiled loops, for the import of {package} fails "
+                f"({type(error).__name__}: {error}): repair it, or uninstall it"
+            )
+        return False
+    return True
+
+
+@cache
+def _runs(device: torch.device) -> bool:
+    """Tell whether a kernel runs on this device, which needs a C compiler, for one, and gives what torch gives."""
+    try:
+        module("triton.checking").check(device)
+    except Exception as error:  # whatever Triton, the driver or the C compiler raise
+        warn(f"torch does the work of micro's kernels on {device}, where they do not run: {error}")
+        return False
+    return True

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from micro.kernels.code import Kind
+from micro.kernels.cpu import highest_bits
 from micro.kernels.floats import of_bfloat16, of_half, to_bfloat16, to_half
 from micro.kernels.jit import as_bits, as_float, get16, get32, jitted, put16, put32
 from micro.kernels.packing import pack_codes, unpack_codes
-from micro.kernels.tiles import highest_bits
 
 HALF, BFLOAT16, INT8 = map(int, (Kind.HALF, Kind.BFLOAT16, Kind.INT8))
 LARGEST = np.float32(2.0**127)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from micro.kernels.code import Code, Kind
 from micro.kernels.code_blocks import read_block, write_block
+from micro.kernels.cpu import absorb_tile, array_of, finish, highest_bits, leave
 from micro.kernels.floats import converts_halves
-from micro.kernels.jit import INFINITY_BITS, array_of, jitted
+from micro.kernels.jit import INFINITY_BITS, jitted
 from micro.kernels.threads import in_parts
-from micro.kernels.tiles import absorb_tile, finish, highest_bits, leave
 from micro.values.randomness import words
 
 Key = tuple[int, ...]  # see micro.codecs.base

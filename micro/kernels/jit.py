@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numba.cpython.printimpl  # noqa: F401 - else imported later, without the print that it is to know
-import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import event
 from numba.extending import intrinsic
-from torch import Tensor
 
 from micro.warn import warn
 
@@ -81,16 +79,6 @@ def when_compiling(call: Callable[[], None]) -> Iterator[None]:
     """Call ``call`` in this context each time numba begins to compile a loop that it does not find on disk."""
     with event.install_listener("numba:compile", _AtStart(call)):
         yield
-
-
-def array_of(x: Tensor) -> Any:
-    """Return the memory of ``x`` as an array."""
-    return (x.detach() if x.requires_grad else x).numpy()
-
-
-def bits_of(x: Tensor) -> Any:
-    """Return the memory of contiguous float32 ``x`` (numel,) as int32."""
-    return array_of(x).view(np.int32)
 
 
 def _as_float(typingctx: Any, bits: Any) -> Any:

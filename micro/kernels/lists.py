@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from micro.kernels import reference
-from micro.kernels.cpu import above
-from micro.kernels.jit import MAGNITUDE_BITS, array_of, bits_of, jitted, lowest_bit
+from micro.kernels.cpu import above, array_of, bits_of
+from micro.kernels.jit import MAGNITUDE_BITS, jitted, lowest_bit
 from micro.kernels.threads import are_few_entries, entries_in_parts
 
 DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of a magnitude's bits, highest first: 31 in all
 WORD = 64
 MOST_MERGED = 64  # lists that are merged one after the other
 FEWEST = 8192  # entries from which a loop saves more time than its call takes
-NOTHING = np.empty(0, np.float32)
 
 
 @jitted
@@ -206,13 +205,11 @@ def _gather(x: Any, indices: Any, found: Any) -> Any:
 
 
 @jitted
-def _add(x: Any, indices: Any, values: Any, before: Any, is_less: Any) -> Any:
+def _add(x: Any, indices: Any, values: Any, is_less: Any) -> Any:
     for k in range(indices.size):
         i = indices[k]
         if i < 0 or i >= x.size:
             return k
-        if before.size:
-            before[k] = x[i]
         x[i] += -values[k] if is_less else values[k]
     return -1
 
@@ -220,7 +217,7 @@ def _add(x: Any, indices: Any, values: Any, before: Any, is_less: Any) -> Any:
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """Return ``x`` (numel,) at ``indices`` (m,). Raises: IndexError."""
     if not _fits(indices):
-        return reference.gather(x, indices)
+        return x.index_select(0, indices)
     found = torch.empty(indices.numel(), dtype=x.dtype)
     vector, places, target = array_of(x), array_of(indices), array_of(found)
     bad = entries_in_parts(lambda a, b: (a, _gather(vector, places[a:b], target[a:b])), places.size)
@@ -228,36 +225,22 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
     return found
 
 
-def add_at_(x: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add ``values`` (m,) to ``x`` (numel,) at ``indices`` (m,), in their order. Raises: IndexError."""
-    if not _fits(indices, values):
-        reference.add_at_(x, indices, values)
+def add_at_(x: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> None:
+    """Add ``alpha`` times ``values`` (m,) to ``x`` (numel,) at ``indices`` (m,), in their order.
+
+    Raises:
+        IndexError: an index outside; some of the others were added to then.
+    """
+    if abs(alpha) != 1 or not _fits(indices, values):
+        x.index_add_(0, indices, values, alpha=alpha)
         return
     vector, places, source = array_of(x), array_of(indices), array_of(values)
 
     def add(a: int, b: int) -> tuple[int, int]:
-        return a, _add(vector, places[a:b], source[a:b], NOTHING, False)
+        return a, _add(vector, places[a:b], source[a:b], alpha < 0)
 
     is_apart = are_few_entries(places.size) or ascends(places)  # parts of other lists may share an index
     _check(entries_in_parts(add, places.size) if is_apart else [add(0, places.size)], indices, x)
-
-
-def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-    """Subtract ``values`` (m,) from ``x`` (numel,) at unique ``indices`` (m,); return what was there.
-
-    Raises:
-        IndexError: an index outside; some of the others were subtracted then.
-    """
-    if not _fits(indices, values):
-        return reference.take_(x, indices, values)
-    before = torch.empty_like(values)
-    vector, places, source, target = (array_of(each) for each in (x, indices, values, before))
-
-    def take(a: int, b: int) -> tuple[int, int]:
-        return a, _add(vector, places[a:b], source[a:b], target[a:b], True)
-
-    _check(entries_in_parts(take, places.size), indices, x)
-    return before
 
 
 def _check(bad: list[tuple[int, int]], indices: Tensor, x: Tensor) -> None:

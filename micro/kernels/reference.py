@@ -1,21 +1,19 @@
 """The kernels in plain torch: the reference of their tests, and the fallback where they cannot run."""
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from micro.kernels.magnitudes import NUM_BINS, reaching
 from micro.values.finite import FirstBad
-
-NUM_BINS = 32  # of the magnitudes of candidates, whose counts each rank sends: 128 bytes
-LARGEST = 3.4e38  # about the largest float32
 
 Scan = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # as `above`
 Lists = Callable[[int], tuple[Tensor, Tensor]]  # what `above` finds, of a known length
 Choice = Callable[[Tensor, int], Tensor]  # as `largest`
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
+MOST_SORTED = 1 << 20  # elements of which an accelerator finds the largest by sorting all: in fewer calls
 CHUNK = 1 << 18  # elements that are added up at a time on a CPU: they stay in the cache
 INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
 
@@ -164,6 +162,8 @@ def largest(x: Tensor, k: int) -> Tensor:
     if k == 0:
         return torch.empty(0, dtype=torch.int32, device=x.device)
     magnitudes = x.abs()
+    if not x.is_cpu and x.numel() <= MOST_SORTED:
+        return magnitudes.sort(descending=True, stable=True).indices[:k].sort().values.to(torch.int32)
     smallest = torch.topk(magnitudes, k, sorted=False).values.min()
     keep = magnitudes > smallest
     ties = magnitudes == smallest
@@ -184,7 +184,9 @@ def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
 
 def are_first(ordered: Tensor) -> Tensor:
     """Return (m,) bool: which of ``ordered`` (m,) differ from the one before."""
-    return torch.cat([ordered.new_ones(1), ordered.diff()]).ne(0)[: ordered.numel()]
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    torch.ne(ordered[1:], ordered[:-1], out=is_first[1:])
+    return is_first
 
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
@@ -192,16 +194,9 @@ def gather(x: Tensor, indices: Tensor) -> Tensor:
     return x.index_select(0, indices)
 
 
-def add_at_(x: Tensor, indices: Tensor, values: Tensor) -> None:
-    """Add ``values`` to ``x`` at ``indices``."""
-    x.index_add_(0, indices, values.to(x.dtype))
-
-
-def take_(x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
-    """Subtract ``values`` from ``x`` at unique ``indices``; return what was there."""
-    before = x.index_select(0, indices)
-    x.index_add_(0, indices, values.to(x.dtype), alpha=-1.0)
-    return before
+def add_at_(x: Tensor, indices: Tensor, values: Tensor, alpha: float = 1.0) -> None:
+    """Add ``alpha`` times ``values`` to ``x`` at ``indices``."""
+    x.index_add_(0, indices, values.to(x.dtype), alpha=alpha)
 
 
 def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -241,30 +236,6 @@ def _sums_of_chunk(chunk: Tensor, floor: float) -> Tensor:
         return torch.cat([value.new_zeros(5), value.new_full((1,), torch.inf)])
     sums = counts.sum().double(), value.sum(), magnitude.square().sum(), magnitude.sum(), magnitude.max(), least.min()
     return torch.stack(sums)
-
-
-def magnitude_of(bits: int) -> float:
-    """Return the number whose float32 has these bits."""
-    value: float = struct.unpack("=f", struct.pack("=i", bits))[0]
-    return value
-
-
-def bits_of_magnitude(value: float) -> int:
-    """Return the bits of a magnitude as a float32; what is larger than any counts as the largest."""
-    bits: int = struct.unpack("=i", struct.pack("=f", min(value, LARGEST)))[0]
-    return bits
-
-
-def reaching(lowest: int, dtype: torch.dtype) -> float:
-    """Return the smallest number of ``dtype`` that as a float32 is the magnitude with the bits ``lowest`` or more.
-
-    Histograms and bins count float32. In double precision some numbers just below that magnitude are rounded to it.
-    """
-    magnitude = magnitude_of(lowest)
-    if dtype != torch.float64:
-        return magnitude
-    middle = (magnitude_of(lowest - 1) + magnitude) / 2
-    return math.nextafter(middle, math.inf) if lowest % 2 else middle  # ties are rounded to even bits
 
 
 def collect(
@@ -307,4 +278,4 @@ def _bin_counts(bins: Tensor) -> Tensor:
     if bins.device.type == "cpu":
         return torch.bincount(bins, minlength=NUM_BINS).to(torch.int32)
     counts = torch.zeros(NUM_BINS, dtype=torch.int32, device=bins.device)
-    return counts.scatter_add_(0, bins.long(), torch.ones_like(bins))
+    return counts.index_add_(0, bins, torch.ones_like(bins))

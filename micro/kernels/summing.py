@@ -13,9 +13,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.jit import MAGNITUDE_BITS, array_of, jitted
+from micro.kernels.cpu import TILE, absorb_and_clear, array_of
+from micro.kernels.jit import MAGNITUDE_BITS, jitted
 from micro.kernels.threads import in_parts
-from micro.kernels.tiles import TILE, absorb_and_clear
 
 LANES = 32
 LOWEST, HIGHEST = 2.0**-40, 2.0**50  # tiles whose largest magnitude lies between are added in single precision

@@ -18,11 +18,11 @@ from micro.comm.requests import Reduction
 from micro.feedback import Memory
 from micro.parts import NoState, Part, StatefulPart
 from micro.predicted_traffic import Bucket, Volume
-from micro.reducers.outcome import Latest, Outcome, arrived_at, decide
+from micro.reducers.outcome import Latest, Outcome, arrived_at, deliver_or_drop
 from micro.reducers.stats import StepStats
 from micro.selectors.base import Selector
+from micro.values.finite import NonFiniteGradient, Policy
 from micro.values.flat import Layout, regroup
-from micro.values.nonfinite import NonFiniteGradient, Policy
 from micro.values.sparse import SparseValues
 
 
@@ -198,7 +198,7 @@ class Reducer(Part, ABC):
         state.check_whole()
         try:
             outcome = yield from self.reduction(state, grad, comm)
-            (stats,) = yield from decide([outcome], self.policy)
+            (stats,) = yield from deliver_or_drop([outcome], self.policy)
         except BaseException as error:
             state.break_off(error)
             raise
@@ -227,7 +227,7 @@ class Reducer(Part, ABC):
             state.check_whole()
         try:
             outcomes = all_together(buckets, each_counted(), shares=self.shares_rounds)
-            return carried_out(decide(outcomes, self.policy), comm)
+            return carried_out(deliver_or_drop(outcomes, self.policy), comm)
         except BaseException as error:
             for state in states:
                 state.break_off(error)

@@ -12,8 +12,8 @@ from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked
 from micro.reducers.stats import Start, stats_of
+from micro.values.finite import Policy, check_policy
 from micro.values.flat import Layout
-from micro.values.nonfinite import Policy, check_policy
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from micro.kernels.reference import first_nonfinite
 from micro.predicted_traffic import COUNT_BYTES, Bucket, Call, Calls
 from micro.reducers.outcome import Outcome
 from micro.reducers.shares import Share
+from micro.values.finite import Finding, on_device
 from micro.values.flat import Layout
-from micro.values.nonfinite import Finding
-from micro.values.on_device import on_device
 from micro.values.partition import equal_slice
 
 INDEX_BYTES = 4

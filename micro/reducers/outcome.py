@@ -9,9 +9,8 @@ from torch import Tensor
 
 from micro.comm.requests import Fill, Once, Reduction, known
 from micro.reducers.stats import StepStats
-from micro.values.finite import Finite, FirstBad, index_of, is_number
+from micro.values.finite import Finding, Finite, FirstBad, Policy, index_of, is_number, report
 from micro.values.flat import Layout
-from micro.values.nonfinite import Finding, Policy, report
 from micro.values.sparse import Exchanged, SparseValues, summed
 
 Arrived = Callable[[], Tensor]
@@ -78,7 +77,7 @@ def arrived_at(indices: Sequence[Tensor], numel: int, device: torch.device) -> T
     return mask
 
 
-def decide(outcomes: Sequence[Outcome], policy: Policy) -> Reduction[tuple[StepStats, ...]]:
+def deliver_or_drop(outcomes: Sequence[Outcome], policy: Policy) -> Reduction[tuple[StepStats, ...]]:
     """Deliver all buckets of a step, or drop all of them where one is not finite; return their statistics.
 
     Whether a bucket is finite travelled with its own exchange, so that all ranks know it of all buckets and decide

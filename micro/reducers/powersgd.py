@@ -14,9 +14,8 @@ from micro.predicted_traffic import Bucket, Calls, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked, rounded, rounding, write_
 from micro.reducers.stats import Start, stats_of
-from micro.values.finite import flag_of, is_finite_by, is_zero, negated
+from micro.values.finite import Policy, check_policy, flag_of, is_finite_by, is_zero, negated
 from micro.values.flat import Layout
-from micro.values.nonfinite import Policy, check_policy
 from micro.values.randomness import generator
 
 FEEDBACK = ErrorFeedback()

@@ -8,21 +8,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from micro import kernels
 from micro.codecs.base import Codec
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllReduce, Reduction
 from micro.exchanges.averaging import gathered_calls, mean_calls, mean_encoded_, mean_gathered_, message_bytes
 from micro.exchanges.base import Transport, Wire
 from micro.feedback import ErrorFeedback, Feedback
+from micro.kernels import preparing
 from micro.parts import as_part
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked, cut_, write_
 from micro.reducers.stats import Start, stats_of
-from micro.values.finite import Finite, FirstBad, is_finite_by, is_number, is_zero, negated
+from micro.values.finite import Finite, FirstBad, Policy, check_policy, is_finite_by, is_number, is_zero, negated
 from micro.values.flat import Layout
-from micro.values.nonfinite import Policy, check_policy
 from micro.values.sparse import AllLeaving, AllValues, Overlap, SparseValues, Step
 
 Observe = Callable[[Tensor, Step, Sequence[SparseValues] | None], None]
@@ -84,7 +83,7 @@ class Quantized(Reducer):
 
     def prepare(self, comm: Comm, device: torch.device) -> None:
         """Compile what a step runs, before the first one: ranks that compile in it make the others wait."""
-        kernels.prepare(device)
+        preparing.prepare(device)
 
     def start(self, layout: Layout, dtype: torch.dtype, device: torch.device) -> BucketState:
         """Return a state with nothing kept."""

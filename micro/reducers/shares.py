@@ -11,8 +11,8 @@ from torch import Tensor
 
 from micro.reducers.base import BucketState, saved_layout
 from micro.reducers.wrapping import WrappingReducer
+from micro.values.finite import on_device
 from micro.values.flat import Layout
-from micro.values.on_device import on_device
 from micro.values.sparse import SparseValues
 
 

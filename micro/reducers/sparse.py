@@ -1,6 +1,6 @@
 """The reducer of all sparse methods, a pipeline: add the residual, select, exchange, update the residual."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -8,18 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from micro import kernels
 from micro.codecs.base import Codec
 from micro.codecs.indices import IndexCodec, Int32
 from micro.codecs.raw import Raw
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
-from micro.density.base import Density
-from micro.density.constant import Constant
+from micro.density.base import Constant, Density
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.union import Union
 from micro.feedback import ErrorFeedback, Feedback
+from micro.kernels import preparing
 from micro.kernels.sums import Sums
 from micro.parts import StatefulPart
 from micro.predicted_traffic import Bucket, Volume
@@ -28,9 +27,8 @@ from micro.reducers.outcome import Outcome, arrived_at, checked_sum, cut_, write
 from micro.reducers.quantized import Quantized, check_codec
 from micro.reducers.stats import Start, stats_of
 from micro.selectors.base import Selector, Traits
-from micro.values.finite import FirstBad, is_finite_by
+from micro.values.finite import FirstBad, Policy, check_policy, is_finite_by
 from micro.values.flat import Layout
-from micro.values.nonfinite import Policy, check_policy
 from micro.values.sparse import Exchanged, Overlap, SparseValues, Step
 
 
@@ -128,7 +126,7 @@ class SparseReducer(WithDensity):
 
     def prepare(self, comm: Comm, device: torch.device) -> None:
         """Compile what a step runs, before the first one: ranks that compile in it make the others wait."""
-        kernels.prepare(device)
+        preparing.prepare(device)
 
     @property
     def stateful_parts(self) -> Mapping[str, StatefulPart[Any]]:
@@ -148,16 +146,19 @@ class SparseReducer(WithDensity):
         acc, bad, sums = self._accumulate_(state, grad, comm.world_size)
         is_finite = is_finite_by(bad, grad.numel())
         step = Step(state.step, target.count, self.seed, layout, target.layer_densities, sums, is_finite)
-        before = Start.of(comm, device)
+        before = comm.now(device)
         selection = yield from self.selector.select(state.selector, acc, step, comm)
-        select = before.spans(comm, device).rest
+        select = comm.now(device) - before
         transport = Transport(comm=comm, step=step, overlap=self.selector.overlap, wire=self.wire)
         sent = yield from self.exchange.exchange(state.exchange, acc, selection, transport)
         made = yield from checked_sum(sent, selection.scale, forgotten)
         if made.overflow is not None:  # on all ranks alike: the update is the same bits everywhere
             cut_(acc, made.overflow, comm.world_size)
         findings = made.findings(layout, bad)
-        unsent = None if findings else (yield from self._write_(grad, sent.update, selection.scale))
+        unsent = None
+        if not findings:
+            self.feedback.clear_(grad)
+            unsent = yield from write_sum_(sent.update, grad, scale=selection.scale)
         state.step += 1
         aims: dict[str, Any] = {
             "target_density": target.density,
@@ -181,11 +182,6 @@ class SparseReducer(WithDensity):
         if Traits.WANTS_SUMS in self.selector.traits:
             return self.feedback.accumulate_and_sum_(state.memory, grad, world_size=n)
         return *self.feedback.accumulate_(state.memory, grad, world_size=n), None
-
-    def _write_(self, grad: Tensor, update: Sequence[SparseValues], scale: float) -> Reduction[SparseValues | None]:
-        """Write the update into ``grad`` (numel,); return what rounding left out."""
-        self.feedback.clear_(grad)
-        return (yield from write_sum_(update, grad, scale=scale))
 
     def _deliver(
         self, state: BucketState, grad: Tensor, step: Step, scale: float, sent: Exchanged, unsent: SparseValues | None

@@ -136,10 +136,6 @@ class Start:
         """Return the present."""
         return cls(comm.now(device), comm.clock.waited)
 
-    def spans(self, comm: Comm, device: torch.device, select: float = 0.0) -> Spans:
-        """Return where the time went since; choosing took ``select`` of it."""
-        return Spans(select=select, exchange=comm.clock.waited - self.waited, rest=comm.now(device) - self.at - select)
-
 
 def stats_of(
     start: Start,
@@ -166,6 +162,7 @@ def stats_of(
         rare: fields of StepStats that have a default.
     """
     counts = (numel,) * comm.world_size if counts is None else counts
+    rest = comm.now(device) - start.at - select
     return StepStats(
         step=step,
         numel=numel,
@@ -177,7 +174,7 @@ def stats_of(
         global_count=numel if global_count is None else global_count,
         threshold=threshold,
         skipped=False,
-        spans=start.spans(comm, device, select),
+        spans=Spans(select=select, exchange=comm.clock.waited - start.waited, rest=rest),
         **traffic_fields(comm.traffic),
         **rare,
     )

@@ -7,7 +7,7 @@ import torch
 
 from micro.comm.ranks import Comm
 from micro.reducers.base import Reducer, check_reducer
-from micro.values.nonfinite import Policy
+from micro.values.finite import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from micro.kernels.reference import places_of
-from micro.values.on_device import to_device
+from micro.values.finite import to_device
 
 MOST = 1 << 24  # elements of a table: temporaries take some 40 bytes per element
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from micro import kernels
 from micro.kernels.reference import places_of
 from micro.selectors.piece_tables import Table, largest_in_tables, tables_of
-from micro.values.on_device import to_device
+from micro.values.finite import to_device
 
 CPU = torch.device("cpu")
 LONGEST_IN_TABLES = 1 << 15

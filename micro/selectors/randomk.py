@@ -12,7 +12,7 @@ from micro.comm.ranks import Comm
 from micro.comm.requests import Once, Reduction
 from micro.predicted_traffic import Choosing
 from micro.selectors.base import NoState, Selector, Traits
-from micro.values.on_device import to_device
+from micro.values.finite import to_device
 from micro.values.randomness import generator
 from micro.values.sparse import Overlap, Selection, Step
 

@@ -14,9 +14,9 @@ from micro.density.base import Target
 from micro.predicted_traffic import Choosing
 from micro.selectors.base import Selector, Traits
 from micro.selectors.wrapping import WrappingSelector
+from micro.values.finite import on_device
 from micro.values.flat import Layout
-from micro.values.norms import norms_of
-from micro.values.on_device import on_device
+from micro.values.norms import norms_of, rows_of
 from micro.values.scales import ElementScales
 from micro.values.sparse import Overlap, Selection, SparseValues, Step
 
@@ -181,8 +181,8 @@ class ScaledElements(WrappingSelector[ScalingState]):
 
     def _mean_squares(self, acc: Tensor, step: Step, comm: Comm) -> Reduction[Tensor]:
         """Return each parameter's mean square (L,) float64, averaged over ranks that share a threshold."""
-        numels = on_device([max(numel, 1) for numel in step.layout.numels], torch.float64, acc.device)
-        squares = norms_of(acc, step.layout.numels).square_() / numels
+        rows, numels = step.layout.kept(_rows_and_numels, acc.device)
+        squares = norms_of(acc, rows).square_() / numels
         if self.overlap is not Overlap.DISJOINT:
             return squares
         total: Tensor = yield AllReduce(mine=squares, kind="counts")
@@ -191,6 +191,12 @@ class ScaledElements(WrappingSelector[ScalingState]):
     def volume(self, layout: Layout, density: float, world_size: int) -> Choosing:
         """Return the inner selector's messages; see Selector. The scales' own message is not sent in every step."""
         return self.selector.volume(layout, density, world_size)
+
+
+def _rows_and_numels(layout: Layout, device: torch.device) -> tuple[tuple[tuple[int, int], ...], Tensor]:
+    """Return the runs of equal parameters, and the parameters' lengths (L,) float64, 1 where they are empty."""
+    numels = [max(numel, 1) for numel in layout.numels]
+    return rows_of(layout.numels), on_device(numels, torch.float64, device)
 
 
 def _add_squares(roots: Tensor, update: Tensor, weight: float) -> Tensor:

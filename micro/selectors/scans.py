@@ -4,8 +4,8 @@ from torch import Tensor
 
 from micro import kernels
 from micro.comm.requests import Reduction, known
-from micro.kernels import reference
-from micro.kernels.table import forms
+from micro.kernels import forms, reference
+from micro.kernels.magnitudes import reaching
 
 
 def above(x: Tensor, threshold: float | Tensor) -> Reduction[tuple[Tensor, Tensor]]:
@@ -32,5 +32,5 @@ def collect(x: Tensor, start: int, lowest: int, shift: int) -> Reduction[tuple[T
     """Return `micro.kernels.collect`."""
     if x.is_cpu:
         return kernels.collect(x, start, lowest, shift)
-    found = yield from above(x, reference.reaching(lowest, x.dtype))
+    found = yield from above(x, reaching(lowest, x.dtype))
     return reference.collect(x, start, lowest, shift, found)

@@ -1,19 +1,109 @@
-"""Flags for whether gradients were finite: booleans on a CPU, tensors on an accelerator that are read once a step.
+"""Handle NaN and Inf on all ranks together, before they reach a residual or a model; numbers to and from a device.
 
-On an accelerator the flags stay on the device until the host must decide on the step.
+Whether gradients were finite is a boolean on a CPU. On an accelerator it is a tensor that stays on the device until the
+host must decide on the step.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+
+from micro.comm.requests import AllGather, Reduction
+from micro.values.flat import Layout
 
 Finite = bool | Tensor  # a tensor is () bool, on the device
 FirstBad = (
     int | Tensor | None
 )  # index of the first bad element; a tensor is (1,), the vector's length where there is none
+Policy = Literal["stop", "skip"]
+"""What to do about NaN or Inf: raise on all ranks, or make that step's update zero."""
+
+REMEDY = (
+    "If the loss is scaled, give attach its scaler=; otherwise lower the learning rate, or set nonfinite=skip to leave "
+    "such steps out"
+)
+MOST_SKIPPED = 100  # steps in a row; a GradScaler comes from 2^16 to a scale below 1 in 17
+MOST_NAMED = 3  # places in a message
+
+
+class NonFiniteGradient(RuntimeError):
+    """A gradient or an update held NaN or Inf. Raised on all ranks in the same step; no residual was touched by it."""
+
+
+class SkippedSteps:
+    """Counts the steps that the policy leaves out one after the other; equal on all ranks, as each decision is."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def count(self, step: int, *, is_finite: bool) -> NonFiniteGradient | None:
+        """Count a step; return the error of one that is left out after so many others that nothing is trained."""
+        self._in_a_row = 0 if is_finite else self._in_a_row + 1
+        if self._in_a_row < MOST_SKIPPED:
+            return None
+        return NonFiniteGradient(
+            f"nothing was trained in {self._in_a_row} steps in a row up to step {step}: no gradient was finite, and "
+            "nonfinite=skip leaves such steps out. If the loss is scaled, give attach its scaler=; otherwise load "
+            "weights that are finite, or lower the learning rate"
+        )
+
+
+def error_at(places: Sequence[str], step: int) -> NonFiniteGradient:
+    """Return the error that names these places, such as "'conv.weight' on rank 1", or the first of them."""
+    more = [f"{len(places) - MOST_NAMED} more"] if len(places) > MOST_NAMED else []
+    return NonFiniteGradient(
+        f"gradient of {', '.join([*places[:MOST_NAMED], *more])} is not finite at step {step} (NaN, Inf or too large "
+        f"to be summed over ranks); nothing of it was kept. {REMEDY}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Where the gradients of a vector, or its update, are not finite.
+
+    Attributes:
+        layout: of the vector.
+        in_gradient: index of the first NaN or Inf of this rank's gradient, None where there is none.
+        in_update: index of the first NaN or Inf of the update, the same on all ranks, None where there is none.
+    """
+
+    layout: Layout
+    in_gradient: int | None
+    in_update: int | None = None
+
+
+def check_policy(policy: str) -> None:
+    """Raise ValueError unless ``policy`` is 'stop' or 'skip'."""
+    if policy not in get_args(Policy):
+        raise ValueError(f"nonfinite must be one of {', '.join(get_args(Policy))}, got '{policy}'")
+
+
+def report(findings: Sequence[Finding], step: int, device: torch.device) -> Reduction[NonFiniteGradient]:
+    """Return the error that names every bad rank's first bad parameter; all ranks call it together.
+
+    Where only the update is bad (gradients so large that their sum overflowed, or a dense mean, which does not show
+    which rank caused it) its first bad parameter is named.
+
+    Args:
+        findings: at least one, and the same vectors in the same order on all ranks.
+    """
+    unknown = [finding for finding in findings if finding.in_update is None]
+    if not unknown:
+        finding = findings[0]
+        assert finding.in_update is not None
+        name = finding.layout.name_at(finding.in_update)
+        return NonFiniteGradient(f"mean gradient of '{name}' is not finite at step {step}. {REMEDY}")
+    mine = torch.tensor([-1 if f.in_gradient is None else f.in_gradient for f in unknown], device=device)
+    places = []
+    gathered = yield AllGather(mine=mine)
+    for rank, found in enumerate(gathered.tolist()):  # host sync: the run ends here
+        named = [f.layout.name_at(index) for f, index in zip(unknown, found, strict=True) if index >= 0]
+        places += [f"'{name}' on rank {rank}" for name in named[:1]]
+    return error_at(places, step)
 
 
 def is_finite_by(first_bad: FirstBad, numel: int) -> Finite:
@@ -55,7 +145,7 @@ def soonest(is_finite: Tensor) -> Finite:
 
 def is_zero(count: Tensor) -> Finite:
     """Return whether a count () of bad gradients is 0, as the host has it without waiting."""
-    return not float(count) > 0 if count.is_cpu else ~(count > 0)
+    return not float(count) > 0 if count.is_cpu else count <= 0
 
 
 def is_number(total: Tensor) -> Finite:
@@ -78,3 +168,20 @@ def read(numbers: Sequence[Any]) -> list[Any]:
     host = (flat[0] if len(flat) == 1 else torch.cat(flat)).cpu()  # host sync: one for all
     parts = iter(host.split([x.numel() for x in late]))
     return [next(parts).to(x.dtype).view(x.shape) if isinstance(x, Tensor) else x for x in numbers]
+
+
+def on_device(numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return ``numbers`` as a tensor of ``device``; the host waits for nothing."""
+    return to_device(torch.tensor(numbers, dtype=dtype), device)
+
+
+def to_device(x: Tensor, device: torch.device) -> Tensor:
+    """Return ``x``, of the CPU, on ``device``; the host waits for nothing, and may change ``x`` at once.
+
+    A GPU copies from pinned memory, which PyTorch gives to nobody else before the copy is made. From other memory it
+    may still read after the call has returned.
+    """
+    if device.type != "cuda":
+        return x.to(device)
+    pinned = torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x)
+    return pinned.to(device, non_blocking=True)

@@ -1,7 +1,6 @@
 """Norms of vectors of any length."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 import torch
@@ -27,32 +26,34 @@ def _norm(vector: Tensor, order: float, dtype: torch.dtype | None) -> Tensor:
     return found
 
 
-def norms_of(vector: Tensor, sizes: Sequence[int]) -> Tensor:
+def rows_of(sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """Return how many neighbouring pieces have one length, and that length, for each run of them."""
+    return tuple((len(list(run)), size) for size, run in groupby(sizes))
+
+
+def norms_of(vector: Tensor, rows: Sequence[tuple[int, int]]) -> Tensor:
     """Return the L2 norm of each neighbouring piece (L,) float64 of ``vector``: one read, nothing copied.
 
     On the CPU double precision adds up where single precision would lose the squares of one of them: it is slower.
+
+    Args:
+        rows: the lengths of the pieces, by `rows_of`.
     """
     if vector.device.type != "cpu":
-        return torch.stack(torch._foreach_norm(vector.split(list(sizes)), dtype=torch.float64))
-    norms = _norms_of(vector, sizes, None).double()
+        sizes = [size for count, size in rows for _ in range(count)]
+        return torch.stack(torch._foreach_norm(vector.split(sizes), dtype=torch.float64))
+    norms = _norms_of(vector, rows, None).double()
     holds = ((norms > SMALLEST) & (norms < LARGEST)).all()
-    return norms if holds else _norms_of(vector, sizes, torch.float64)
+    return norms if holds else _norms_of(vector, rows, torch.float64)
 
 
-def _norms_of(vector: Tensor, sizes: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+def _norms_of(vector: Tensor, rows: Sequence[tuple[int, int]], dtype: torch.dtype | None) -> Tensor:
     """Return the same in ``dtype`` or the vector's own.
 
     Pieces of one length that follow each other are the rows of a matrix: a call for all of them. The norm of a row has
     the bits that the piece has alone.
     """
-    if max(sizes, default=0) > CHUNK:
-        return torch.stack([norm(piece, dtype=dtype) for piece in vector.split(list(sizes))])
-    rows = _rows(tuple(sizes))
-    pairs = zip(vector.split([count * size for count, size in rows]), rows, strict=True)
+    pairs = list(zip(vector.split([count * size for count, size in rows]), rows, strict=True))
+    if max((size for _, size in rows), default=0) > CHUNK:
+        return torch.stack([norm(piece, dtype=dtype) for part, shape in pairs for piece in part.view(shape)])
     return torch.cat([torch.linalg.vector_norm(part.view(shape), dim=1, dtype=dtype) for part, shape in pairs])
-
-
-@lru_cache(maxsize=64)  # called at every step
-def _rows(sizes: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """Return how many neighbouring pieces have one length, and that length, for each run of them."""
-    return tuple((len(list(run)), size) for size, run in groupby(sizes))

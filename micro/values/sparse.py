@@ -93,7 +93,7 @@ class SparseValues:
 
     def take_from_(self, vector: Tensor) -> None:
         """Subtract the values from ``vector`` (numel,) in place."""
-        kernels.take_(vector, self.indices, self.values)
+        kernels.add_at_(vector, self.indices, self.values, alpha=-1.0)
 
     def clear_in_(self, vector: Tensor) -> None:
         """Set ``vector`` (numel,) to zero at the indices."""

@@ -17,9 +17,11 @@ from micro.predicted_traffic import COUNT_BYTES, Choosing
 from micro.selectors.base import Selector, Traits
 from micro.selectors.pieces import largest_of_each, pieces_at
 from micro.values.flat import Layout
-from micro.values.norms import norms_of
+from micro.values.norms import norms_of, rows_of
 from micro.values.partition import equal_slice
 from micro.values.sparse import Overlap, Selection, Step
+
+Pairs = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +65,9 @@ class Deft(Selector[NoState]):
     def select(self, state: NoState, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the largest magnitudes of each piece in this rank's bin of the step."""
         n = comm.world_size
-        pieces = step.layout.kept(_pieces, n)
-        sizes = [stop - start for start, stop in pieces]
+        pieces, sizes, rows = step.layout.kept(_pieces, n)
         planned = _plan if self.rule == "repaired" else _published_plan
-        plan = yield from planned(norms_of(acc, sizes), sizes, step, comm)
+        plan = yield from planned(norms_of(acc, rows), sizes, step, comm)
         wanted = plan.wanted
         mine = sorted(piece for piece in plan.bins[(step.index + comm.rank) % n] if wanted[piece])
         places = pieces_at([pieces[piece] for piece in mine], acc.device)
@@ -130,11 +131,14 @@ def _published_plan(norms: Tensor, sizes: Sequence[int], step: Step, comm: Comm)
     return Plan(wanted, bins)
 
 
-def _pieces(layout: Layout, world_size: int) -> tuple[tuple[int, int], ...]:
-    return layer_pieces(layout.numels, world_size)
+def _pieces(layout: Layout, world_size: int) -> tuple[Pairs, list[int], Pairs]:
+    """Return the pieces, their sizes, and the runs of equal ones."""
+    pieces = layer_pieces(layout.numels, world_size)
+    sizes = [stop - start for start, stop in pieces]
+    return pieces, sizes, rows_of(sizes)
 
 
-def layer_pieces(numels: tuple[int, ...], world_size: int) -> tuple[tuple[int, int], ...]:
+def layer_pieces(numels: tuple[int, ...], world_size: int) -> Pairs:
     """Return (start, stop) of every layer; one longer than its fair share is cut into ``world_size`` equal slices.
 
     A share is sum(numels) / world_size. Layers and slices without elements are left out.

@@ -13,7 +13,8 @@ from micro.density.base import target_count
 from micro.parts import Rule, check_rule, state_of
 from micro.predicted_traffic import Choosing
 from micro.selectors.base import Selector
-from micro.selectors.micro_rules.agreed import Agreed, Search, ThresholdRule
+from micro.selectors.micro import Agreed
+from micro.selectors.micro_rules import Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.values.flat import Layout
 from micro.values.partition import cyclic, equal_sizes

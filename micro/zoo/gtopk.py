@@ -16,8 +16,7 @@ from micro.exchanges.predicted_traffic import Choice
 from micro.kernels.reference import places_of
 from micro.parts import Rule, check_rule
 from micro.predicted_traffic import COUNT_BYTES, Calls
-from micro.values.finite import Finite, flag_of, soonest
-from micro.values.on_device import on_device
+from micro.values.finite import Finite, flag_of, on_device, soonest
 from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, summed
 
 

@@ -16,8 +16,7 @@ from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, checked, cut_
 from micro.reducers.sparse import WithDensity
 from micro.reducers.stats import Start, stats_of
-from micro.values.finite import Finite, is_finite_by
-from micro.values.nonfinite import Policy, check_policy
+from micro.values.finite import Finite, Policy, check_policy, is_finite_by
 from micro.values.sparse import Step
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from experiments.runs.records import read_records
 from micro import kernels
-from micro.kernels import table
+from micro.kernels import preparing
 from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.dist
@@ -164,14 +164,14 @@ def replace_print():
 replace_print()
 own = builtins.print
 import micro
-from micro.kernels import table
+from micro import kernels
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 with micro.attach(model, micro.SparseReducer(micro.Micro(), density=0.5)):
     model(torch.ones(2, 4)).sum().backward()
 assert builtins.print is own
-print(table.has_numba() == ("numba" in sys.modules), force=True)
-if sys.argv[1] == "first" and table.has_numba():  # numba's own print is Python's
+print(kernels.has_numba() == ("numba" in sys.modules), force=True)
+if sys.argv[1] == "first" and kernels.has_numba():  # numba's own print is Python's
     import numba
     builtins.print = pythons
     numba.njit(lambda: print(3))()
@@ -215,21 +215,21 @@ def test_where_numba_cannot_be_imported_torch_computes_and_says_so_once(
 NOTED = """
 import sys, torch
 sys.stderr = sys.stdout
-from micro import kernels
-kernels.NOTE_S = 0.0
-kernels.prepare()
+from micro.kernels import preparing
+preparing.NOTE_S = 0.0
+preparing.prepare()
 """
 
 
 def test_a_start_that_compiles_nothing_says_nothing() -> None:
-    kernels.prepare()  # so that all loops are on disk
+    preparing.prepare()  # so that all loops are on disk
     assert python("-c", NOTED) == ""
 
 
 def test_a_loop_that_is_not_on_disk_is_noticed_when_it_is_compiled() -> None:
     numba, seen = pytest.importorskip("numba"), list[int]()
     loop = numba.njit(lambda x: x + 1)
-    with table.module("jit").when_compiling(lambda: seen.append(1)):
+    with kernels.module("jit").when_compiling(lambda: seen.append(1)):
         for _ in range(2):
             assert loop(1) == 2
     assert seen == [1]

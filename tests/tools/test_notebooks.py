@@ -37,7 +37,9 @@ def kernel() -> Iterator[Any]:
         client = nbclient.NotebookClient(nbformat.v4.new_notebook(), resources=in_folder(ROOT / "notebooks"))
         client.create_kernel_manager()
         client.start_new_kernel()
-    ready = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("from micro import kernels\nkernels.prepare()")])
+    ready = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("from micro.kernels import preparing\npreparing.prepare()")]
+    )
     nbclient.NotebookClient(ready, client.km, timeout=LIMIT_S, resources=in_folder(ROOT)).execute()
     yield client.km
     client._cleanup_kernel()

@@ -177,3 +177,26 @@ def test_the_core_knows_no_tool() -> None:
 def test_a_tool_in_the_core_is_found(line: str) -> None:
     assert tools_named("experiments.train", line)
     assert not tools_named("experiments.train", '"measure it with `python -m experiments.profile`"')
+
+
+def open_withs(source: str) -> set[str]:
+    """Return the generators, but for context managers, that hold a ``with`` open where they yield."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    plain = [each for each in functions if "contextmanager" not in map(ast.unparse, each.decorator_list)]
+    return {each.name for each in plain for inside in own_nodes(each) if isinstance(inside, ast.With)
+            for node in own_nodes(inside) if isinstance(node, ast.Yield | ast.YieldFrom)}  # fmt: skip
+
+
+def own_nodes(outer: ast.AST) -> Iterator[ast.AST]:
+    """Yield what stands in a node, but not in functions in it."""
+    for node in ast.iter_child_nodes(outer):
+        if not isinstance(node, FUNCTIONS):
+            yield node
+            yield from own_nodes(node)
+
+
+def test_no_reduction_holds_a_with_open_while_others_run() -> None:
+    """What a ``with`` sets, such as a stream or a thread's number, would hold for whatever runs meanwhile."""
+    held = {name: found for name, source in sources().items() if is_in(name, "micro") and (found := open_withs(source))}
+    assert held == {}
+    assert open_withs("def held():\n    with one:\n        if two:\n            three = yield") == {"held"}

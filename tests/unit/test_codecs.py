@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import micro
+from micro import kernels
 from micro.codecs import coding
 from micro.codecs.bits import num_packed_bytes, pack, unpack
 from micro.codecs.fp8 import FP8
@@ -18,7 +19,6 @@ from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
 from micro.codecs.sign import Sign
 from micro.codecs.two_means import TwoMeans
-from micro.kernels import table
 from micro.zoo.range_float import RangeFloat
 from micro.zoo.terngrad import TernGrad
 from tests.parts import normal
@@ -280,11 +280,11 @@ def bits_of(data: Tensor) -> list[int]:
     return [byte >> place & 1 for byte in data.tolist() for place in range(8)]
 
 
-@grid(width=range(1, 33), count=[0, 1, 9, 41, 1000], dtype=[torch.int32, torch.int64], tried=[(), table.TRIED])
+@grid(width=range(1, 33), count=[0, 1, 9, 41, 1000], dtype=[torch.int32, torch.int64], tried=[(), kernels.TRIED])
 def test_codes_lie_side_by_side_lowest_bit_first(
     width: int, count: int, dtype: torch.dtype, tried: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "TRIED", tried)
+    monkeypatch.setattr(kernels, "TRIED", tried)
     randomness = random.Random(width * 100 + count)
     codes = [0, 2**width - 1, *(randomness.getrandbits(width) for _ in range(count))][:count]
     packed = pack(torch.tensor(codes, dtype=torch.int64).to(dtype), width)  # of 32 bits, some are negative then
@@ -307,8 +307,8 @@ def test_indices_come_back_from_the_bytes_that_are_claimed(
         return  # 256 MiB of bits
     indices = torch.tensor(sorted(random.Random(0).sample(range(span), count)), dtype=torch.int32)
     expected = codec.encode(indices, span)
-    for tried in ((), table.TRIED):
-        monkeypatch.setattr(table, "TRIED", tried)
+    for tried in ((), kernels.TRIED):
+        monkeypatch.setattr(kernels, "TRIED", tried)
         wire = codec.encode(indices, span)
         assert (wire.dtype, wire.numel()) == (torch.uint8, codec.num_bytes(count, span))
         assert torch.equal(wire, expected)

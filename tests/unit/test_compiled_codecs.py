@@ -16,7 +16,7 @@ from micro.codecs.base import Codec
 from micro.codecs.half import BFloat16, Half
 from micro.codecs.int8 import Int8
 from micro.codecs.qsgd import QSGD
-from micro.kernels import table, threads
+from micro.kernels import threads
 from tests import parts
 from tests.products import grid
 
@@ -55,7 +55,7 @@ def patterns(count: int) -> Tensor:
 
 
 def in_torch() -> Any:
-    return patch.object(table, "TRIED", ())
+    return patch.object(kernels, "TRIED", ())
 
 
 @contextmanager

@@ -5,14 +5,15 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from micro.kernels import reference, table
-from micro.kernels.reference import NUM_BINS, bits_of_magnitude
-from micro.selectors.micro_rules import agreed
+from micro import kernels
+from micro.kernels import reference
+from micro.kernels.magnitudes import NUM_BINS, bits_of_magnitude
+from micro.selectors.micro import cut_of
 from tests import parts
 from tests.products import grid
 
 LOWEST, SHIFT, START = bits_of_magnitude(1.0), 20, 1000
-FORMS = [reference, *([table.module("cpu")] if table.has_numba() else [])]
+FORMS = [reference, *([kernels.module("cpu")] if kernels.has_numba() else [])]
 
 
 def drawn(numel: int, seed: int = 0) -> Tensor:
@@ -39,7 +40,7 @@ def test_candidates_are_counted_by_magnitude(form: ModuleType, numel: int) -> No
 @grid(world_size=[1, 2, 7], k=[1, 10, 60, 10_000])
 def test_ranks_share_the_bin_of_the_cut_in_proportion(world_size: int, k: int) -> None:
     counts = torch.randint(0, 9, (world_size, 32), generator=torch.Generator().manual_seed(k), dtype=torch.int32)
-    cut = agreed.cut(counts, k)
+    cut = cut_of(counts, k)
     inside, above = counts[:, cut.bin].tolist(), counts[:, cut.bin + 1 :].sum(1).tolist()
     missing = sum(cut.taken) - sum(above)
     assert sum(cut.taken) == min(k, int(counts.sum())) == min(k, cut.num_candidates)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import micro
+from micro import kernels
 from micro.codecs.base import Codec
 from micro.comm.lockstep import SimulatedRanks
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
-from micro.kernels import table
 from tests.fake_device import DEVICE, DeviceTensor, fake_device
 from tests.parts import CPU
 from tests.recorded_streams import recorded_streams
@@ -59,7 +59,7 @@ def outcomes(reducer: micro.Reducer, scales: list[float], *, on_device: bool) ->
         return found
 
     there, ranks = fake_device() if on_device else nullcontext(), SimulatedRanks(2, shares=False)
-    with patch.object(table, "TRIED", ()), recorded_streams(), torch.no_grad(), there:
+    with patch.object(kernels, "TRIED", ()), recorded_streams(), torch.no_grad(), there:
         return ranks.carry_out([steps(comm) for comm in ranks.comms])
 
 
@@ -81,5 +81,5 @@ def test_messages_of_a_device_are_those_of_the_cpu(name: str) -> None:
     codec = micro.build(Codec, {"name": name} | {key: settings[key] for key in settings if hasattr(kind, key)})
     values = torch.randn(1537, generator=torch.Generator().manual_seed(0))
     expected = codec.encode(values.clone(), KEY).tolist()
-    with patch.object(table, "TRIED", ()), recorded_streams(), fake_device():
+    with patch.object(kernels, "TRIED", ()), recorded_streams(), fake_device():
         assert codec.encode(DeviceTensor(values.clone()), KEY).tolist() == expected

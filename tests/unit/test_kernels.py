@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels import reference, table, threads
+from micro.kernels import reference, threads
 from micro.values.randomness import generator
 from tests.operations import CASES, KINDS, LENGTHS, assert_same, vector
 from tests.products import grid
@@ -50,15 +50,15 @@ def many_parts(num_threads: int) -> Iterator[None]:
 
 
 def test_every_operation_has_a_case() -> None:
-    assert CASES.keys() == table.TABLE.keys()
+    assert CASES.keys() == kernels.TABLE.keys()
 
 
-@pytest.mark.skipif(not table.has_numba(), reason="numba is not installed")
+@pytest.mark.skipif(not kernels.has_numba(), reason="numba is not installed")
 @grid(operation=CASES, kind=KINDS, numel=LENGTHS, num_threads=[1, 3])
 def test_numba_gives_what_torch_gives(operation: str, kind: str, numel: int, num_threads: int) -> None:
     with many_parts(num_threads):
         for given in CASES[operation](kind, numel, torch.float32):
-            assert_same(operation, getattr(table.module(table.TABLE[operation].numba or ""), operation), given)
+            assert_same(operation, getattr(kernels.module(kernels.TABLE[operation].numba or ""), operation), given)
 
 
 @grid(numel=[0, 1, 16, 33, 1000, BLOCK + 1], threshold=[0.0, 0.5, 1.5, 10.0], dtype=DTYPES)
@@ -70,11 +70,11 @@ def test_above(numel: int, threshold: float, dtype: torch.dtype) -> None:
     assert torch.equal(magnitudes, x.abs()[found.long()])
 
 
-@pytest.mark.parametrize("tried", [(), table.TRIED])
+@pytest.mark.parametrize("tried", [(), kernels.TRIED])
 def test_above_of_special_values_and_thresholds_between_numbers(
     tried: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "TRIED", tried)
+    monkeypatch.setattr(kernels, "TRIED", tried)
     inf, nan = math.inf, math.nan
     x = torch.tensor([nan, inf, -inf, -nan, 0.0, -0.0, 1e-45, -1e-45, 3.4e38, -3.4e38] * 4)  # lanes and the tail
     for threshold, passing in {
@@ -187,7 +187,7 @@ def test_the_first_that_differ_by_a_map_and_by_sorting(numel: int, count: int, d
 @grid(count=[2, 9000], index=[-1, 3])
 def test_no_index_lies_outside(count: int, index: int) -> None:
     indices, ones = torch.tensor([0, index], dtype=torch.int32).repeat_interleave(count // 2), torch.ones(count)
-    for operation, more in ((kernels.gather, ()), (kernels.add_at_, (ones,)), (kernels.take_, (ones,))):
+    for operation, more in ((kernels.gather, ()), (kernels.add_at_, (ones,))):
         with pytest.raises((IndexError, RuntimeError)):
             operation(torch.zeros(3), indices, *more)
 
@@ -217,7 +217,7 @@ def test_sums_are_those_of_what_is_larger(numel: int, scale: float, floor: float
 
 def test_numba_does_not_log_its_steps_where_a_program_logs_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("numba")
-    table.module("jit")
+    kernels.module("jit")
     with caplog.at_level(logging.DEBUG):
         assert not logging.getLogger("numba.core.ssa").isEnabledFor(logging.DEBUG)
 

@@ -17,7 +17,7 @@ from micro.exchanges.base import Wire, gather_header
 from micro.predicted_traffic import volume_of
 from micro.reducers.node_exchange import node_shards, numels_of
 from micro.values.flat import MAX_NUMEL
-from micro.values.norms import norm, norms_of
+from micro.values.norms import norm, norms_of, rows_of
 from micro.values.partition import cyclic_slice, equal_slice
 from micro.zoo import exdyna
 from micro.zoo.deft import layer_pieces
@@ -113,7 +113,7 @@ def test_norms_of_long_vectors_do_not_stop_to_grow() -> None:
     ones = torch.ones(1).expand(numel)
     assert float(norm(ones)) == pytest.approx(math.sqrt(numel), rel=1e-5)
     assert float(norm(ones, 1)) == pytest.approx(numel, rel=1e-5)
-    assert norms_of(ones, [numel - 9, 9]).tolist() == pytest.approx([math.sqrt(numel - 9), 3.0], rel=1e-5)
+    assert norms_of(ones, rows_of([numel - 9, 9])).tolist() == pytest.approx([math.sqrt(numel - 9), 3.0], rel=1e-5)
 
 
 @pytest.mark.parametrize("world_size", [2, MANY])

@@ -14,7 +14,7 @@ from experiments.planning.costs import Flat, Link
 from experiments.planning.nodes import FlatOnNodes, seconds_of
 from experiments.planning.schedules.base import Schedule
 from experiments.planning.theory import top_k_error
-from micro.density.constant import Constant
+from micro.density.base import Constant
 from micro.drivers.loss_scale import check_scaler
 from micro.predicted_traffic import calls_of, volume_of
 from micro.reducers.scope import scoped

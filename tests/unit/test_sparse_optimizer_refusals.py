@@ -9,6 +9,7 @@ from torch import nn
 import micro
 from experiments.tools.sparse_adam.forms import FORMS, FlatOptimizer
 from micro.drivers.arrivals import arrival_of, note, note_whole
+from micro.reducers.outcome import Latest
 from tests.refusals import refused
 from tests.small_models import TwoHeads, backward, wrapped
 
@@ -46,7 +47,7 @@ def test_complex_and_sparse_gradients_are_refused_and_a_note_ends_with_its_param
     layout = micro.Layout(("w",), ((2,),))
     for given in (None, lambda: torch.tensor([True, False])):
         weight = torch.ones(2)
-        note({"w": weight}, layout, given)
+        note({"w": weight}, layout, Latest(given))
         arrival = arrival_of(weight)
         assert arrival is not None
         assert arrival.is_whole == (given is None)

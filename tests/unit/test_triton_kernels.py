@@ -12,7 +12,7 @@ from tests.interpreted import serving_the_cpu  # isort: skip  # before what impo
 
 import micro
 from micro import kernels
-from micro.kernels import reference, table
+from micro.kernels import preparing, reference
 from micro.kernels.triton import absorbing, checking
 from tests.operations import CASES, KINDS, assert_same, vector
 from tests.products import grid
@@ -24,7 +24,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 of_new_triton = pytest.mark.skipif(
     tuple(map(int, version("triton").split(".")[:2])) < (3, 7), reason="Triton's interpreter takes no numpy 2.4"
 )
-OPERATIONS = [operation for operation, forms in table.TABLE.items() if forms.triton]
+OPERATIONS = [operation for operation, forms in kernels.TABLE.items() if forms.triton]
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def test_triton_gives_what_torch_gives(
         return  # Triton's interpreter reads a bfloat16 without a leading digit as zero
     monkeypatch.setattr(reference, "SAMPLE", 500)
     for given in CASES[operation](kind, numel, dtype):
-        assert_same(operation, getattr(table.module(table.TABLE[operation].triton or ""), operation), given)
+        assert_same(operation, getattr(kernels.module(kernels.TABLE[operation].triton or ""), operation), given)
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_a_device_is_checked_before_the_first_step_and_named_once_where_no_kerne
     with fails, pytest.warns(UserWarning, match="on cpu.*no C compiler") as heard:
         found = [kernels.above(x, 0.5)[0].tolist() for _ in range(2)]
     assert (found, len(heard)) == ([[0, 1, 2, 3, 4]] * 2, 1)
-    table._runs.cache_clear()
-    kernels.prepare.cache_clear()
+    kernels._runs.cache_clear()
+    preparing.prepare.cache_clear()
     with patch.object(checking, "check") as check:
         micro.Simulation(reducer, micro.Layout.flat(50), 1)
     check.assert_called_once_with(torch.device("cpu"))
-    kernels.prepare.cache_clear()
+    preparing.prepare.cache_clear()
 
 
 @of_new_triton

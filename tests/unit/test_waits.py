@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 import micro
+from micro import kernels
 from micro.comm.lockstep import SimulatedRanks
 from micro.comm.loop import Loop, carried_out
 from micro.comm.ranks import Comm, Started
 from micro.comm.requests import AllReduce, Reduction, known
 from micro.exchanges import union
-from micro.kernels import table
 from micro.selectors import scans
 from micro.testing import LAYOUT, Case
 from micro.values.finite import is_number, read
@@ -49,7 +49,7 @@ MOST = {  # waits of a settled step of one bucket, and the rows with so many: th
 @contextmanager
 def on_device() -> Iterator[Waits]:
     """Have plain torch do all work, on the device."""
-    with patch.object(table, "TRIED", ()), recorded_streams(), torch.no_grad(), fake_device() as waits:
+    with patch.object(kernels, "TRIED", ()), recorded_streams(), torch.no_grad(), fake_device() as waits:
         yield waits
 
 

@@ -21,7 +21,7 @@ from experiments.tools.shared.gradient_sources import RECORDED, TITLES, Gradient
 from experiments.tools.shared.methods import build_methods
 from experiments.tools.shared.recorded_gradients import numel_of, record, training_config
 from experiments.tools.shared.selection_times import TIMES, reference_times, time_selection, timing_gradient
-from micro import kernels
+from micro.kernels import preparing
 
 FIGURE_WORLD_SIZE = 16  # number of workers in figures and tables that show only one, if it was measured
 WORTH_PROCESSES = 2e9  # several processes are faster from so many elements in all trials
@@ -104,7 +104,7 @@ def measure(settings: ComparisonSettings, show_progress: Callable[[str, int], No
         UserError: gradients cannot be recorded, or need more memory than allowed.
     """
     _check(settings)
-    kernels.prepare()
+    preparing.prepare()
     methods = build_methods(settings.methods, settings.density)
     done, found = Comparison(), {}
     with tempfile.TemporaryDirectory(prefix="micro-compare-") as folder, processes(num_processes(settings)) as pool:

@@ -68,8 +68,8 @@ def processes(number: int) -> Iterator[ProcessPoolExecutor | None]:
 
 def _prepare() -> None:
     """End this process silently on Ctrl-C and when its parent dies; load the compiled kernels."""
-    from micro import kernels
+    from micro.kernels import preparing
 
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    kernels.prepare()
+    preparing.prepare()

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from experiments.tools.shared.gradient_sources import fitting_scale, layered
 from experiments.tools.shared.methods import build_methods
-from micro import kernels
 from micro.comm.group import GroupComm
+from micro.kernels import preparing
 
 Step = Callable[[Tensor], dict[str, float]]
 
@@ -18,7 +18,7 @@ def prepare() -> None:
     """Load the compiled loops; if they must be compiled first, one rank does it for all."""
     if dist.get_rank():
         dist.barrier()
-    kernels.prepare()
+    preparing.prepare()
     if not dist.get_rank():
         dist.barrier()
 

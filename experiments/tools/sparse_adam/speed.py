@@ -16,6 +16,7 @@ from torch import Tensor
 import micro
 from experiments.reports.markdown import table
 from micro.drivers.arrivals import note
+from micro.reducers.outcome import Latest
 
 SIZES = (2_500_000, 1_000_000, 250_000, 10_000, 500)
 
@@ -43,7 +44,7 @@ def times(numel: int, density: float, repeats: int, device: str) -> dict[str, li
     for step in range(repeats):
         arrived = torch.rand(numel, device=device) < density
         vector = torch.randn(numel, device=device) * arrived
-        note(weights, layout, None if density == 1 else lambda mask=arrived: mask)  # type: ignore[misc]
+        note(weights, layout, Latest(None if density == 1 else lambda mask=arrived: mask))  # type: ignore[misc]
         for name, piece in layout.views(vector).items():
             weights[name].grad = twins[name].grad = piece
         for name, optimizer in optimizers.items():

@@ -22,9 +22,9 @@ from experiments.tools.shared.methods import build_methods
 from experiments.tools.shared.selection_times import TIMES, timed, timing_gradient
 from experiments.tools.theory.figures import FREQUENCIES, draw_histogram
 from experiments.tools.theory.measure import histogram_numbers
-from micro import kernels
 from micro.codecs import coding
 from micro.density.base import target_count
+from micro.kernels import preparing
 from micro.predicted_traffic import volume_of
 from micro.zoo.range_float import Format, RangeFloat, best_mantissa, num_magnitudes
 from micro.zoo.spectrum import from_spectrum_, real_parts, strongest, to_spectrum
@@ -96,7 +96,7 @@ def format_errors(values: Tensor) -> pd.DataFrame:
 
 def stage_times(lengths: Sequence[int], density: float, repeats: int) -> pd.DataFrame:
     """Time each stage of a step of FFT sparsification on this rank; columns method (the stage), numel, TIMES."""
-    kernels.prepare()
+    preparing.prepare()
     found = [(numel, name, work) for numel in lengths for name, work in _stages(numel, density).items()]
     rows = [{"method": name, "numel": numel} | timed(work, repeats) for numel, name, work in found]
     return pd.DataFrame(rows, columns=["method", "numel", *TIMES])

@@ -17,7 +17,7 @@ from experiments.planning import theory
 from experiments.tools.shared.methods import build_methods
 from experiments.tools.shared.recorded_gradients import Training, training_config
 from experiments.tools.shared.selection_times import TIMES, reference_times, time_selection, timing_gradient
-from micro import kernels
+from micro.kernels import preparing
 
 NUM_SHARES = 200
 NUM_HISTOGRAM_BINS = 81
@@ -95,7 +95,7 @@ def histogram_numbers(values: Tensor) -> pd.DataFrame:
 
 def operator_times(lengths: Sequence[int], density: float, world_size: int, repeats: int) -> pd.DataFrame:
     """Time the operators at each length, MiCRO on its slice of one in ``world_size``; method, numel, TIMES."""
-    kernels.prepare()
+    preparing.prepare()
     rows = []
     for numel in lengths:
         gradient = timing_gradient(numel, density)

@@ -8,9 +8,9 @@ import torch
 from micro.comm.requests import AllGather, Reduction, known
 from micro.predicted_traffic import COUNT_BYTES, Calls
 from micro.selectors import scans
-from micro.selectors.micro_rules.agreed import Search, ThresholdRule
+from micro.selectors.micro_rules import Search, ThresholdRule
 from micro.selectors.threshold import hard_threshold
-from micro.values.on_device import on_device
+from micro.values.finite import on_device
 from micro.values.sparse import Selection
 
 
@@ -48,7 +48,7 @@ class Published(ThresholdRule[PublishedState]):
         (rows,) = yield from known((yield AllGather(mine=mine)))
         counts = tuple(rows.view(-1).tolist())
         state.last_count = sum(counts) if search.comm.world_size > 1 else 0
-        return Selection(indices + search.start, counts=counts, threshold=state.threshold)
+        return Selection(indices + search.spans[search.comm.rank][0], counts=counts, threshold=state.threshold)
 
     def calls(self, count: int, numel: int) -> Calls:
         """Return the all-gather of counts."""

@@ -22,7 +22,7 @@ from experiments.training.optimizers import zero_gradients_
 from experiments.training.round_workers import RoundWorkers
 from experiments.training.tasks import load_task
 from experiments.training.workers import Reduced, Workers
-from micro import kernels
+from micro.kernels import preparing
 
 CPU = torch.device("cpu")
 
@@ -47,7 +47,7 @@ class PlainTraining:
             sent = ring * numel * (2 if method == FP16 else 4)
             self._bytes_sent: Callable[[], float] = lambda: sent
         else:
-            kernels.prepare()
+            preparing.prepare()
             self._ddp = wrap(**bucket_caps(config, model, plan))
             attachment = self._attachment = micro.attach(self._ddp, build_reducer(config), timed=config.timed)
             self._bytes_sent = lambda: sum(stats.bytes_sent for stats in attachment.stats)
