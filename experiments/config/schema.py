@@ -301,11 +301,16 @@ class WarmupConfig:
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """How often a run saves all that it needs to go on: every so many seconds or steps, 0 for never by this measure."""
+    """How often a run saves all that it needs to go on: every so many seconds or steps, 0 for never by this measure.
+
+    Attributes:
+        at_end: save the end of the run too, and keep it, so that resume=extend can go on from there.
+    """
 
     every_s: float = limited(NOT_NEGATIVE, 300.0)
     every_steps: int = limited(COUNT_OR_NONE, 0)
     keep: int = limited(COUNT, 2)
+    at_end: bool = False
 
 
 @dataclass(kw_only=True)
@@ -363,7 +368,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig
     start_from: str | None = limited(PATH)
     resize: str = limited(OneOf(("refuse", "average")), "refuse")
-    resume: str = limited(OneOf(("auto", "scratch")), "auto")
+    resume: str = limited(OneOf(("auto", "scratch", "extend")), "auto")
     save_weights: bool
     output: str = limited(PATH)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

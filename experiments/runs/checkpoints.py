@@ -140,7 +140,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         except UserError as error:
             problem = problem or str(error)
     if not problem and RunFolder(path).is_done():
-        problem = f"{path} has finished, and a finished run has no checkpoint; name a run that was stopped"
+        problem = f"{path} has finished, and kept no checkpoint (checkpoint.at_end); name a run that was stopped"
     missing = f"no checkpoint in {path}; give the folder of a run, or one of the folders in its checkpoints/"
     raise UserError(problem or missing)
 
@@ -154,9 +154,17 @@ def remove_after(folder: RunFolder, step: int) -> None:
     _remove_drafts(folder)
 
 
-def remove_all(folder: RunFolder) -> None:
-    """Remove the checkpoints of a finished run. Raises: CannotWrite."""
-    remove_after(folder, -1)
+def leftovers(folder: RunFolder) -> list[Path]:
+    """Return the checkpoints and drafts of a finished run, without the checkpoint of its end."""
+    end = _name(load_json(folder.done_path).get("step", -1))
+    return [path for path in (*published(folder), *_drafts(folder)) if path.name != end]
+
+
+def remove_leftovers(folder: RunFolder) -> None:
+    """Remove the checkpoints of a finished run, without that of its end. Raises: CannotWrite."""
+    for path in leftovers(folder):
+        with writing(path):
+            _remove(path)
     with suppress(OSError):  # never made, or not empty
         folder.checkpoints_path.rmdir()
 
@@ -175,6 +183,10 @@ def _remove(path: Path) -> None:
     discard(path.rename(path.with_name(f"{_DRAFT}{path.name}")))
 
 
+def _drafts(folder: RunFolder) -> list[Path]:
+    return list(folder.checkpoints_path.glob(f"{_DRAFT}*"))
+
+
 def _remove_drafts(folder: RunFolder) -> None:
-    for path in folder.checkpoints_path.glob(f"{_DRAFT}*"):
+    for path in _drafts(folder):
         discard(path)

@@ -13,6 +13,7 @@ from experiments.config.errors import UserError
 from experiments.config.identity import identity
 from experiments.config.keys import flat
 from experiments.config.schema import TrainConfig
+from experiments.runs.checkpoints import published
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
 
@@ -29,19 +30,27 @@ def check_requests(configs: Sequence[TrainConfig]) -> None:
 
 def note_of_other_epochs(config: TrainConfig) -> str:
     """Return a line where a run is new, and finished with another number of epochs alone; else empty."""
-    folder = folder_of(config)
-    if folder.path.exists():
+    if folder_of(config).path.exists():
         return ""
+    for epochs, folder in finished_with_other_epochs(config).items():
+        remedy = " (resume=extend goes on from its end)" if published(folder) else ""
+        return (
+            f"{folder.path.name} is finished with epochs={epochs}; the same with epochs={config.epochs} "
+            f"is a run of its own, and trains from the first step{remedy}"
+        )
+    return ""
+
+
+def finished_with_other_epochs(config: TrainConfig) -> dict[int, RunFolder]:
+    """Return the finished runs that differ from a run in their number of epochs alone, by it, longest first."""
+    own, found = folder_of(config).path, {}
     wanted = _without_epochs(dataclasses.asdict(config))
-    for path in sorted(folder.path.parent.glob(f"{glob.escape(folder.path.name.rpartition('-')[0])}-*")):
+    for path in own.parent.glob(f"{glob.escape(own.name.rpartition('-')[0])}-*"):
         with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # a damaged run is no finished one
             saved = yaml.safe_load((other := RunFolder(path)).config_path.read_text())
             if isinstance(saved, dict) and other.is_done() and _without_epochs(saved) == wanted:
-                return (
-                    f"{path.name} is finished with epochs={saved.get('epochs')}; the same with epochs={config.epochs} "
-                    "is a run of its own, and trains from the first step"
-                )
-    return ""
+                found[int(saved["epochs"])] = other
+    return {epochs: found[epochs] for epochs in sorted(found, reverse=True) if epochs != config.epochs}
 
 
 def _without_epochs(config: dict[str, Any]) -> str:
@@ -55,6 +64,8 @@ def unmet_request(config: TrainConfig, folder: RunFolder) -> str:
     lacks: dict[str, str] = {}  # what was not done -> the word that asks for it
     if config.save_weights and not folder.weights_path.exists():
         lacks["its weights were not saved"] = "save_weights=true"
+    if config.checkpoint.at_end and not published(folder):
+        lacks["kept no checkpoint"] = "checkpoint.at_end=true"
     for key, what in _INTERVALS.items():
         every, before = getattr(config, key), saved.get(key) or 0
         if every and (not before or every % before):

@@ -69,7 +69,7 @@ def code_of_attempts(folder: RunFolder) -> list[dict[str, Any]]:
     Attempts before the last that began again do not count.
     """
     code: list[dict[str, Any]] = []
-    for manifest in _manifests_of(folder)[:-1]:
+    for manifest in manifests_of(folder)[:-1]:
         if manifest.get("began_at_step") == 0:
             code = []
         if manifest.get("git"):
@@ -83,12 +83,12 @@ def other_data(folder: RunFolder, now: Mapping[str, str]) -> str:
     Args:
         now: the SHA-256 of each file of the data that it would go on with.
     """
-    last: dict[str, Any] = next((manifest for manifest in reversed(_manifests_of(folder)) if manifest), {})
+    last: dict[str, Any] = next((manifest for manifest in reversed(manifests_of(folder)) if manifest), {})
     then = last.get("data_checksums")
     return ", ".join(name for name, checksum in now.items() if then and checksum not in then.values())
 
 
-def _manifests_of(folder: RunFolder) -> list[dict[str, Any]]:
+def manifests_of(folder: RunFolder) -> list[dict[str, Any]]:
     """Return the manifests of earlier attempts at a run, in order, and its own last; empty where there is none."""
     attempts = (path for path in folder.attempts_path.glob("*") if path.name.isdecimal())
     paths = [*sorted(attempts, key=lambda path: int(path.name)), folder.path]

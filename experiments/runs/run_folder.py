@@ -182,12 +182,16 @@ class RunFolder:
         records = (self.steps_path, self.epochs_path, self.checkpoints_path, self.plan_path, self.weights_path)
         self._set_aside(self.done_path, *records, self.manifest_path, self.failure_path)
 
+    def next_attempt(self) -> Path:
+        """Return the folder for what is set aside next, which does not exist yet."""
+        numbers = (int(path.name) for path in self.attempts_path.glob("*") if path.name.isdecimal())
+        return self.attempts_path / str(max(numbers, default=0) + 1)
+
     def _set_aside(self, *paths: Path) -> None:
         self.check_owned()
         if not (found := [path for path in paths if path.exists()]):
             return
-        numbers = (int(path.name) for path in self.attempts_path.glob("*") if path.name.isdecimal())
-        attempt = self.attempts_path / str(max(numbers, default=0) + 1)
+        attempt = self.next_attempt()
         with writing(attempt):
             attempt.mkdir(parents=True)
             for path in found:

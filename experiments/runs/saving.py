@@ -39,12 +39,12 @@ class Checkpointer:
         self._saved_step: int | None = None  # of the newest checkpoint
         self._saved_at = time.monotonic()
         self._first_step: int | None = None
-        if self._every_s or self._every_steps:
+        if self._every_s or self._every_steps or config.checkpoint.at_end:
             seen = workers.gather_items(folder.config_path.exists())
             if not all(seen):
                 raise UserError(
                     f"rank {seen.index(False)} does not see {folder.path}, where checkpoints go: put output on a disk "
-                    "that all nodes share, or set checkpoint.every_s=0 checkpoint.every_steps=0"
+                    "that all nodes share, or set checkpoint.every_s=0 checkpoint.every_steps=0 checkpoint.at_end=false"
                 )
 
     def next_action(self, step: int) -> Action:
@@ -107,11 +107,11 @@ class Checkpointer:
         return None, problems
 
     def finish(self, mark_done: Callable[[], None]) -> None:
-        """Remove the checkpoints of a finished run, after rank 0 has marked it: a kill at any moment loses nothing."""
+        """Mark a run as done on rank 0, then remove its checkpoints: a kill at any moment loses nothing."""
 
         def mark_and_remove() -> None:
             mark_done()
-            checkpoints.remove_all(self._folder)
+            checkpoints.remove_leftovers(self._folder)
 
         self._as_owner(mark_and_remove)
 

@@ -52,16 +52,15 @@ class Trainer:
         self._recorder = Recorder(folder, own.records if own else {}) if workers.is_main else None
         self._last_end = time.perf_counter()  # of a step, or of what does not count as training
 
-    def run(self, mark_done: Callable[[dict[str, Any]], None] = lambda row: None) -> bool:
+    def run(self, mark_done: Callable[[], None] = lambda: None) -> bool:
         """Train to the end; return False if a signal stopped the run, after it was saved.
 
         Args:
-            mark_done: called on rank 0 with the last epoch's row, before the checkpoints are removed.
+            mark_done: called on rank 0 at the end, before the checkpoints are removed.
 
         Raises:
             NonFiniteGradient: a gradient held NaN or Inf and the policy is to stop.
         """
-        row: dict[str, Any] = {}
         self._last_end = time.perf_counter()
         while self.position.epoch < self._config.epochs:
             first = self.position
@@ -73,9 +72,11 @@ class Trainer:
                 if action == "stop":
                     return False
                 self.step(first.epoch, index)
-            row = self._end_epoch()
+            self._end_epoch()
+        if self._config.checkpoint.at_end:
+            self._save()
         notes.begin("the end")
-        self._checkpointer.finish(lambda: mark_done(row))
+        self._checkpointer.finish(mark_done)
         return True
 
     @property
@@ -128,7 +129,7 @@ class Trainer:
         self._last_end += time.perf_counter() - began
         return sums
 
-    def _end_epoch(self) -> dict[str, Any]:
+    def _end_epoch(self) -> None:
         at = self.position
         sums = self._evaluate()
         row = {
@@ -143,7 +144,6 @@ class Trainer:
         if self._recorder:
             self._recorder.append("epochs", row)
         self.position = Position(at.step, at.epoch + 1, 0, 0.0, at.time_s)
-        return row
 
     def _save(self) -> None:
         """Save the run; batch-norm statistics are those of rank 0, as in DDP."""

@@ -26,6 +26,7 @@ from experiments.runs.manifest import other_data
 from experiments.runs.rank_files import check_world_size
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.training.bucketing import make_plan
+from experiments.training.extending import end_to_extend
 from experiments.training.tasks import check_task, steps_per_epoch
 from micro.local.splitting import check_streaming, split
 
@@ -202,14 +203,19 @@ def _check_same_data(configs: Iterable[TrainConfig]) -> None:
     """Check that runs which have begun, and those of ``start_from``, were trained on the data that is there now."""
     known: dict[str, dict[str, str]] = {}
     for config in configs:
-        started = [RunFolder(Path(config.start_from))] if config.start_from else []
-        for folder in filter(lambda each: each.path.exists(), [folder_of(config), *started]):
+        started = {folder_of(config): "another output"}
+        if config.start_from:
+            started[RunFolder(Path(config.start_from))] = "leave start_from out"
+        if end := end_to_extend(config):
+            started[RunFolder(end.path.parent.parent)] = "leave resume=extend out"
+        for folder, remedy in started.items():
+            if not folder.path.exists():
+                continue
             key = str(config.dataset)
             if key not in known:
                 known[key] = data.sums(config.dataset.name, config.dataset.root, **config.dataset.settings)
             if changed := other_data(folder, known[key]):
-                where, remedy = config.dataset.root, "leave start_from out" if folder in started else "another output"
                 raise UserError(
-                    f"{folder.path} was trained on other data than dataset.root={where} has ({changed}): "
+                    f"{folder.path} was trained on other data than dataset.root={config.dataset.root} has ({changed}): "
                     f"name the folder of that data, or {remedy}"
                 )

@@ -38,7 +38,7 @@ from experiments.launching.failures import RankFailure, recorded_errors
 from experiments.launching.rank_environment import LAUNCHER_PID, RankEnvironment, die_with_parent, leave, shape_of
 from experiments.launching.stalls import notes
 from experiments.reports.measures import METRICS
-from experiments.runs.checkpoints import remove_all
+from experiments.runs.checkpoints import leftovers, remove_leftovers
 from experiments.runs.files import disk_errors, load_json, write_atomic, write_json
 from experiments.runs.finished_requests import note_of_other_epochs, unmet_request
 from experiments.runs.git_state import other_code
@@ -49,6 +49,7 @@ from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import status_of, write_done
 from experiments.tracking.progress import followed
+from experiments.training.extending import copy_end, end_to_extend
 from experiments.training.group import CannotStart, Group, leave_group, note_of_idle_gpus, start_group
 from experiments.training.loop import Trainer
 from experiments.training.preflight import check_runs, check_start
@@ -116,9 +117,9 @@ def execute(config: TrainConfig, *, folder: RunFolder | None = None) -> bool:
     folder = folder or folder_of(config)
     with disk_errors(folder.path), stop_signals.recorded():
         if is_finished(config, folder):
-            if folder.checkpoints_path.exists():  # a kill right after DONE left them
+            if leftovers(folder):  # of a kill right after DONE
                 with folder.claim():
-                    remove_all(folder)
+                    remove_leftovers(folder)
             return False
         if folder.is_locked():  # rank 0 claims it; this is so that no ranks are started in vain
             raise folder.in_use()
@@ -218,10 +219,12 @@ def _begin(config: TrainConfig, folder: RunFolder, command: list[str], owned: Ex
     try:
         owned.enter_context(folder.claim())
         if is_finished(config, folder):
-            remove_all(folder)  # a kill right after DONE left them
+            remove_leftovers(folder)  # of a kill right after DONE
             return True
         if folder.is_done():
             folder.set_aside_ending()
+        if end := end_to_extend(config):
+            copy_end(end, folder)
         _write_start(config, folder, command)
         return False
     except UserError as error:
@@ -256,7 +259,9 @@ def is_finished(config: TrainConfig, folder: RunFolder) -> bool:
 
 
 def _print_notes(config: TrainConfig) -> None:
-    if line := note_of_other_epochs(config):
+    if end := end_to_extend(config):
+        print(f"goes on from step {end.step} of {end.path.parent.parent}", file=sys.stderr)
+    elif line := note_of_other_epochs(config):
         print(f"note: {line}", file=sys.stderr)
     if line := note_of_idle_gpus(config):
         print(line, file=sys.stderr)
@@ -309,12 +314,12 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str], group: 
             trainer.follow(owned.enter_context(followed(config, folder, done=done, total=total)))
         started = time.perf_counter()
 
-        def mark_done(last_row: dict[str, Any]) -> None:
+        def mark_done() -> None:
             weights = workers.task.model.state_dict()
             if config.save_weights:
                 save_weights(weights, folder.weights_path)
             end = {"weights_sha256": weights_digest(weights), "wall_s": time.perf_counter() - started}
-            write_done(folder, last_row | end, trainer.records)
+            write_done(folder, last_row(folder.epochs_path) | end, trainer.records)
 
         with stop_signals.recorded():
             is_done = trainer.run(mark_done)

@@ -12,6 +12,7 @@ from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import stop_signals
 from experiments.runs.rank_files import weights_digest
+from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder
 from experiments.training.loop import Trainer
 from experiments.training.preflight import prepare_runs
@@ -75,8 +76,7 @@ class Run:
             return loss
 
         self.trainer.step = watched  # type: ignore[method-assign]
-        rows: list[dict[str, object]] = []
-        return rows[0] if self.trainer.run(rows.append) else None
+        return last_row(self.folder.epochs_path) if self.trainer.run() else None
 
 
 @contextmanager

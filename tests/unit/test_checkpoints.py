@@ -16,7 +16,7 @@ from experiments.runs.checkpoints import (
     open_checkpoint,
     publish,
     remove_after,
-    remove_all,
+    remove_leftovers,
     usable,
 )
 from experiments.runs.files import Damaged
@@ -66,8 +66,13 @@ def test_the_newest_remain_and_later_ones_can_go(run: RunFolder, keep: int) -> N
     begin(run)  # what a crash left
     remove_after(run, 10)
     assert len(os.listdir(run.checkpoints_path)) == keep - 1
-    remove_all(run)
+    run.done_path.write_text('{"step": 5}')
+    remove_leftovers(run)
     assert not run.checkpoints_path.exists()
+    take(run, 5)
+    begin(run)
+    remove_leftovers(run)
+    assert steps(run) == [5]  # that of the end
 
 
 def test_a_checkpoint_whose_rows_are_gone_is_not_used(run: RunFolder) -> None:
