@@ -89,7 +89,7 @@ def check(name: str, root: str | None = None, **settings: object) -> None:
 
 
 def sums(name: str, root: str | None = None, **settings: object) -> dict[str, str]:
-    """Return what a data set is read from -> its sha256, by which two copies can be compared. Raises: as `load`."""
+    """Return the sha256 of each file that a data set is read from. Raises: as `load`."""
     return _source(name, settings).checksums(root)
 
 

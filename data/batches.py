@@ -15,7 +15,7 @@ EPOCH_DRAWS = 3  # random integers per image drawn for a whole epoch at once; fu
 class ShardedBatches:
     """One rank's share of the training set, shuffled again in every epoch.
 
-    All ranks shuffle by (seed, epoch) alike and take disjoint shares of equal size: together the ranks' batches of
+    All ranks shuffle equally, by (seed, epoch), and take disjoint shares of equal size: together the ranks' batches of
     one step are the next world_size * batch_size samples of the shuffled order, whatever the world size. The tail that
     fills no such step, fewer than world_size * batch_size samples, is left out of that epoch; each epoch leaves out
     others. Augmentation is drawn from (seed, epoch, rank), and from the step where it needs more random numbers.

@@ -1,4 +1,4 @@
-"""Checksums of the files that a data set is read from, by which runs on other data are told apart."""
+"""Checksums of a data set's files, which distinguish runs on different data."""
 
 import contextlib
 import hashlib

@@ -14,7 +14,7 @@ from data.source import Interactions
 class InteractionBatches:
     """One rank's share of the positive pairs, shuffled again in every epoch, each followed by its negatives.
 
-    All ranks shuffle the positives by (seed, epoch) alike and take disjoint shares of equal size, so each rank's batch
+    All ranks shuffle the positives by (seed, epoch) and take disjoint shares of equal size, so each rank's batch
     holds positives and negatives 1:negatives. Together the ranks' positives of one step are the next ones of the
     shuffled order, whatever the world size; the tail that fills no such step is left out of that epoch. Negatives are
     drawn from (seed, epoch, rank, step), uniformly and with replacement, among the items that the user did not take in

@@ -16,7 +16,7 @@ from data.source import DatasetInfo, Interactions, Published
 
 @dataclass(frozen=True, kw_only=True)
 class _Movielens(Published):
-    """Every rating, whatever its stars, is a film that the user took; the latest of each user is held out.
+    """Every rated film counts as taken by its user; the latest of each user is held out.
 
     Users and films are numbered from 0 in the order of their ids. Of ratings with equal times, that of the later
     line counts as later; a film rated twice counts once, at its latest time. The sorted pairs are kept beside the file,

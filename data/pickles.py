@@ -43,7 +43,7 @@ def loads(content: bytes) -> Any:
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    """Stand in for the function by which Python 3 writes bytes in pickles of protocol 2."""
+    """Replace the function that pickles of protocol 2 call for bytes of Python 3."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}, which no array needs")
     return text.encode("latin1")

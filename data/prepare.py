@@ -39,7 +39,7 @@ IMAGENET_ABOUT = "about 1.28 million photographs in 1,000 classes, to be had on 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 after one line on what is wrong, or 130 after an interrupt.
 
-    Where standard output takes no more, return 141 if its reader has ended, as ``head`` does, and else 1.
+    If standard output cannot be written, return 141 if its reader has ended, as ``head`` does, otherwise 1.
     """
     _open_streams()
     try:

@@ -28,7 +28,7 @@ def num_parts(num: int, size: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffledShare:
-    """A rank's share of a training set that all ranks shuffle alike, by (seed, epoch), in every epoch.
+    """A rank's share of a training set; in every epoch all ranks shuffle it equally, by (seed, epoch).
 
     The ranks' shares are disjoint and of equal size; the tail that fills no step of all ranks is left out.
 

@@ -42,12 +42,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_settings(parser: argparse.ArgumentParser, *, help: str) -> None:
-    """Declare ``overrides``, settings of a training; ``help`` says of which training, and what holds without any."""
+    """Declare ``overrides``, settings of a training; ``help`` names the training and the defaults."""
     parser.add_argument("overrides", type=setting, nargs="*", metavar="KEY=VALUE", help=help)
 
 
 def add_out(parser: argparse.ArgumentParser, default: str) -> None:
-    """Declare ``--out``, the folder of what is written."""
+    """Declare ``--out``, the folder for the output."""
     parser.add_argument("--out", type=to_path, default=Path(default), help="folder (%(default)s)")
 
 

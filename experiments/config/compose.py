@@ -175,7 +175,7 @@ def _parsed(word: str) -> Override:
 
 
 def _values(override: Override) -> list[str]:
-    """Return the words that a word of -m stands for. Raises: UserError: none, too many, or they cannot be listed."""
+    """Return the words into which -m expands a word. Raises: UserError: none, too many, or they cannot be listed."""
     given, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
         return [given]

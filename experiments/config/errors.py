@@ -46,7 +46,7 @@ def shown(value: object) -> str:
 
 
 def not_among(key: str, allowed: Iterable[str], given: str) -> str:
-    """Return what is said of a value that is none of those allowed."""
+    """Return the message for a value that is not allowed."""
     known = list(allowed)
     return f"{key} must be one of {', '.join(known)}, got '{short(given)}'{suggestion(given, known)}"
 

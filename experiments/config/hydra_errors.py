@@ -99,7 +99,7 @@ def explained(error: Exception) -> str:
 
 
 def unreadable(word: str) -> str:
-    """Return what is said of a word that is no KEY=VALUE in Hydra's grammar."""
+    """Return the message for a word that is not KEY=VALUE in Hydra's grammar."""
     if "=" not in word and not word.startswith("~"):
         return f"'{short(word)}' is not KEY=VALUE, for instance epochs=5 or sparsifier=topk"
     key, _, value = short(word).partition("=")
@@ -109,12 +109,12 @@ def unreadable(word: str) -> str:
 
 
 def cannot_remove(key: str) -> str:
-    """Return what is said of ``~key`` for a setting of the schema."""
+    """Return the message for ``~key`` with a key of the schema."""
     return f"{key} cannot be removed, every run has it: set it to another value"
 
 
 def unknown_key(name: str, parent: str, keys: Iterable[object]) -> str:
-    """Return what is said of a key that is not one of ``parent``, a dotted key; empty for the whole configuration."""
+    """Return the message for a key that ``parent`` lacks, a dotted key; empty for the whole configuration."""
     if not parent and name in (gone := retired("key")):
         return f"{name} was removed: use {gone[name]['use']}"
     known = [str(key) for key in keys if key != "hydra"]

@@ -66,12 +66,12 @@ class DatasetConfig:
 
     Attributes:
         root: the folder that holds the data set's own folder, which data.prepare makes.
-        digest: of a user's own files, of OWN_DATA; filled in where they are. Given, they must have it.
-        augment: of images: how the training images are varied.
-        sequence_length: of text: words of a sample, after which gradients are cut off.
-        drawn: of text, for models that carry nothing along: rows begin anywhere, not where the last batch ended, and an
-            epoch has so many batches. 0: it reads the text on.
-        negatives: of interactions: items not taken that are drawn beside each one that was.
+        digest: checksum of a user's own files, filled in from the files; if it is given, the files must match.
+        augment: for images: how the training images are varied.
+        sequence_length: for text: words of a sample; gradients flow no further.
+        drawn: for text and models without a carried state: batches of an epoch, whose rows begin anywhere in the text.
+            0: each batch begins where the last one ended.
+        negatives: for interactions: items not taken, drawn for each item that was taken.
     """
 
     name: str = limited(NAME)
@@ -86,23 +86,22 @@ class DatasetConfig:
 
 @dataclass(kw_only=True)
 class SparsifierConfig:
-    """A composition of selector, exchange, codec, index codec and feedback, or a reducer that is none.
+    """A composition of selector, exchange, codec, index codec and feedback, or another reducer.
 
-    Each part is a name, or a mapping of ``name`` and settings. The policy says how the density changes from layer to
-    layer and with time; without one, density and density_warmup do.
+    Each part is a name, or a mapping of ``name`` and settings.
 
     Attributes:
-        reducer: sparse: the composition of the parts below; dense, fft, dct, powersgd have none. split:
-            the composition for some parameters, others dense: {name: split, min_dims: 2} takes biases and norms out,
-            {name: split, dense: ["embed*"], start_step: 100} embeddings, and the first 100 steps of all. two_level: the
-            composition between nodes, the dense mean within them: {name: two_level, ranks_per_node: 4}. They nest in
-            any order: {name: split, min_dims: 2, reducer: {name: two_level, ranks_per_node: 4}}.
-        selector: which indices are sent; null: none are chosen, the reducer is no composition.
-        exchange: how the indices and values of all workers meet.
-        codec: what values travel as.
-        indices: what indices travel as.
-        feedback: what a worker keeps of what it did not send.
-        policy: how the density changes from layer to layer and with time; null: by density_warmup alone.
+        reducer: sparse: the composition of the parts below; dense, fft, dct and powersgd use none of them. split: some
+            parameters densely: {name: split, min_dims: 2} biases and norms, {name: split, dense: ["embed*"],
+            start_step: 100} embeddings, and everything in the first 100 steps. two_level: the composition between
+            nodes, the dense mean within them: {name: two_level, ranks_per_node: 4}. They nest in any order:
+            {name: split, min_dims: 2, reducer: {name: two_level, ranks_per_node: 4}}.
+        selector: which indices are sent; null: none are selected.
+        exchange: how the indices and values of all workers are combined.
+        codec: format of values.
+        indices: format of indices.
+        feedback: what a worker keeps of the values that it did not send.
+        policy: density by parameter and step; null: density and density_warmup for all parameters.
     """
 
     name: str = limited(NAME)
@@ -121,26 +120,26 @@ class SparsifierConfig:
 
     @property
     def sends_everything(self) -> bool:
-        """Whether every element is in the update: the density is then 1, whatever is configured."""
+        """Whether every element is in the update; then the density is 1, not the configured one."""
         return part_name(self.reducer) in ("dense", "powersgd", "quantized") or part_name(self.selector) == "everything"
 
 
 @dataclass(kw_only=True)
 class SlurmConfig:
-    """How a study is queued on a site that SLURM runs; it changes nothing of what a run computes.
+    """How a study is queued by SLURM; it does not change what a run computes.
 
     Attributes:
-        partition, account, qos, constraint: as sbatch has them; null leaves the choice to the site.
-        time_limit: of one run, hours:minutes:seconds, with days- before it where need be; null for the partition's own.
-        gpus_per_node: GPUs to ask for, 0 for none.
-        cpus_per_worker: cores to ask for, for each worker of a node.
-        throttle: how many runs of the study may run at once, null for all.
+        partition, account, qos, constraint: as in sbatch; null: the site's default.
+        time_limit: limit of one run, [DAYS-]HOURS:MINUTES:SECONDS; null: the partition's default.
+        gpus_per_node: requested GPUs per node; 0: none.
+        cpus_per_worker: requested cores per worker.
+        throttle: most runs of the study at once; null: all.
         requeue: whether a run that the time limit stops is queued again and resumes.
-        signal_s: how long before the time limit a run gets the signal to save and stop, in seconds; 0: never.
-        setup: lines of shell before Python starts: modules to load, the environment to activate, ``head=ADDRESS``
-            where the nodes meet elsewhere. With any, ``python`` is the one they make available; without, it is the
-            one that submits.
-        extra: more settings of sbatch, as it has them on its command line.
+        signal_s: seconds before the time limit at which a run saves and stops; 0: never.
+        setup: lines of shell before Python starts: load modules, activate an environment, ``head=ADDRESS`` for another
+            meeting point of the nodes. With such lines, ``python`` is found on the path that they set; otherwise it is
+            the one that submits.
+        extra: other options of sbatch.
     """
 
     partition: str | None = limited(_SITE_NAME, None)
@@ -165,14 +164,14 @@ class ClusterConfig:
 
     Attributes:
         nproc_per_node: workers on each machine.
-        nnodes: machines.
-        rdzv_endpoint: HOST:PORT at which several machines meet, HOST being one of them; slurm: the job's first node.
-        world_size: number of simulated workers; of real ones it is nnodes * nproc_per_node.
-        device: cpu with gloo, or cuda with NCCL; auto is replaced by cuda where each worker can have a GPU of its own.
-        num_threads: of each worker; null: OMP_NUM_THREADS, or the cores are shared out.
-        max_restarts: how often all workers are started again after one of them failed.
-        timeout_s: seconds that a collective of real workers may wait for one of them; a run in which a worker stands
-            still, or a machine is gone, ends within it.
+        nnodes: number of machines.
+        rdzv_endpoint: HOST:PORT of one machine, where all machines meet; slurm: the job's first node.
+        world_size: number of simulated workers; real workers are nnodes * nproc_per_node.
+        device: cpu (gloo) or cuda (NCCL); auto: cuda if each worker can have its own GPU.
+        num_threads: threads of each worker; null: OMP_NUM_THREADS, or the cores divided by the workers.
+        max_restarts: how often all workers are restarted after one failed.
+        timeout_s: seconds that a collective of real workers may wait; a run with a hanging worker or a lost machine
+            ends within this time.
     """
 
     name: str = limited(NAME)
@@ -194,14 +193,14 @@ class ClusterConfig:
 
 @dataclass(kw_only=True)
 class ScheduleConfig:
-    """Which gradients travel together: a schedule of experiments.planning.schedules with its settings, or auto.
+    """Which gradients are sent together: a schedule of experiments.planning.schedules with its settings, or auto.
 
-    The files are what `experiments.profile` measured, for the schedules that plan from it.
+    Planned schedules need files that `experiments.profile` measures.
 
     Attributes:
         trace: file of `profile backward`: when backward completes each gradient.
-        link: file of `profile link`: what each collective takes over its size.
-        select: file of `profile select`: what each method costs beside its collectives.
+        link: file of `profile link`: the time of each collective over its size.
+        select: file of `profile select`: the computing time of each method.
     """
 
     name: str = limited(NAME)
@@ -216,26 +215,24 @@ class OptimizerConfig:
     """How gradients become an update.
 
     Attributes:
-        name: sgd, adam, adamw, whose weight decay leaves Adam's moments alone, sparse_adamw, which makes up for the
-            steps that an element waited, muon, for hidden matrices, with adamw for all else, or sign: every weight
-            moves by the rate.
-        momentum: of sgd.
-        nesterov: none; pytorch: a step of g + momentum * m; published: of g + m, as the public code of MiCRO, DEFT,
-            ExDyna and DEFT (and PowerSGD, from which they have it) steps, also where the momentum is 0 and the step
-            so 2 g.
-        betas: of adam, adamw and sparse_adamw, also beside muon.
-        max_steps: of sparse_adamw and sign: the most steps that an element takes at once for those that it waited.
-        momentum_at: update: the momentum is that of the average; gradient: each worker's own, before its residual (the
-            momentum correction of DGC, Lin et al., ICLR 2018, arXiv 1712.01887).
-        lr_at: update: residuals hold gradients, and take the learning rate of the step in which they are sent (the
-            public code of MiCRO); gradient: residuals hold lr * gradient.
+        name: sgd; adam; adamw (weight decay apart from Adam's moments); sparse_adamw (larger steps for elements that
+            waited); muon (hidden matrices; adamw for other parameters); sign (every weight moves by the rate).
+        momentum: momentum of sgd.
+        nesterov: none; pytorch: the step is g + momentum * m; published: g + m, as in the public code of MiCRO, DEFT,
+            ExDyna and PowerSGD; with momentum 0 that is 2 g.
+        betas: for adam, adamw and sparse_adamw, and for muon's adamw.
+        max_steps: for sparse_adamw and sign: most steps that an element takes at once after it waited.
+        momentum_at: update: one momentum of the average; gradient: one per worker, before its residual (the momentum
+            correction of DGC, Lin et al., ICLR 2018, arXiv 1712.01887).
+        lr_at: update: residuals hold gradients, multiplied by lr when they are sent (the public code of MiCRO);
+            gradient: residuals hold lr * gradient.
         weight_decay: added to the average, after the exchange.
-        decay_of: all parameters; weights: none of one dimension (norms, biases); published: all but norms that are
-            named bn1, bn2 and so on inside a block, as the public code of the MiCRO family finds them.
-        clip: the greatest norm of a gradient, null for none.
-        clip_at: gradient: of each worker's, before its residual is added; update: of the average.
-        clip_norm: rank: each worker's own norm, by which it scales alone; global: the root of the mean over workers of
-            their squared norms, by which all scale alike. For clip_at=gradient.
+        decay_of: all parameters; weights: not those of one dimension (norms, biases); published: all but norms that are
+            named bn1, bn2 and so on inside a block, as in the public code of the MiCRO family.
+        clip: largest norm of a gradient; null: no limit.
+        clip_at: gradient: each worker's gradient, before its residual is added; update: the average.
+        clip_norm: for clip_at=gradient. rank: each worker clips by its own norm; global: all clip by the root of the
+            mean over workers of the squared norms.
     """
 
     name: str = limited(OneOf(("sgd", "adam", "adamw", "sparse_adamw", "muon", "sign")))
@@ -262,20 +259,18 @@ class RoundsConfig:
     """Rounds of local steps; see micro.LocalSteps.
 
     Attributes:
-        every: steps of each worker's own optimizer between two exchanges of weights; 0: gradients are exchanged at
-            every step.
-        lr: of the outer optimizer, which takes the mean difference of weights for a gradient.
-        momentum: of the outer optimizer.
+        every: local steps between two exchanges of weights; 0: gradients are exchanged at every step.
+        lr: learning rate of the outer optimizer, whose gradient is the mean difference of weights.
+        momentum: momentum of the outer optimizer.
         nesterov: whether the outer momentum is Nesterov's, as in DiLoCo.
-        buffers: of the model at the end of a round. mean: averaged; first: those of the first worker; own: each keeps
-            its.
-        momentum_with_feedback: allow outer momentum beside a residual, which both add up what was not applied at once.
-        fragments: of the model, each exchanged at a step of its own: a number, or a list of patterns of names for each.
-        delay: steps that an exchange goes on beside training.
-        mix: share of the new global weights in a worker's after an exchange; the rest stays as it is.
-        lost_workers: what becomes of the run when torchrun forms a new group with other ranks than before. stop: it
-            ends; go_on: the ranks that are there go on from the last round that ended. Every round is then saved, in
-            place of what checkpoint.every_s says; cluster.world_size says how many ranks there are at the most.
+        buffers: the model's buffers after a round: mean: averaged; first: the first worker's; own: unchanged.
+        momentum_with_feedback: allow outer momentum together with a residual; both count unsent changes.
+        fragments: parts of the model that are exchanged at different steps: a number, or a list of name patterns.
+        delay: steps of training during an exchange.
+        mix: share of the global weights in a worker's weights after an exchange.
+        lost_workers: when torchrun forms a new group with other ranks: stop: the run ends; go_on: these ranks continue
+            from the last finished round. Every round is then saved, not every checkpoint.every_s, and
+            cluster.world_size is the largest number of ranks.
     """
 
     every: int = limited(COUNT_OR_NONE, 0)
@@ -292,7 +287,7 @@ class RoundsConfig:
 
 @dataclass(kw_only=True)
 class WarmupConfig:
-    """A density that starts higher: over how many steps it falls, from where, and in how many stairs."""
+    """A density that starts higher: in how many steps it falls, from which value, in how many stairs."""
 
     steps: int = limited(COUNT_OR_NONE, 0)
     start: float = limited(SHARE, 0.25)
@@ -301,7 +296,7 @@ class WarmupConfig:
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """How often a run saves all that it needs to go on: every so many seconds or steps, 0 for never by this measure.
+    """How often a checkpoint is saved: every so many seconds or steps; 0: never.
 
     Attributes:
         at_end: save the end of the run too, and keep it, so that resume=extend can go on from there.
@@ -320,8 +315,8 @@ class TrackingConfig:
     Attributes:
         name: none or wandb.
         mode: offline: files in the run's folder, for ``wandb sync``; online: the server as well.
-        project, entity, tags: of Weights & Biases; without an entity it is the user's own.
-        finish_s: seconds that a finished run waits at most for its mirror.
+        project, entity, tags: as in Weights & Biases; without an entity, the user's default.
+        finish_s: longest wait of a finished run for its mirror, in seconds.
     """
 
     name: str = limited(OneOf(("none", "wandb")), "none")

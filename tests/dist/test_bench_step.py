@@ -16,7 +16,7 @@ WORDS = ("step", "--numel", "2000", "--density", "0.05", "--steps", "2", "--limi
 OLDER = "7b6e910"  # its files of measurement stand elsewhere
 
 
-def test_methods_stand_beside_their_floors(tmp_path: Path) -> None:
+def test_methods_are_compared_with_their_floors(tmp_path: Path) -> None:
     main([*WORDS, "--out", str(tmp_path)])
     table = pd.read_csv(tmp_path / "step.csv")
     assert table["method"].tolist() == ["micro", "topk", "(torch.topk alone)"]
@@ -45,7 +45,7 @@ def test_ratios_are_of_pairs_of_turns() -> None:
     assert (row["old_floors"], row["new_floors"]) == (3.0, 1.5)
 
 
-def test_bytes_are_those_of_operations_and_compiled_loops() -> None:
+def test_bytes_include_operations_and_compiled_loops() -> None:
     x, residual = torch.ones(5000), torch.zeros(5000)
 
     def step() -> None:

@@ -134,7 +134,7 @@ def test_all_ranks_hold_rank_0s_plan_and_a_rank_with_another_model_stops_all_of_
             assert "'extra.weight'" in refusal
 
 
-def test_another_grouping_than_planned_is_told() -> None:
+def test_a_grouping_that_differs_from_the_plan_is_reported() -> None:
     plan = Plan(schedule="exact", groups=(("a", "b"), ("c",)), num_bytes=(8, 4))
     check_buckets(plan, [("b", "a"), ("c",)])
     for buckets in ([("a",), ("b", "c")], [("a", "b", "c")], [("a", "b")]):

@@ -27,7 +27,7 @@ def test_an_address_of_this_machine_is_here_and_no_other() -> None:
         assert (found.address == host) == is_here
 
 
-def test_an_absent_node_and_a_port_in_use_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_node_and_a_port_in_use_have_different_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "ANSWER_S", 1.0)
     absent = Endpoint("127.0.0.1", free_port(), is_here=False, address="", interface=None)
     refused(lambda: absent.wait(0.0), "nothing answered", "start the run", error=UserError)

@@ -21,7 +21,7 @@ def expected() -> Tensor:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_accumulation_clipping_bfloat16_and_evaluations_are_those_of_a_plain_loop(
+def test_accumulation_clipping_bfloat16_and_evaluations_equal_a_plain_loop(
     loop: Callable[[Path], Tensor], expected: Tensor, tmp_path: Path
 ) -> None:
     require(LOOPS[loop])

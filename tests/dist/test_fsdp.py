@@ -88,7 +88,7 @@ def test_replicas_stay_equal_bit_for_bit_and_a_restored_run_equals_the_uninterru
 
 
 @on_ranks(4)
-def test_a_nan_on_one_rank_stops_all_and_training_goes_on() -> None:
+def test_a_nan_on_one_rank_stops_all_and_training_can_continue() -> None:
     net, _ = attached(MICRO)
     train(net, range(2))
     factor = float("nan") if dist.get_rank() == 3 else 1.0

@@ -102,7 +102,7 @@ def test_weights_in_bfloat16_are_reduced_in_the_policys_precision(reduce_dtype: 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @on_ranks()
-def test_bytes_are_those_of_the_codes(world_size: int) -> None:
+def test_counted_bytes_are_the_bytes_of_the_codes(world_size: int) -> None:
     wide = nn.Linear(60, 64, bias=False)
     fully_shard(wide, mesh=init_device_mesh("cpu", (world_size,)))
     scatter = attach_within(wide, micro.Int8(block=64))
@@ -146,7 +146,7 @@ def test_a_loss_scaler_skips_a_step_that_overflows() -> None:
 
 
 @on_ranks(4)
-def test_it_stands_beside_an_exchange_between_nodes() -> None:
+def test_it_works_together_with_an_exchange_between_nodes() -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "local"))
     net = build(mesh["local"])
     with attach_within(net, "int8") as scatter, micro.attach_fsdp(net, MICRO, replicas=mesh["node"]) as attachment:

@@ -86,7 +86,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Ended]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_is_killed_in_the_second_epoch_and_goes_on_as_the_plain_loop(
+def test_a_script_killed_in_the_second_epoch_continues_like_the_plain_loop(
     script: str, expected: list[Ended], tmp_path: Path
 ) -> None:
     if SCRIPTS[script]:
@@ -108,7 +108,7 @@ def test_a_script_is_killed_in_the_second_epoch_and_goes_on_as_the_plain_loop(
         ("train_fsdp", 4, 10, 20, (2,)),
     ],
 )
-def test_a_script_goes_on_from_its_checkpoint(
+def test_a_script_continues_from_its_checkpoint(
     script: str, world_size: int, half: int, whole: int, more: tuple[int, ...], tmp_path: Path
 ) -> None:
     if script == "train_local":

@@ -52,7 +52,7 @@ class Waiting(micro.DenseReducer):
 
 
 @on_ranks(2)
-def test_backward_goes_on_while_a_bucket_waits_on_the_lane() -> None:
+def test_backward_continues_while_a_bucket_waits_on_the_lane() -> None:
     """Gradients equal those of plain DDP though all are sent late."""
     ddp, bare = small(), small()
     attachment = micro.attach(ddp, Waiting())

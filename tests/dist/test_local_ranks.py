@@ -70,7 +70,7 @@ def test_ranks_that_differ_in_the_length_of_their_rounds_are_refused_unless_all_
 
 
 @on_ranks(2)
-def test_training_goes_on_beside_an_exchange() -> None:
+def test_training_continues_during_an_exchange() -> None:
     """Rank 1 begins an exchange only when rank 0 has taken a step after beginning it."""
     rank, model, word = dist.get_rank(), network(), torch.zeros(1)
     optimizer = SGD(model.parameters())

@@ -23,7 +23,7 @@ EXDYNA = micro.SparseReducer(ExDyna(), 0.2)
 @pytest.mark.parametrize(
     "reducer", [SPARSE, micro.Split(reducer=EXDYNA, min_dims=2), EXDYNA], ids=["", "split", "exdyna"]
 )
-def test_another_number_of_ranks_goes_on_from_the_end_of_a_round(reducer: micro.Reducer) -> None:
+def test_another_number_of_ranks_continues_from_the_end_of_a_round(reducer: micro.Reducer) -> None:
     def steps(world_size: int, saved: list[dict[str, Any]]) -> list[dict[str, Any]]:
         models = [network() for _ in range(world_size)]
 
@@ -95,7 +95,7 @@ def taken(comm: Comm, path: Path) -> tuple[Any, Tensor, Tensor]:
         return found, local.residuals()[0].clone(), flat(model)
 
 
-def test_a_round_of_another_group_is_left(tmp_path: Path) -> None:
+def test_a_round_of_another_group_is_ignored(tmp_path: Path) -> None:
     paths = [tmp_path / "0.pt", tmp_path / "1.pt"]
     for seed, path in enumerate(paths):  # each went on without the other, for as many rounds
         trained(Comm(), path, 1, 1, seed)

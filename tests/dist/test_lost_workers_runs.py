@@ -57,7 +57,7 @@ def joined(pieces: dict[str, Tensor]) -> Tensor:
     return torch.cat([piece.flatten() for piece in pieces.values()])
 
 
-def test_a_run_goes_on_without_a_killed_worker_and_takes_it_back(tmp_path: Path) -> None:
+def test_a_run_continues_without_a_killed_worker_and_accepts_it_again(tmp_path: Path) -> None:
     words = [*WORDS, f"output={tmp_path}"]
     with pytest.raises(ProcessException):
         run_fresh(2, struck, words, 1, 22, signal.SIGKILL)
@@ -120,7 +120,7 @@ def agent(words: list[str], port: int, log: Path) -> Iterator[subprocess.Popen[b
             process.wait()
 
 
-def test_torchrun_goes_on_with_the_node_that_is_left(tmp_path: Path) -> None:
+def test_torchrun_continues_with_the_remaining_node(tmp_path: Path) -> None:
     output, port = tmp_path / "runs", free_port()
     words = [*WORDS, "epochs=12", f"output={output}"]
     with agent(words, port, tmp_path / "first.log") as first:

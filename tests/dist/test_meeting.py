@@ -75,7 +75,7 @@ def test_where_the_last_of_three_does_not_attach_both_others_name_it() -> None:
 
 
 @on_ranks(2)
-def test_ranks_that_make_other_calls_are_told_which() -> None:
+def test_ranks_with_different_calls_are_named() -> None:
     model = linear()
     local = micro.LocalSteps(
         model, torch.optim.SGD(model.parameters(), lr=0.1), MICRO, every=2, replicas=dist.group.WORLD

@@ -200,6 +200,6 @@ def test_a_run_has_the_same_name_where_it_is_queued_and_in_its_job(
 
 
 @pytest.mark.parametrize(("word", "given"), [("device=cuda", 0), ("slurm.gpus_per_node=2", 2)])
-def test_too_few_gpus_are_told_before_the_queue(word: str, given: int) -> None:
+def test_too_few_gpus_are_an_error_before_queueing(word: str, given: int) -> None:
     jobs = [[*TINY, "cluster=slurm", "cluster.nnodes=2", "cluster.nproc_per_node=4", f"cluster.{word}"]]
     refused(lambda: submit_array("study", jobs, prepare_runs(jobs), dry_run=True), "gpus_per_node", f"is {given} for 4")

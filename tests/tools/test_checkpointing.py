@@ -99,7 +99,7 @@ def test_another_world_size_is_refused_or_averaged_on_request(tmp_path: Path) ->
     assert after.trainer.position.index == 7  # 3 of 4 steps were done, so 6 of 8 are
 
 
-def test_a_text_goes_on_in_batches_of_another_size(tmp_path: Path) -> None:
+def test_a_text_continues_in_batches_of_another_size(tmp_path: Path) -> None:
     words = ["model=lstm_small", "model.settings.hidden=8", "dataset=manuals", "dataset.settings.num_train=2000"]
     words += ["dataset.settings.num_test=100", "dataset.sequence_length=10", "sparsifier=topk", "epochs=1"]
     before = configured(tmp_path, *words, "batch_size=8", world_size=2)

@@ -48,7 +48,7 @@ def test_dense_is_exact_and_sends_what_dense_sends() -> None:
     assert len(steps) == STEPS
 
 
-def test_errors_of_topk_are_those_of_a_loop_by_hand() -> None:
+def test_errors_of_topk_equal_a_loop_by_hand() -> None:
     gradients, k = small(), round(DENSITY * NUMEL)
     row, _ = trial("topk", micro.SparseReducer(micro.TopK(), DENSITY, micro.Gather()), gradients, N)
     residual = torch.zeros(N, NUMEL, dtype=torch.float64)
@@ -147,7 +147,7 @@ RECORDINGS = {
 
 
 @pytest.mark.parametrize("case", RECORDINGS)
-def test_recorded_gradients_are_those_of_the_training(case: str, tmp_path: Path) -> None:
+def test_recorded_gradients_equal_those_of_the_training(case: str, tmp_path: Path) -> None:
     words = [*IMAGES, "model=mlp", "dataset.settings.num_samples=64", "batch_size=4", *RECORDINGS[case]]
     config = configured(tmp_path, *words, "sparsifier=dense", world_size=2)
     seen: list[torch.Tensor] = []

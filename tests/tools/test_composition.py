@@ -74,7 +74,7 @@ def test_what_is_composed_from_the_cache_is_what_hydra_composes(words: tuple[str
 
 
 @pytest.mark.parametrize("recipe", choices_of("experiment"))
-def test_a_typed_model_and_data_set_win_over_those_of_a_recipe(recipe: str) -> None:
+def test_a_typed_model_and_data_set_override_a_recipe(recipe: str) -> None:
     typed, alone = compose_runs(
         [[*words, "model=mlp", "dataset=synthetic"] for words in ([f"experiment={recipe}"], [])]
     )

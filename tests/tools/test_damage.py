@@ -178,7 +178,7 @@ def test_a_run_without_a_whole_checkpoint_starts_anew_by_choice_alone(
     assert len(read_records(kept.parents[1] / "steps.jsonl")) == STOP
 
 
-def test_a_checkpoint_with_the_state_of_another_model_is_one_line(unfinished: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_an_error_in_one_line(unfinished: Path, tmp_path: Path) -> None:
     folder = copied(unfinished, tmp_path)
     (checkpoint,) = folder.checkpoints_path.iterdir()
     other = {"model": {"other.weight": torch.ones(3)}}

@@ -80,7 +80,7 @@ def test_every_figure_is_written_with_its_numbers_and_the_runs_it_is_of(
     assert all(path.read_bytes() == (drawn / path.name).read_bytes() for path in again), "same runs give same bytes"
 
 
-def test_numbers_of_figures_are_those_of_the_records(study: Path, drawn: Path) -> None:
+def test_numbers_of_figures_equal_the_records(study: Path, drawn: Path) -> None:
     table = pd.read_csv(drawn / f"convergence-{OF}-d0.01.csv")
     topk = table[table["sparsifier"] == "topk"]
     sent = [sum(row["bytes_sent"] for row in rows) for rows in records(study, "topk", "steps")]
@@ -197,7 +197,7 @@ def test_throughput_counts_samples_of_real_workers_a_line_for_each_density(tmp_p
     assert names == ["Top-k, 0.01 (n=1)", "Top-k, 0.1 (n=1)", "linear"]
 
 
-def test_forms_that_differ_in_a_list_or_twice_in_a_choice_are_told_apart(tmp_path: Path) -> None:
+def test_forms_that_differ_in_a_list_or_twice_in_a_choice_have_different_names(tmp_path: Path) -> None:
     others: tuple[dict[str, Any], ...] = (
         {"optimizer": {"name": "sgd", "momentum": 0.9}},
         {"optimizer": {"name": "sgd", "momentum": 0.0}, "lr_milestones": [1, 2]},
@@ -226,7 +226,7 @@ def test_each_form_has_its_own_target(tmp_path: Path) -> None:
     assert [set(target) for target in targets] == [{0.01}, {0.1}]  # type: ignore[arg-type]
 
 
-def test_a_dense_run_stands_beside_every_density_and_counts_once(
+def test_a_dense_run_is_shown_with_every_density_and_counts_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sparse = ("topk", "micro", "cltk", "threshold")

@@ -95,7 +95,7 @@ def test_other_errors_of_a_disk(
     assert goes_on(tmp_path / "runs", whole, "checkpoint.every_steps=10")
 
 
-def test_a_sweep_on_a_disk_that_fills_up_says_so_and_goes_on_once_there_is_room(tmp_path: Path) -> None:
+def test_a_sweep_reports_a_full_disk_and_continues_when_there_is_room(tmp_path: Path) -> None:
     with mounted(MemoryDisk(tmp_path / "disk", "1m")) as disk:
         path = write_study(tmp_path, [*WORDS, f"output={disk.path / 'runs'}"], {"seed": [0]})
         disk.fill(leaving=20_480)

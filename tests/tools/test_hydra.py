@@ -54,7 +54,7 @@ def test_what_cfg_prints_is_what_runs(words: list[str]) -> None:
     assert printed == ran
 
 
-def test_what_a_finished_run_has_not_is_refused_alike_by_train_and_sweep() -> None:
+def test_train_and_sweep_refuse_equally_what_a_finished_run_lacks() -> None:
     train(*WORDS)
     Path("study.yaml").write_text(yaml.safe_dump({"overrides": WORDS, "grid": {"seed": [0]}}))
     for command in (["train", *WORDS], ["sweep", "study.yaml"]):
@@ -89,7 +89,7 @@ def test_configurations_come_from_folders_of_the_user() -> None:
     assert len(runs()) == 1
 
 
-def test_resolvers_are_those_of_hydra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolvers_are_hydras(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLACE", "there")
     assert shown("output", "output=${oc.env:PLACE}") == "there"
     assert str(shown("output", "output=runs-${now:%Y}")).startswith("runs-2")
@@ -138,7 +138,7 @@ def test_a_run_that_is_finished_with_other_epochs_alone_is_named() -> None:
     assert len(runs()) == 3
 
 
-def test_hydra_has_its_files_where_it_is_told() -> None:
+def test_hydra_writes_its_files_where_requested() -> None:
     train(*WORDS, "hydra.run.dir=files/here")
     assert (len(runs()), Path("files/here/.hydra/config.yaml").exists()) == (1, True)
     train(*WORDS, "seed=1", "hydra.run.dir=files/there", "hydra.output_subdir=null")

@@ -85,7 +85,7 @@ class Loop:
         return attachment.residuals()[0]
 
 
-def test_the_trainer_of_transformers_goes_on_from_the_file_of_its_rank(tmp_path: Path) -> None:
+def test_the_trainer_of_transformers_continues_from_the_file_of_its_rank(tmp_path: Path) -> None:
     residual = Loop(tmp_path).train_and_save()
     assert bool(residual.any())
     (tmp_path / "checkpoint-1").rename(tmp_path / "checkpoint-7")

@@ -48,7 +48,7 @@ def test_published_nesterov_steps_by_gradient_plus_velocity() -> None:
 
 
 @pytest.mark.parametrize("nesterov", ["none", "pytorch", "published"])
-def test_the_rate_enters_where_it_is_told_to_and_a_dense_run_does_not_tell(nesterov: str) -> None:
+def test_lr_at_decides_where_the_rate_enters_and_does_not_change_a_dense_run(nesterov: str) -> None:
     common = {"name": "sgd", "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.05}
     outside, inside = (
         steps_of(OptimizerConfig(**common, lr_at=place), [0.5, -0.2, 0.3]) for place in ("update", "gradient")

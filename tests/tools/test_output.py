@@ -62,7 +62,7 @@ def test_a_profile_is_written_to_a_file_of_its_own(name: str, tmp_path: Path) ->
         files.check_file(tmp_path / ours, prefix="micro-")
 
 
-def test_a_full_disk_is_told_before_the_work(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_the_work(tmp_path: Path) -> None:
     with mounted(MemoryDisk(tmp_path / "disk", "8k")) as disk:
         disk.fill()
         assert f"cannot write into {disk.path}/out: no space left on device (" in refused("simulate", disk.path / "out")
@@ -77,9 +77,7 @@ def test_an_error_names_what_is_in_the_way_and_nothing_is_left_of_the_attempt(tm
     assert sorted(os.listdir(out)) == ["a.csv", "b.csv"]
 
 
-def test_results_on_a_disk_that_fills_up_are_told_with_status_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_fills_up_ends_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with mounted(MemoryDisk(tmp_path / "disk", "64k")) as disk:
         out = disk.path / "out"
         assert run_command(lambda: 0 if files.write_atomic(out / "a.csv", "a" * 100_000) else 1) == 1

@@ -86,7 +86,7 @@ def test_photographs_are_converted_and_read_in_place(photographs: Photographs) -
         assert torch.equal(shown, again)
 
 
-def test_a_conversion_that_was_killed_goes_on(photographs: Photographs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_conversion_continues(photographs: Photographs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "CHUNK", 1)
     decode, decoded, limit = convert.decode, [], 2
 
@@ -122,7 +122,7 @@ def coloured(root: Path, value: int, *, torn: bool) -> Path:
 
 
 @pytest.mark.parametrize("colours", [[(10, True), (200, True), (10, False)], [(10, True), (200, False)]])
-def test_a_conversion_that_broke_off_never_goes_on_with_other_photographs(
+def test_an_interrupted_conversion_never_continues_with_other_photographs(
     photographs: Photographs, tmp_path: Path, colours: list[tuple[int, bool]]
 ) -> None:
     for colour, torn in colours:
@@ -132,7 +132,7 @@ def test_a_conversion_that_broke_off_never_goes_on_with_other_photographs(
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_grey_of_8_and_of_16_bits_is_scaled_alike(photographs: Photographs, dtype: type) -> None:
+def test_grey_of_8_and_of_16_bits_is_scaled_equally(photographs: Photographs, dtype: type) -> None:
     brightest = np.iinfo(dtype).max
     grey = (np.arange(100).reshape(10, 10) / 99 * brightest).astype(dtype)
     image.fromarray(grey).save(photographs.origin / "train/n01/d.png")

@@ -58,13 +58,13 @@ def test_unlike_runs_are_marked_and_with_strict_refused(tmp_path: Path) -> None:
     refused(["figures", *command, "--strict"], "ResNet-18 on CIFAR-10, 8 workers", line)
 
 
-def test_finished_runs_of_other_code_are_told(tmp_path: Path) -> None:
+def test_finished_runs_of_other_code_are_reported(tmp_path: Path) -> None:
     own, other = write_run(tmp_path, 0, {"git": git_state(ROOT)}), write_run(tmp_path, 1, {"git": OTHER})
     assert other_code([own, write_run(tmp_path, 2, {})]) == ""
     assert other_code([own, other]).startswith("1 of 2 finished runs are of other code: bbbbbbbb with changes 123456")
 
 
-def test_a_manifest_names_the_code_of_the_attempts_that_a_run_goes_on_from(tmp_path: Path) -> None:
+def test_a_manifest_names_the_code_of_earlier_attempts(tmp_path: Path) -> None:
     assert code_of_attempts(RunFolder(tmp_path)) == []
     for number, (began, name) in enumerate([(0, "a"), (5, "b"), (0, "c"), (7, "d")], start=1):
         folder = tmp_path / "attempts" / str(number)

@@ -164,7 +164,7 @@ def test_a_wrong_command_is_refused_before_anything_runs(words: str, said: str, 
     refused(lambda: parts.check_command(part_of(tmp_path, *words.split())), "part some: ", said, error=UserError)
 
 
-def test_page_escapes_what_it_is_given_and_loads_only_what_stands_beside_it(tmp_path: Path) -> None:
+def test_a_page_escapes_its_input_and_loads_only_files_of_its_folder(tmp_path: Path) -> None:
     part = part_of(tmp_path, "figures", "a=<script>alert(1)</script>")
     part.folder.mkdir()
     (part.folder / "report.md").write_text("# Head\n\n<script>alert(2)</script> ![x](http://example.org/x.png)\n")

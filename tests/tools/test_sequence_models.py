@@ -91,7 +91,7 @@ def test_the_character_models_padding_stays_zero() -> None:
     assert padding.grad.any(dim=1).tolist() == [False, *[True] * (len(padding) - 1)]
 
 
-def test_neumf_is_a_product_beside_a_perceptron() -> None:
+def test_neumf_joins_a_product_and_a_perceptron() -> None:
     model = small("neumf").eval()
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     users, items = torch.tensor([0, 4, 4]), torch.tensor([6, 0, 3])

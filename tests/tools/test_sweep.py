@@ -108,7 +108,7 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("overrides: [a=1\ngrid: x", "study.yaml: "),
     ],
 )
-def test_a_file_that_is_no_study_is_told_in_one_line(conf: Path, text: str, key: str) -> None:
+def test_a_file_that_is_no_study_is_an_error_in_one_line(conf: Path, text: str, key: str) -> None:
     (conf / "study.yaml").write_text(text)
     refused(lambda: study.jobs_of("study", []), key)
 

@@ -134,7 +134,7 @@ def test_a_mirror_is_made_again_from_the_folder_alone_and_one_that_fails_leaves_
     assert_same(runs, read_files(tmp_path / "again"))
 
 
-def test_runs_to_which_agents_gave_one_id_are_told_by_their_folders(
+def test_runs_with_the_same_id_are_distinguished_by_their_folders(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders = [copied(runs, tmp_path / "agents" / str(seed)) for seed in (0, 1)]

@@ -139,7 +139,7 @@ def test_what_is_drawn_for_equal_samples_differs_by_rank_epoch_and_seed(make: Ca
     assert not any(torch.equal(first(), other) for other in (first(rank=1), first(epoch=1), first(seed=1)))
 
 
-def test_seeds_and_draws_are_those_of_earlier_versions() -> None:
+def test_seeds_and_draws_equal_those_of_earlier_versions() -> None:
     assert (data.mix(0), data.mix(42, 3, 1)) == (8493733112532773764, 12975919080944902856)
     parts = [(1, 2), (2, 1), (1, 2, 0), (12,), (1,), (-1,), (0, 1, 2)]
     assert len({data.mix(*part) for part in parts}) == len(parts)
@@ -174,7 +174,7 @@ def test_drawn_windows_begin_everywhere_and_are_followed_by_their_targets() -> N
     assert inputs[:, 0].unique().tolist() == list(range(240))
 
 
-def test_masks_hide_replace_and_keep_at_their_rates_and_at_every_place_alike() -> None:
+def test_masks_hide_replace_and_keep_at_their_rates_equally_at_every_position() -> None:
     whole: dict[str, Any] = {"mask_word": 50, "rank": 0, "world_size": 1, "seed": 0}
     text = torch.randint(50, (60_000,), generator=data.generator(1))
     for length in (1, 2, 20, 50):
@@ -193,7 +193,7 @@ def test_masks_hide_replace_and_keep_at_their_rates_and_at_every_place_alike() -
 
 
 @pytest.mark.parametrize("negatives", [0, 1, 4])
-def test_each_positive_lies_beside_items_that_its_user_never_took(negatives: int) -> None:
+def test_each_positive_is_followed_by_items_that_its_user_never_took(negatives: int) -> None:
     taken = set(zip(TAKEN.users.tolist(), TAKEN.items.tolist(), strict=True))
     size = 4 * (negatives + 1)
     batches = InteractionBatches(TAKEN, batch_size=size, negatives=negatives, rank=1, world_size=2, seed=0)
@@ -246,7 +246,7 @@ EVALUATIONS = {
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 50])
 @pytest.mark.parametrize("kind", EVALUATIONS.values(), ids=EVALUATIONS)
-def test_the_ranks_measure_all_once_and_alike_at_every_world_size(kind: Evaluation, world_size: int) -> None:
+def test_the_ranks_measure_everything_once_and_equally_at_every_world_size(kind: Evaluation, world_size: int) -> None:
     by_rank = [kind.make(rank=rank, world_size=world_size) for rank in range(world_size)]
     batches = [list(rank) for rank in by_rank]
     assert [len(listed) for listed in batches] == [rank.num_batches for rank in by_rank]

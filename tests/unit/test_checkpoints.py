@@ -99,7 +99,7 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
-def test_a_damaged_file_is_told_before_it_is_unpickled(
+def test_a_damaged_file_is_an_error_before_it_is_unpickled(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
 ) -> None:
     before, newest = take(run, 5), take(run, 10)

@@ -38,7 +38,7 @@ def clipped(grads: Tensor, limit: float, *, is_node: bool) -> tuple[Tensor, floa
 
 
 @grid(world_size=[1, 2, 5], dtype=[torch.bfloat16, torch.float32, torch.float64], is_node=[False, True])
-def test_all_ranks_scale_alike(world_size: int, dtype: torch.dtype, is_node: bool) -> None:
+def test_all_ranks_scale_equally(world_size: int, dtype: torch.dtype, is_node: bool) -> None:
     """By the root mean square of their norms; by the norm of all where they are the shards of one gradient."""
     grads = torch.randn(world_size, 10, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
     grads[0] *= 50

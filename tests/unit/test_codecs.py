@@ -231,7 +231,7 @@ def test_two_magnitudes_leave_the_least_of_all_cuts_of_a_block() -> None:
     assert lost(TwoMeans(), values) == pytest.approx(min(errors) / float(values.norm()) ** 2, rel=0.05)
 
 
-def test_the_published_levels_are_those_of_sparselocos_public_code() -> None:
+def test_the_published_levels_equal_sparselocos_public_code() -> None:
     values = [0.1, 0.2, -0.1, 3.0, -4.0, 0.5]
     mean = sum(values) / 6
     sigma = (sum((value - mean) ** 2 for value in values) / 5) ** 0.5
@@ -328,7 +328,9 @@ def test_packed_indices_take_the_logarithm_of_the_density_and_two_bits(density: 
 
 
 @grid(codec=INDEX_CODECS, span=[1, 7, 100, 1000])
-def test_no_shorter_list_takes_more_than_is_said_and_the_shortest_form_is_it(codec: IndexCodec, span: int) -> None:
+def test_shorter_lists_take_at_most_the_stated_bytes_and_shortest_is_the_shortest_form(
+    codec: IndexCodec, span: int
+) -> None:
     longest = 0
     for count in range(span + 1):
         size = codec.num_bytes(count, span)

@@ -92,7 +92,7 @@ def test_what_does_not_go_together_is_one_line(words: str) -> None:
     refused(lambda: compose_one(*words.split()), *MISTAKES[words])
 
 
-def test_a_mistake_is_told_alike_where_the_causes_of_errors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_has_the_same_message_if_causes_of_errors_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OC_CAUSE", "1")  # as under a debugger
     refused(lambda: compose_one("seed=1.5"), "seed must be", "1.5")
     refused(lambda: compose_one("sparsifier.selector.rul=published"), "sparsifier.selector", "rul")

@@ -195,7 +195,7 @@ def test_a_hierarchy_has_the_known_closed_forms() -> None:
 
 
 @pytest.mark.parametrize(("local", "num_nodes"), NODES)
-def test_times_and_bytes_on_nodes_are_those_of_the_messages(local: int, num_nodes: int) -> None:
+def test_times_and_bytes_on_nodes_equal_the_sum_of_messages(local: int, num_nodes: int) -> None:
     """A ring is as slow as its messages between nodes; what is scattered shares the interfaces of a node."""
     n, network = local * num_nodes, nodes(local, num_nodes)
     clock = [0.0] * n

@@ -74,7 +74,7 @@ def test_a_step_on_a_device_gives_the_bits_of_the_cpu(name: str, settings: dict[
 
 
 @pytest.mark.parametrize("name", sorted(micro.known(Codec)))
-def test_messages_of_a_device_are_those_of_the_cpu(name: str) -> None:
+def test_messages_of_a_device_equal_those_of_the_cpu(name: str) -> None:
     """Blocks of no power of two, by whose length a device divides in another way."""
     kind = micro.known(Codec)[name]
     settings = {"block": 100, "rule": "published"}

@@ -151,7 +151,7 @@ def test_a_compiled_model_has_the_updates_of_the_model_itself() -> None:
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_of_another_place_is_refused_by_name() -> None:
+def test_a_state_of_another_world_shard_or_scope_is_refused_by_name() -> None:
     model, attachment = attached()
     backward(model, 0)
     saved = attachment.state_dict()

@@ -57,7 +57,7 @@ def test_number_kind_and_device_of_workers_tell_runs_apart() -> None:
     assert len({on["cpu"], on["cuda"], *others}) == 4
 
 
-def test_files_that_settings_name_are_told_by_content_and_not_by_place(tmp_path: Path) -> None:
+def test_files_that_settings_name_are_identified_by_content_not_path(tmp_path: Path) -> None:
     def named(place: str, start: str, trace: str) -> str:
         checkpoint = tmp_path / place / "run/checkpoints/step-000000003/CHECKPOINT.json"
         checkpoint.parent.mkdir(parents=True)

@@ -125,7 +125,7 @@ def test_digits_are_split_once_and_evenly_and_nothing_is_lost() -> None:
     assert loaded.train_inputs.std(correction=0).item() == pytest.approx(loaded.std[0])
 
 
-def test_synthetic_images_follow_seed_and_settings_and_can_be_told_apart() -> None:
+def test_synthetic_images_follow_seed_and_settings_and_can_be_classified() -> None:
     settings: dict[str, Any] = {"num_samples": 50, "image_size": 4, "channels": 2, "num_classes": 3}
     first, again, other = (load("synthetic", seed=seed, **settings) for seed in (5, 5, 6))
     assert torch.equal(first.train_inputs, again.train_inputs)

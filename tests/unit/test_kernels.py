@@ -202,7 +202,7 @@ def test_lists_are_added_whatever_their_order_and_a_sum_is_never_minus_zero(dtyp
 
 
 @grid(numel=[0, 1, 31, 4101], scale=[1e-30, 1.0, 1e25], floor=[-1.0, 0.0, 1.2, 10.0], dtype=DTYPES)
-def test_sums_are_those_of_what_is_larger(numel: int, scale: float, floor: float, dtype: torch.dtype) -> None:
+def test_sums_include_exactly_the_larger_elements(numel: int, scale: float, floor: float, dtype: torch.dtype) -> None:
     x = normal(numel, dtype) * scale
     floor = float(torch.tensor(floor * scale if floor >= 0 else floor, dtype=dtype))
     kept = x[x.abs() > floor].double()

@@ -86,7 +86,7 @@ def test_target_follows_the_warm_up(row: Row) -> None:
 
 @pytest.mark.slow
 @grid(row=[row for row in TABLE if "two_level" not in row.name], new=[1, 2, 7])
-def test_another_number_of_ranks_goes_on_with_the_mean_of_what_was_kept(row: Row, new: int) -> None:
+def test_another_number_of_ranks_continues_with_the_mean_residual(row: Row, new: int) -> None:
     case = case_of(row, 4)
     resized, old = replace(case, world_size=new), case.simulation()
     for number in range(3):

@@ -23,5 +23,5 @@ def test_a_step_on_a_slower_link_is_its_computation_and_its_messages_there() -> 
 
 
 @pytest.mark.parametrize("unknown", [{"cluster": "simulated"}, {"world_size": 1}, {"num_collectives": float("nan")}])
-def test_where_nothing_can_be_said_there_is_no_time(unknown: dict[str, object]) -> None:
+def test_without_messages_of_real_workers_there_is_no_time(unknown: dict[str, object]) -> None:
     assert pd.isna(times(**unknown)["at_1gbit_ms"])

@@ -81,7 +81,7 @@ def test_an_overflow_lowers_the_scale_and_loses_nothing_that_is_kept(policy: str
 
 
 @pytest.mark.parametrize("later", [2.0**10, 2.0**6])
-def test_a_restored_run_goes_on_bit_for_bit_at_whatever_scale(later: float) -> None:
+def test_a_restored_run_continues_bit_for_bit_at_any_scale(later: float) -> None:
     first, second, scaler, other = wrapped(chain()), wrapped(chain()), scaler_at(2.0**10), scaler_at(later)
     with micro.attach(first, sparse(), scaler=scaler) as one, micro.attach(second, sparse(), scaler=other) as two:
         for step in range(3):
@@ -92,7 +92,7 @@ def test_a_restored_run_goes_on_bit_for_bit_at_whatever_scale(later: float) -> N
             assert torch.equal(step_of(first, scaler, step), step_of(second, other, step))
 
 
-def test_a_run_goes_on_without_the_scaler_that_it_was_saved_with() -> None:
+def test_a_run_continues_without_the_scaler_that_it_was_saved_with() -> None:
     first, second, none = wrapped(chain()), wrapped(chain()), scaler_at(None)
     with micro.attach(first, sparse(), scaler=scaler_at(2.0**10)) as one, micro.attach(second, sparse()) as two:
         step_of(first, scaler_at(2.0**10), 0)

@@ -50,7 +50,7 @@ def test_a_method_is_chosen_by_its_name(method: str) -> None:
     assert method_of(compose_run(words_of(method))) == method
 
 
-def test_the_usual_rule_is_the_one_that_a_part_has_where_none_is_given() -> None:
+def test_the_usual_rule_is_a_parts_default() -> None:
     bases = {"selector": micro.Selector, "exchange": micro.Exchange, "codec": micro.Codec}
     ruled = [(kind, name, rule) for (kind, name), rule in usual_rules().items() if kind in bases and rule]
     assert ruled

@@ -41,7 +41,7 @@ def test_every_network_can_be_used(name: str) -> None:
         assert nodes_of(preset, "ring", "v100_pcie", 2) == replace(preset.nodes, intra="v100_pcie", ranks_per_node=2)
 
 
-def test_links_are_those_of_papers_and_specifications() -> None:
+def test_links_equal_papers_and_specifications() -> None:
     """A published cluster, inverted for a ring of 16; six links of NVLink; 1448 of 1538 bytes of Ethernet."""
     link = load_network("k80_10gbe").link_of(64)
     assert (link.alpha_s, link.beta_s) == pytest.approx((32.4e-6, 1.97e-9 * 8 / 15))

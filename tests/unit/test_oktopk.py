@@ -200,7 +200,7 @@ def test_rows_give_what_lists_give_in_fewer_messages(stream: Stream, n: int) -> 
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
-def test_published_goes_on_where_the_authors_code_fails() -> None:
+def test_published_continues_where_the_authors_code_fails() -> None:
     """Nothing but zeros at a re-evaluation: the global threshold is found at the next step instead."""
     simulation = simulated(reducer("published", 0.1, balance=None), 40, 3)
     assert not simulation.step(torch.zeros(3, 40, dtype=torch.float64)).update.any()

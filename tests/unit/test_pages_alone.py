@@ -87,7 +87,7 @@ GALLERY = [path for path in (DOCS / "gallery").glob("*.md") if "```py\n" in path
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.name)
-def test_the_lines_that_a_gallery_page_shows_are_those_of_its_script(path: Path) -> None:
+def test_a_gallery_page_shows_lines_of_its_script(path: Path) -> None:
     for section in re.split(r"^## ", path.read_text(), flags=re.MULTILINE):
         scripts = [(path.parent / name).read_text() for name in re.findall(r"\]\((\w+\.py)\)", section)]
         known = {line.strip() for script in scripts for line in script.splitlines()} | {"", "..."}

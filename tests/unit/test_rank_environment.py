@@ -63,7 +63,7 @@ def test_what_started_the_ranks_says_how_many_a_machine_has(environ: dict[str, s
     assert shape_of(ranks, environ) == shape
 
 
-def test_an_error_of_a_connection_is_the_loss_of_another_rank() -> None:
+def test_a_connection_error_means_that_another_rank_is_lost() -> None:
     caused = ValueError("bucket 3 was not reduced")
     caused.__cause__ = RuntimeError("Gloo: send failed")
     closed = RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:1")
@@ -72,7 +72,9 @@ def test_an_error_of_a_connection_is_the_loss_of_another_rank() -> None:
 
 
 @pytest.mark.parametrize("has_launcher", [True, False])
-def test_an_error_is_recorded_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_launcher: bool) -> None:
+def test_an_error_is_recorded_and_raised_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_launcher: bool
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json") if has_launcher else "")
     folder = RunFolder(tmp_path)
     with pytest.raises(ConnectionResetError), recorded_errors(folder, 3):

@@ -221,7 +221,7 @@ def test_ranks_that_differ_are_named(work: Callable[[int], Any], words: str, ask
         assert ranks.run(lambda comm: comm.answer(AllReduce(mine=torch.ones(2))).tolist()) == [[3.0, 3.0]] * 3
 
 
-def test_an_error_of_one_rank_is_raised_and_those_that_wait_are_told_whose_it_was() -> None:
+def test_an_error_of_one_rank_is_raised_and_waiting_ranks_name_that_rank() -> None:
     told: dict[int, str] = {}
 
     def waits(rank: int) -> Reduction[None]:

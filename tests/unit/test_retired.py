@@ -49,7 +49,7 @@ def test_a_name_that_went_is_no_longer_imported(name: str) -> None:
         refused(lambda: getattr(micro, last), gone.NAMES[name], error=AttributeError)
 
 
-def test_an_import_that_nothing_refuses_fails_as_ever() -> None:
+def test_an_import_of_an_unknown_name_fails_as_usual() -> None:
     refused(lambda: importlib.import_module("micro.nothing"), "No module named", error=ModuleNotFoundError)
     refused(lambda: micro.nothing, "has no attribute", error=AttributeError)
 

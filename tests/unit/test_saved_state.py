@@ -90,9 +90,7 @@ def saved_after_training(reducer: micro.Reducer = TOPK) -> dict[str, Any]:
         (ExDyna(), "bucket", False),
     ],
 )
-def test_a_run_goes_on_from_its_state_whether_it_has_rehearsed_or_not(
-    selector: Any, scope: str, rehearses: bool
-) -> None:
+def test_a_run_continues_from_its_state_with_and_without_rehearsal(selector: Any, scope: str, rehearses: bool) -> None:
     (model, attachment), (resumed, second) = (attached(composed(selector=selector), scope=scope) for _ in range(2))
     train(model, range(3))
     resumed.load_state_dict(model.state_dict())
@@ -107,7 +105,7 @@ def test_a_run_goes_on_from_its_state_whether_it_has_rehearsed_or_not(
         assert second.bucket_names == attachment.bucket_names
 
 
-def test_a_density_goes_on_from_its_own_state() -> None:
+def test_a_density_continues_from_its_own_state() -> None:
     (model, attachment), (resumed, second) = (
         attached(composed(density=Falling(density=0.5, factor=0.7))) for _ in "12"
     )

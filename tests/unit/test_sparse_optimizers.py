@@ -60,7 +60,7 @@ def check(model: nn.Module, oracles: dict[str, Oracle]) -> None:
 
 
 @grid(row=TABLE)
-def test_what_arrived_is_known_alike_on_all_ranks_and_holds_every_update(row: Row) -> None:
+def test_arrivals_are_equal_on_all_ranks_and_include_every_update(row: Row) -> None:
     world_size = row.world_size(2)
     layout = micro.Layout(("a", "b"), ((16, 20), (57,)))
     simulation = micro.Simulation(row.make(0.2, 0), layout, world_size)

@@ -157,7 +157,7 @@ def test_frozen_and_ignored_parameters_stay_legal() -> None:
         assert notes(lambda: train(model, optimizer, 2)) == []
 
 
-def test_one_wrapper_inside_of_another_is_refused() -> None:
+def test_a_wrapper_inside_another_is_refused() -> None:
     inner = wrapped(chain())
     outer = wrapped(inner)
     for model in (inner, outer):
@@ -282,7 +282,7 @@ LEGAL = [log_by_autograd, two_reduced, clip_and_mask, unscale, closure, zero, se
 
 @pytest.mark.parametrize("static_graph", [False, True])
 @pytest.mark.parametrize("loop", LEGAL)
-def test_a_loop_that_is_right_is_told_nothing(loop: Callable[..., None], static_graph: bool) -> None:
+def test_a_correct_loop_gets_no_warning(loop: Callable[..., None], static_graph: bool) -> None:
     model = wrapped(chain(), static_graph=static_graph)
     with micro.attach(model, DENSE):
         optimizer = sgd(model)
@@ -290,7 +290,7 @@ def test_a_loop_that_is_right_is_told_nothing(loop: Callable[..., None], static_
 
 
 @pytest.mark.parametrize("is_attached", [False, True])
-def test_two_networks_that_train_against_each_other_are_told_nothing(is_attached: bool) -> None:
+def test_two_networks_that_train_against_each_other_get_no_warning(is_attached: bool) -> None:
     generator, critic = wrapped(nn.Linear(6, 6)), wrapped(chain())
     two = micro.attach(critic, DENSE) if is_attached else nullcontext()
 
@@ -313,7 +313,7 @@ def test_two_networks_that_train_against_each_other_are_told_nothing(is_attached
         assert notes(joint.step) == []
 
 
-def test_adapters_alone_are_told_nothing() -> None:
+def test_adapters_alone_get_no_warning() -> None:
     net = chain().requires_grad_(False)
     add(net)
     model = wrapped(net)

@@ -150,7 +150,7 @@ KEPT = ("memory", "start", "weights", "moved", "outer")
         (micro.PowerSGD(rank=1), AT_ONCE),
     ],
 )
-def test_a_resumed_run_goes_on_bit_for_bit_with_an_exchange_under_way_too(
+def test_a_resumed_run_continues_bit_for_bit_also_during_an_exchange(
     reducer: micro.Reducer, settings: dict[str, Any]
 ) -> None:
     def states(saved: list[Any] | None, steps: range) -> list[Any]:

@@ -150,7 +150,7 @@ def test_whole_words_of_names_and_folders_tell_the_splits(
     assert parts == ["".join(map(str, learnt)), "".join(map(str, measured))]
 
 
-def test_names_of_splits_that_do_not_fit_are_told(tmp_path: Path) -> None:
+def test_names_of_splits_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     root = written(tmp_path, {"test.txt": "measure this", "novel.txt": "learn this"})
     refused(lambda: data.check("text", str(root)), "test.txt", "no file of train")
     both = written(tmp_path, {"train/test.txt": "which?", "train/a.txt": "learn this"})
@@ -190,7 +190,7 @@ def test_what_belongs_to_train_and_is_no_text_is_refused(tmp_path: Path, content
     refused(lambda: data.check("text", str(root)), "train.gz", "no text in UTF-8")
 
 
-def test_what_stands_beside_a_text_and_is_less_or_no_text_is_noted(tmp_path: Path) -> None:
+def test_other_files_next_to_a_text_are_noted(tmp_path: Path) -> None:
     beside = {"LICENSE": "do as you like", "cover.png": b"\x89PNG\0" * 999, "utf16": "much".encode("utf-16") * 999}
     root = written(tmp_path, {"novel.txt": "learn this " * 9, **beside})
     (note,) = data.info("text", str(root)).notes

@@ -133,7 +133,7 @@ def check_traffic(
         assert [op for op, _ in calls] == [op for op, _ in stats[place].calls]
 
 
-def test_dense_parameters_beside_two_levels_are_of_all_ranks() -> None:
+def test_dense_parameters_with_two_levels_are_averaged_over_all_ranks() -> None:
     split = micro.Split(reducer=micro.TwoLevel(reducer=METHODS["randomk"], ranks_per_node=2), min_dims=2)
     stats = simulated(split, LAYOUT, 4, dtype=torch.float32).step(normal(4, LAYOUT.numel, dtype=torch.float32)).stats
     volume = volume_of(split, LAYOUT.numel, 4, layout=LAYOUT)

@@ -45,7 +45,7 @@ def test_a_part_that_does_not_say_what_it_sends_is_named() -> None:
     refused(lambda: calls_of(micro.SparseReducer(Silent(), DENSITY), 1000, 2), "volume", "selector topk")
 
 
-def test_densities_by_name_and_a_bucket_of_which_nothing_is_chosen_count() -> None:
+def test_densities_by_name_and_an_empty_selection_count() -> None:
     layout = micro.Layout(("embed", "w"), ((1000,), (1000,)))
     density = micro.ByName(patterns={"embed*": 0.1}, density=0.001)
     reducer = micro.SparseReducer(micro.TopK(scope="layer"), density, exchange=micro.Gather())

@@ -147,7 +147,7 @@ def test_a_device_reads_what_is_finite_and_whole_numbers_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("threshold", [-1.0, 0.0, 1.5, 1e39])
-def test_scans_and_unions_are_those_of_the_host(threshold: float) -> None:
+def test_scans_and_unions_equal_those_of_the_host(threshold: float) -> None:
     def on(x: Tensor) -> Iterator[Tensor]:
         yield from carried_out(scans.above(x, threshold), Comm())
         yield from (carried_out(scans.largest(x, k), Comm()) for k in (0, 1, 900, 20_000))

@@ -17,7 +17,7 @@ def reducer(**settings: Any) -> micro.SparseReducer:
     return micro.SparseReducer(micro.Micro(), density=0.2, **settings)
 
 
-def test_each_step_is_told_at_the_end_of_its_backward_in_the_callers_thread() -> None:
+def test_each_step_is_reported_at_the_end_of_its_backward_in_the_callers_thread() -> None:
     told: list[tuple[micro.StepSummary, threading.Thread]] = []
     model = wrapped()
     attachment = micro.attach(model, reducer(), on_step=lambda step: told.append((step, threading.current_thread())))
@@ -35,7 +35,7 @@ def test_each_step_is_told_at_the_end_of_its_backward_in_the_callers_thread() ->
     assert {thread for _, thread in told} == {threading.current_thread()}
 
 
-def test_an_exception_of_on_step_comes_out_of_backward_and_training_goes_on() -> None:
+def test_an_exception_of_on_step_is_raised_by_backward_and_training_can_continue() -> None:
     def on_step(step: micro.StepSummary) -> None:
         if step.step == 1:
             raise KeyError("disk full")

@@ -1,4 +1,4 @@
-"""The networks of a simulation: those of conf/networks.yaml, scaled to any number of ranks, or a measured table."""
+"""The networks of a simulation: from conf/networks.yaml, scaled to any number of ranks, or from a measured table."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
