@@ -28,18 +28,15 @@ from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, stop_s
 from experiments.launching.endpoint import Endpoint, endpoint_of
 from experiments.launching.failures import (
     Failure,
-    Kind,
     RankFailure,
+    cause_of,
     failure_of_process,
-    is_timeout,
-    read_failure,
-    root_cause,
     short_line,
     write_failure,
 )
 from experiments.launching.rank_environment import LAUNCHER_PID, TERMINAL, num_cores, with_python_path
 from experiments.launching.stalls import furthest_behind, read_notes
-from experiments.runs.files import cannot_write, disk_errors, is_of_disk, try_to_write
+from experiments.runs.files import disk_errors
 from experiments.runs.run_folder import RunFolder
 
 _AGENT_SIGNALS = (signal.SIGHUP, signal.SIGQUIT)
@@ -189,31 +186,13 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 def _cause(folder: RunFolder, error: ChildFailedError, stderr: Mapping[int, str], started: float) -> Failure:
     """Return the failure that made the run fail, and write it into the run folder."""
     logs = {rank: stderr.get(process.local_rank, "") for rank, process in error.failures.items()}
-    cause = root_cause([failure_of_process(rank, process, logs[rank]) for rank, process in error.failures.items()])
-    if cause.kind == Kind.LOST_PEER:
-        behind, written = furthest_behind(read_notes(folder)), read_failure(folder)
-        if cause.exit_code == -signal.SIGABRT and behind and is_timeout(cause.message):  # NCCL ends ranks that wait
-            words = f"did not reach the collective of the others, it was in {behind}"
-            message = short_line(f"{words}; rank {cause.rank} waited: {cause.message}")
-            cause = replace(cause, rank=behind.rank, kind=Kind.STALLED, message=message, exit_code=None)
-        elif written and written.time >= started:  # by a rank of another node
-            cause = written
-    elif cause.kind == Kind.EXIT:
-        cause = _with_disk(cause, folder)
+    failures = [failure_of_process(rank, process, logs[rank]) for rank, process in error.failures.items()]
+    behind = furthest_behind(read_notes(folder))
+    cause = cause_of(folder, failures, since=started, behind=(behind.rank, str(behind)) if behind else None)
     cause = replace(cause, log=logs.get(cause.rank, cause.log))  # of the rank that stood still, not who names it
     if not folder.is_locked():  # else by another launch, which goes on there
         write_failure(folder, cause)
     return cause
-
-
-def _with_disk(failure: Failure, folder: RunFolder) -> Failure:
-    """Return the failure of a rank that could report nothing, with the run's disk as its cause where it is one."""
-    try:
-        try_to_write(folder.path)
-    except OSError as error:
-        if is_of_disk(error):
-            return replace(failure, message=str(cannot_write(folder.path, error)))
-    return failure
 
 
 class _AgentLog(logging.FileHandler):

@@ -5,14 +5,14 @@ A rank writes its error into the file from torch's agent, and into ``failure.jso
 
 import os
 import re
-import signal
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from pathlib import Path
+from signal import SIGABRT, SIGKILL, SIGTERM, Signals
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -20,13 +20,11 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 import micro
 from experiments.config.errors import CannotWrite, UserError, one_line, one_line_with_type
 from experiments.config.stopping import stop_signals
-from experiments.runs.files import load_json, write_json
+from experiments.runs.files import cannot_write, is_of_disk, load_json, try_to_write, write_json
 from experiments.runs.run_folder import FolderInUse, FolderLost, RunFolder
 
 _LOST_PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|socket timeout", re.I)
 _TIMED_OUT = re.compile(r"tim(ed|e)[- ]?out", re.I)
-_ABORT = re.compile(r"terminate called after throwing.*?what\(\):\s*(.*)", re.S)  # what an uncaught C++ error prints
-_STEP_LIMIT = re.compile(r"^Timeout \((\S+?)\)!$", re.M)  # of faulthandler, where a step did not end: see stalls.py
 _MAX_MESSAGE = 300  # characters of an error message in one line
 _AGENT_KILLS_S = 25  # torch's agent kills ranks that have not ended 30 s after the first failure
 
@@ -64,16 +62,8 @@ class Failure:
     traceback: str | None = None
 
 
-class StalledRank(RuntimeError):
-    """Others have waited in vain for ``rank``; ``what`` says in one line where it stands."""
-
-    def __init__(self, rank: int, what: str) -> None:
-        super().__init__(f"rank {rank} {what}")
-        self.rank, self.what = rank, what
-
-
 class RankFailure(RuntimeError):
-    """A rank failed and made the run fail; the message is one line."""
+    """A rank failed and made the run fail, or others waited for it in vain; the message is one line."""
 
     def __init__(self, failure: Failure) -> None:
         log = f" (log: {failure.log})" if failure.log else ""
@@ -100,14 +90,72 @@ def recorded_errors(folder: RunFolder, rank: int) -> Iterator[None]:
         raise
 
 
+_KILLED = "killed by {signal}"
+_ANY = re.compile("")
+_ABORT = r"terminate called after throwing.*?what\(\):\s*"  # what an uncaught C++ error prints, before its message
+CAUSES: Sequence[tuple[Callable[[int], bool], re.Pattern[str], Kind, str]] = (
+    (lambda code: code == -SIGTERM, _ANY, Kind.STOPPED, "ended by the launcher, after another rank had failed"),
+    (lambda code: code == -SIGKILL, _ANY, Kind.KILLED, f"{_KILLED}, as the kernel does when memory runs out"),
+    (
+        lambda code: code == -SIGABRT,
+        re.compile(f"{_ABORT}(.*(?:{_LOST_PEER.pattern}).*)", re.S | re.I),
+        Kind.LOST_PEER,
+        f"{_KILLED}: {{0}}",
+    ),
+    (lambda code: code == -SIGABRT, re.compile(f"{_ABORT}(.*)", re.S), Kind.KILLED, f"{_KILLED}: {{0}}"),
+    (lambda code: code < 0, _ANY, Kind.KILLED, _KILLED),
+    (
+        lambda code: True,
+        re.compile(r"^Timeout \((\S+?)\)!$", re.M),  # of faulthandler, where a step did not end: see stalls.py
+        Kind.EXIT,
+        "no step ended within {0}: its log says where it stood",
+    ),
+    (lambda code: True, re.compile(r"\S"), Kind.EXIT, "exit code {code}, last line of its log: {last}"),
+    (lambda code: True, _ANY, Kind.EXIT, "exit code {code}"),
+)
+"""What ended a process that reported no error; the first row counts.
+
+Whether its exit code fits, what its log has, how the rank so has failed, and the message: of groups of the log.
+"""
+
+
 def failure_of_process(rank: int, process: ProcessFailure, log: str) -> Failure:
     """Return how a rank failed, by its report, or by its exit code and ``log``, its standard error."""
     code = process.exitcode
     if given := process.error_file_data.get("failure"):
         return Failure(**{**given, "kind": Kind(given["kind"]), "exit_code": code, "log": log})
     text = Path(log).read_text(errors="replace") if Path(log).is_file() else ""
-    kind, message = _of_signal(-code, text) if code < 0 else (Kind.EXIT, _of_code(code, text))
+    found = ((pattern.search(text), kind, words) for fits, pattern, kind, words in CAUSES if fits(code))
+    match, kind, words = next(row for row in found if row[0])
+    known = {-number: number.name for number in Signals}
+    last = next((line for line in reversed(text.split("\n")) if line.strip()), "")
+    message = words.format(*match.groups(), code=code, signal=known.get(code, f"signal {-code}"), last=last)
     return Failure(rank=rank, kind=kind, message=short_line(message), time=process.timestamp, exit_code=code, log=log)
+
+
+def cause_of(folder: RunFolder, failures: list[Failure], *, since: float, behind: tuple[int, str] | None) -> Failure:
+    """Return the failure that made a run fail.
+
+    Args:
+        failures: of the ranks of this node.
+        since: when they were started: another node may have recorded a failure from then on.
+        behind: the rank for which others may have waited, and where it stood.
+    """
+    cause = root_cause(failures)
+    if cause.kind == Kind.LOST_PEER:
+        written = read_failure(folder)
+        if cause.exit_code == -SIGABRT and behind and is_timeout(cause.message):  # NCCL ends ranks that wait
+            words = f"did not reach the collective of the others, it was in {behind[1]}"
+            message = short_line(f"{words}; rank {cause.rank} waited: {cause.message}")
+            return replace(cause, rank=behind[0], kind=Kind.STALLED, message=message, exit_code=None)
+        return written if written and written.time >= since else cause
+    if cause.kind == Kind.EXIT:  # it could report nothing: the disk may be why
+        try:
+            try_to_write(folder.path)
+        except OSError as error:
+            if is_of_disk(error):
+                return replace(cause, message=str(cannot_write(folder.path, error)))
+    return cause
 
 
 def root_cause(failures: list[Failure]) -> Failure:
@@ -163,11 +211,11 @@ def read_failure(folder: RunFolder) -> Failure | None:
 
 def _failure_of(error: Exception, rank: int) -> Failure:
     """Return the failure of a rank that an exception ends; one that names another rank is that rank's."""
+    text = "".join(traceback.format_exception(error))
+    if isinstance(error, RankFailure):
+        return replace(error.failure, traceback=text)
     kind = Kind.LOST_PEER if is_lost_peer(error) else Kind.ERROR
     message = one_line(error) if isinstance(error, UserError) else short_line(one_line_with_type(error))
-    if isinstance(error, StalledRank):
-        rank, kind, message = error.rank, Kind.STALLED, short_line(error.what)
-    text = "".join(traceback.format_exception(error))
     return Failure(rank=rank, kind=kind, message=message, time=time.time(), traceback=text)
 
 
@@ -177,24 +225,3 @@ def _report(failure: Failure) -> None:
     if path.name and not path.exists():
         with suppress(CannotWrite, OSError):  # the error itself matters more than its report
             write_json(path, {"message": failure.message, "timestamp": int(failure.time), "failure": asdict(failure)})
-
-
-def _of_signal(number: int, text: str) -> tuple[Kind, str]:
-    """Return the kind of failure of a process that a signal ended, and how it is told."""
-    if number == signal.SIGTERM:
-        return Kind.STOPPED, "ended by the launcher, after another rank had failed"
-    known = {int(item): item.name for item in signal.Signals}
-    told = f"killed by {known.get(number, f'signal {number}')}"
-    if number == signal.SIGKILL:
-        told += ", as the kernel does when memory runs out"
-    abort = _ABORT.search(text) if number == signal.SIGABRT else None
-    if abort is None:
-        return Kind.KILLED, told
-    return (Kind.LOST_PEER if _LOST_PEER.search(abort[1]) else Kind.KILLED), f"{told}: {abort[1]}"
-
-
-def _of_code(exit_code: int, text: str) -> str:
-    if limit := _STEP_LIMIT.search(text):
-        return f"no step ended within {limit[1]}: its log says where it stood"
-    last = next((line for line in reversed(text.split("\n")) if line.strip()), "")
-    return f"exit code {exit_code}" + (f", last line of its log: {last}" if last else "")

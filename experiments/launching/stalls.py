@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import torch.distributed as dist
 
-from experiments.launching.failures import StalledRank, is_lost_peer, is_timeout
+from experiments.launching.failures import Failure, Kind, RankFailure, is_lost_peer, is_timeout, short_line
 from experiments.runs.run_folder import RunFolder
 from micro.comm.peers import StoreCalls
 
@@ -72,7 +72,7 @@ class Notes:
             limit_s: of the collectives.
 
         Raises:
-            StalledRank: a collective reached its limit, and another rank is behind; a rank of this host is ended.
+            RankFailure: a collective reached its limit, and another rank is behind; a rank of this host is ended.
         """
         with suppress(OSError):  # another node's folder
             folder.ranks_path.mkdir(exist_ok=True)
@@ -92,7 +92,8 @@ class Notes:
                     os.kill(behind.pid, signal.SIGKILL)  # it would not end by itself
             stood = f"was stuck for {time.time() - behind.since:.0f} s in {behind} (pid {behind.pid} on {behind.host})"
             waited = f"the others waited for it in step {self._note.step} until cluster.timeout_s={limit_s:g}"
-            raise StalledRank(behind.rank, f"{stood}; {waited}") from error
+            message, now = short_line(f"{stood}; {waited}"), time.time()
+            raise RankFailure(Failure(rank=behind.rank, kind=Kind.STALLED, message=message, time=now)) from error
         finally:
             is_over.set()
             self._armed_at, self._kept = 0.0, None

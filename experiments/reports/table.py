@@ -1,6 +1,7 @@
 """The table of runs, from run folders or published studies: one row per run with its settings and curve."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from experiments.reports.run_configs import Config
 from experiments.reports.times import stage_times
 from experiments.runs.files import write_csv
 
+Curve = list[tuple[float, ...]]
 FOLDER = ROOT / "results" / "published" / "runs"
 SCHEMA = 1
 TRAINING = ["model", "dataset", "world_size", "epochs"]  # a method is set beside dense in the same training
@@ -43,8 +45,8 @@ means of their bytes and epochs; and the seconds of the whole run on links. stud
 form: in what it differs from the usual settings of its study. measured_density: a mean over steps. compute_s:
 seconds in which a worker computes for one batch, a median. parameters: of the model. STEP_MEANS: means over applied
 steps. STEP_TIMES: seconds of a step and its stages, medians, and the same step on slower links. config: its settings
-as JSON, without those that change no number. curve: POINT at each evaluation, commas within and semicolons between;
-what is not known is empty.
+as JSON, without those that change no number. curve: POINT at each evaluation, as tuples; in a file with commas
+within and semicolons between, where what is not known is empty.
 """
 
 
@@ -58,9 +60,8 @@ def read(folder: Path = FOLDER) -> pd.DataFrame:
 
 def points(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row per evaluation: the columns of its run, and POINT as numbers."""
-    found = rows.assign(curve=rows["curve"].str.split(";")).explode("curve", ignore_index=True)
-    numbers = found.pop("curve").str.split(",", expand=True).set_axis(POINT, axis=1)
-    return pd.concat([found, numbers.apply(pd.to_numeric)], axis=1)
+    found = rows.explode("curve", ignore_index=True)
+    return pd.concat([found, pd.DataFrame([*found.pop("curve")], columns=POINT, dtype=float)], axis=1)
 
 
 def configs(rows: pd.DataFrame) -> list[Config]:
@@ -122,6 +123,7 @@ def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
         path = folder / f"{study}.csv"
         before = _read(path) if path.exists() else own.iloc[:0]
         after = pd.concat([before[~before["run"].isin(own["run"])], own]).sort_values(["kind", "run"])
+        after = after.assign(curve=after["curve"].map(_curve_in_words))
         known = [column for column in COLUMNS if column not in OPTIONAL or after[column].notna().any()]
         written.append(write_csv(after[known], path))
     return written
@@ -143,7 +145,7 @@ def _read(path: Path) -> pd.DataFrame:
             raise ValueError(f"it has no {', '.join(missing)}")
         if set(rows["schema"]) - {str(SCHEMA)}:
             raise ValueError(f"its schema is {', '.join(sorted(set(rows['schema'])))}, not {SCHEMA}")
-        rows = rows.reindex(columns=COLUMNS)
+        rows = rows.reindex(columns=COLUMNS).assign(curve=rows["curve"].map(_curve_of_words))
         points(rows), configs(rows)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
@@ -174,7 +176,7 @@ def _step_times(steps: pd.DataFrame) -> pd.DataFrame:
     return times.set_axis(names, axis=1).rename(columns={"compute_s": "step_compute_s"})[STEP_TIMES]
 
 
-def _curve(steps: pd.DataFrame, ends: pd.DataFrame, metric: str) -> str:
+def _curve(steps: pd.DataFrame, ends: pd.DataFrame, metric: str) -> Curve:
     """Return POINT at each evaluation: at the ends of epochs, and within them where they were asked for."""
     until = steps[["bytes_sent", "num_collectives"]].cumsum().set_axis(["total_bytes", "num_collectives"], axis=1)
     until = until.assign(step=steps["step"] + 1)
@@ -182,8 +184,12 @@ def _curve(steps: pd.DataFrame, ends: pd.DataFrame, metric: str) -> str:
     found = pd.concat([ends[["epoch", "step", metric]], within]).drop_duplicates("step").sort_values("step")
     found = pd.merge_asof(found.astype({"step": float}), until.astype({"step": float}), on="step")
     found = found.assign(epochs_done=found["epoch"] + 1, value=found[metric])
-    return ";".join(",".join(map(_number, point)) for point in found[POINT].to_numpy(float))
+    return list(found[POINT].astype(float).itertuples(index=False, name=None))
 
 
-def _number(value: float) -> str:
-    return "" if pd.isna(value) else f"{value:.10g}"
+def _curve_in_words(curve: Curve) -> str:
+    return ";".join(",".join("" if math.isnan(value) else f"{value:.10g}" for value in point) for point in curve)
+
+
+def _curve_of_words(text: str) -> Curve:
+    return [tuple(float(value or "nan") for value in point.split(",")) for point in text.split(";")]

@@ -24,6 +24,7 @@ from tests.legible import every_figure_is_legible
 from tests.refusals import refused
 from tests.tools.simulated_runs import IMAGES, configured
 
+NAN = float("nan")
 PUBLISHED = FOLDER.parent
 TRAINING = {"model": "gpt", "dataset": "manuals_bytes", "world_size": 4, "epochs": 1}
 USUAL = {"density": 0.01, "sparsifier": "micro", "form": "", "rate": 0.1, "metric": "accuracy", "kind": "run"}
@@ -38,7 +39,7 @@ def run(value: float, seed: int = 0, **columns: Any) -> dict[str, Any]:
     sent = 1000 if given["sparsifier"] == "dense" else 20
     config = {"batch_size": 4, "accumulate": 1, "dataset.sequence_length": 64}
     name = "-".join(str(given[key]) for key in ("sparsifier", "density", "form", "rate", "epochs", "seed", "kind"))
-    points = f",2,{value / 2},{sent / 2},4;1,4,{value},{sent},8"
+    points = [(NAN, 2, value / 2, sent / 2, 4), (1, 4, value, sent, 8)]
     return given | {"run": name, "config": json.dumps(config), "curve": points}
 
 
@@ -78,7 +79,9 @@ def of(rows: pd.DataFrame, method: str = "micro", rate: float = 0.1) -> Any:
 
 
 def test_a_form_is_compared_with_dense_at_its_best_rate() -> None:
-    diverged = run(0.4, sparsifier="dense", density=1.0, rate=0.4) | {"curve": ",2,0.2,500,4;1,4,,1000,8"}
+    diverged = run(0.4, sparsifier="dense", density=1.0, rate=0.4) | {
+        "curve": [(NAN, 2, 0.2, 500, 4), (1, 4, NAN, 1000, 8)]
+    }
     rows = forms(table(*DENSE, SLOW_DENSE, diverged, run(0.7), run(0.6, 1), run(0.8, rate=0.2)))
     micro = of(rows)
     assert (micro["num_seeds"], micro["low"], micro["high"], micro["of_dense"]) == (2, 0.6, 0.7, 0.02)
@@ -212,7 +215,7 @@ def test_finished_runs_of_a_study_are_added_with_what_their_folders_say(tmp_path
     rows = finished_rows([tmp_path / "runs"], [page], {"one": plan, "two": plan, "three": plan})
     (row,) = rows.to_dict("records")
     assert (row["studies"], row["sparsifier"], row["metric"], row["num_seeds"]) == ("one two", "topk", "accuracy", 1)
-    points = [[float(number) for number in point.split(",")[2:4]] for point in row["curve"].split(";")]
+    points = [point[2:4] for point in row["curve"]]
     ends, steps = read_records(folder.epochs_path), read_records(folder.steps_path)
     assert [point[0] for point in points] == pytest.approx([end["accuracy"] for end in ends])
     assert points[-1][1] == pytest.approx(sum(step["bytes_sent"] for step in steps))
