@@ -296,7 +296,7 @@ class WarmupConfig:
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """How often a checkpoint is saved: every so many seconds or steps; 0: never."""
+    """How often a run saves all that it needs to go on: every so many seconds or steps, 0 for never by this measure."""
 
     every_s: float = limited(NOT_NEGATIVE, 300.0)
     every_steps: int = limited(COUNT_OR_NONE, 0)
