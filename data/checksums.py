@@ -10,7 +10,7 @@ RECORD = "prepared.json"  # in a set's folder: file -> sha256
 
 
 def checksum_of(path: Path, like: str) -> str:
-    """Return ``kind:sum`` of a file, of the kind of another such text."""
+    """Return ``kind:sum`` of a file, of the same kind as ``like``."""
     kind = like.split(":")[0]
     return f"{kind}:{sum_of(path, kind)}"
 
@@ -37,7 +37,7 @@ def check_unchanged(folder: Path) -> bool:
 
 
 def verdict(entry: Entry, folder: Path) -> list[str]:
-    """Return what to say of a set: which files are missing, are not the published ones, or have no checksum."""
+    """Return a message about a set: which files are missing, differ from the published ones, or have no checksum."""
     missing, other, unknown = [], [], []
     for file in entry.files:
         path = file.found_in(folder)

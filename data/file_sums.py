@@ -59,7 +59,7 @@ def _known_sums(folder: Path) -> dict[str, list[int | str]]:
 
 
 def try_to_write(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file whole or not at all; where the folder cannot be written, there is none."""
+    """Write a file completely or not at all; do nothing if the folder cannot be written."""
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # ranks may write at the same time
     try:
         with draft.open("xb") as file:

@@ -64,7 +64,7 @@ class ImageNet(Published):
         )
 
     def checksums(self, root: str | None) -> dict[str, str]:
-        """Return the checksums of images, labels and classes, of large files as they were prepared."""
+        """Return the checksums of images, labels and classes; those of large files are from their preparation."""
         folder = self.folder(root)
         return sums_of(folder, files_in(folder), remedy=self.remedy(folder))
 

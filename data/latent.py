@@ -80,7 +80,7 @@ class Latent(Source):
         )
 
     def info(self, root: str | None) -> DatasetInfo:
-        """Return the sizes, which the settings say."""
+        """Return the sizes, from the settings."""
         return DatasetInfo(
             kind="interactions",
             sizes={"num_users": self.num_users, "num_items": self.num_items},
@@ -89,7 +89,7 @@ class Latent(Source):
         )
 
     def scores(self) -> Tensor:
-        """Return the scores that the items were drawn from, which no model can beat: (num_users, num_items) float64."""
+        """Return the scores from which the items were drawn, (num_users, num_items) float64; no model can beat them."""
         return self._scores(generator(self.draw))
 
     def _scores(self, random: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Unpickle arrays from a file of somebody else, without running code that the file names."""
+"""Unpickle arrays from an untrusted file, without running its code."""
 
 import io
 import pickle

@@ -152,7 +152,7 @@ class Source:
         return info_of(self.load(root, 0))
 
     def checksums(self, root: str | None) -> dict[str, str]:
-        """Return what is read -> its sha256, large files once; nothing where the settings and the seed say it all."""
+        """Return the sha256 of each file that is read, computed once for large files; empty for generated data."""
         return {}
 
 
@@ -179,7 +179,7 @@ class Published(Source):
         return folder
 
     def remedy(self, folder: Path) -> str:
-        """Return what puts the files into their folder."""
+        """Return what a user should do to get the files."""
         return f"run python -m data.prepare {self.NAME}{self.OPTIONS} --root {folder.parent}"
 
     def wrong(self, path: Path, fault: str) -> ValueError:
@@ -195,7 +195,7 @@ class Published(Source):
 
 
 class Batches(Protocol):
-    """One rank's share of the training set: what every kind of data gives the training loop."""
+    """One rank's share of the training set: the interface for the training loop."""
 
     @property
     def num_batches(self) -> int:
@@ -230,7 +230,7 @@ def info_of(content: Content) -> DatasetInfo:
 
 
 def check_drawn(settings: str, numel: int) -> None:
-    """Raise ValueError where a data set that is drawn would have more numbers than every worker can hold in memory."""
+    """Raise ValueError if a generated data set would have more than MOST_DRAWN numbers."""
     if numel > MOST_DRAWN:
         given = f"{numel:.3g}" if numel < 1e18 else "more than 1e18"
         raise ValueError(f"{settings} describe {given} numbers, at most {MOST_DRAWN} are allowed: lower them")

@@ -37,7 +37,7 @@ class Synthetic(Source):
         check_drawn("num_samples, num_classes, channels and image_size", images * self.channels * self.image_size**2)
 
     def load(self, root: str | None, seed: int) -> Classification:
-        """Draw the images, the same ones for the same seed and settings."""
+        """Draw the images; equal seeds and settings give equal images."""
         sizes = self.info(None)
         random = generator(seed)
         centres = torch.randn(self.num_classes, self.channels, self.image_size, self.image_size, generator=random)
@@ -57,7 +57,7 @@ class Synthetic(Source):
         )
 
     def info(self, root: str | None) -> DatasetInfo:
-        """Return the sizes, which the settings say."""
+        """Return the sizes, from the settings."""
         return DatasetInfo(
             kind="images",
             sizes={"in_channels": self.channels, "num_classes": self.num_classes, "image_size": self.image_size},

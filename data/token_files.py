@@ -41,7 +41,7 @@ class Part:
     stop: int | None = None
 
     def blocks(self) -> Iterator[str]:
-        """Yield the text, some lines at a time, without a byte-order mark. Raises ValueError where it is not UTF-8."""
+        """Yield the text, some lines at a time, without a byte-order mark. Raises ValueError if it is not UTF-8."""
         place, stop = self.start, self.path.stat().st_size if self.stop is None else self.stop
         try:
             with self.path.open("rb") as file:
@@ -72,7 +72,7 @@ class Tokens:
 def tokens_of(
     folder: Path, train: Sequence[Part], test: Sequence[Part], num_words: int, checksums: dict[str, str]
 ) -> Tokens:
-    """Return the text in ``num_words`` tokens, learnt from its training part; fewer where that is short.
+    """Return the text in ``num_words`` tokens learnt from its training part, or fewer if it is short.
 
     The files are in ``folder/.tokens``. They are made where they are not there, of this text, number of tokens and
     version of the library, and appear together.

@@ -1,4 +1,4 @@
-"""Data sets in tests: the files that a test writes, and a set that is what it said of itself before it was loaded."""
+"""Data sets in tests: files that a test writes, and a check that a loaded set matches its description."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,7 +61,7 @@ def items_of(content: data.Interactions) -> list[set[int]]:
 
 
 def check_interactions(content: data.Interactions) -> None:
-    """Fail unless pairs ascend, and what is tested was not trained on: one item, beside items never taken."""
+    """Fail unless pairs ascend, and each tested item was not trained on and is followed by items never taken."""
     assert ((content.users.long() * content.num_items + content.items).diff() > 0).all()
     assert len(content.test_items) == len(content.test_negatives) == content.num_users
     rows = zip(items_of(content), content.test_items.tolist(), content.test_negatives.tolist(), strict=True)

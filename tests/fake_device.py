@@ -132,7 +132,7 @@ def _masks(func: Any, args: Any) -> int:
 
 
 def _refuse_mixed(func: Any, tensors: list[Tensor]) -> None:
-    """Raise RuntimeError where a tensor of the host, more than a number, is among those of the device."""
+    """Raise RuntimeError if an operation mixes device tensors with a host tensor of more than one number."""
     if any(x.dim() and not isinstance(x, DeviceTensor) for x in tensors):
         raise RuntimeError(f"{func} got tensors of the device and of the host, in {_place()}")
 

@@ -24,7 +24,7 @@ class InjectedError(Exception):
 
 
 class LeftError(Exception):
-    """What a rank returns that leaves: the others are told of no error."""
+    """Returned by a rank that leaves without reporting an error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a reader needs of a figure: named axes that are not empty, and entries of the legend that can be told apart."""
+"""What a reader needs of a figure: named axes that are not empty, and distinct entries of the legend."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from matplotlib.text import Text
 
 
 def check_legible(figure: Figure) -> None:
-    """Fail where a panel is empty, an axis has no name anywhere, or two entries of the legend look alike."""
+    """Fail if a panel is empty, an axis has no name anywhere, or two entries of the legend look the same."""
     panels = [axes for axes in figure.axes if axes.axison]
     assert panels
     for axes in panels:
@@ -32,7 +32,7 @@ def check_legible(figure: Figure) -> None:
 
 
 def _drawn_at_y(axes: Axes) -> Iterator[Text]:
-    """Yield the numbers beside the y axis; matplotlib also keeps some that lie outside of it and are not drawn."""
+    """Yield the drawn numbers of the y axis; matplotlib also keeps some outside of it."""
     low, high = sorted(axes.get_ylim())
     for text in axes.get_yticklabels():
         if text.get_text() and text.get_visible() and low <= text.get_position()[1] <= high:

@@ -1,4 +1,4 @@
-"""Every method over thousands of steps: the laws hold at each of them, and nothing drifts.
+"""Every method over thousands of steps: the laws hold at each, and nothing drifts.
 
     python -m tests.long_laws --steps 20000                                   all rows of the table of tests
     python -m tests.long_laws --steps 20000 --rows micro+agreed,topk+union    some of them
@@ -32,7 +32,7 @@ Quarters = list[list[float]]  # the means of MEASURES over each quarter of the s
 
 
 def quarters_of(row: Row, num_steps: int, seed: int = 0) -> Quarters:
-    """Take so many steps, at each of which the laws hold; raise AssertionError, with the step, where one does not."""
+    """Take so many steps and check the laws at each; raise AssertionError with the step if one fails."""
     case = Case(
         reducer=row.make(DENSITY, seed),
         promises=row.promises,

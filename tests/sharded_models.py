@@ -17,7 +17,7 @@ def one_rank_mesh() -> DeviceMesh:
 
 
 def sharded(model: nn.Module | None = None, **settings: Any) -> nn.Module:
-    """Return a model, TwoHeads by default, of which each child is an FSDP module, as the whole is."""
+    """Return a model, TwoHeads by default, that is an FSDP module like each of its children."""
     model = TwoHeads() if model is None else model
     for child in model.children():
         fully_shard(child, mesh=one_rank_mesh(), **settings)

@@ -68,13 +68,13 @@ def flat_gradient(model: nn.Module) -> Tensor:
 
 
 def local(tensor: Any) -> Tensor:
-    """Return this rank's shard of a tensor, where it is sharded."""
+    """Return this rank's shard of a tensor, or the tensor if it is not sharded."""
     shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return shard
 
 
 def gradients(model: nn.Module) -> Named:
-    """Return copies of the gradients by name, where there are any: of a shard, complex ones as real numbers."""
+    """Return copies of the present gradients by name: of shards, and complex ones as real numbers."""
     found = {name: local(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
     return {name.removeprefix("module."): torch.view_as_real(g) if g.is_complex() else g for name, g in found.items()}
 

@@ -203,7 +203,7 @@ class Case:
         return True
 
     def _tear(self, fault: Fault) -> None:
-        """Change a byte of a file in the run's folder, or cut its end off, where there is one."""
+        """Change a byte of a file in the run's folder, or cut off its end, if there is one."""
         files = sorted(path for path in self._output.rglob("*") if path.is_file() and path.stat().st_size)
         if files:
             share, path = fault.place * len(files) % 1, files[int(fault.place * len(files))]
@@ -226,7 +226,7 @@ class Case:
         return {"weights": weights, "rows": [{key: row[key] for key in row if not key.endswith("_s")} for row in rows]}
 
     def compare(self, expected: dict[str, Any]) -> None:
-        """Note in what the end differs from that of the undisturbed run, and what is left behind."""
+        """Record how the end differs from the undisturbed run, and which files are left behind."""
         outcome = self.outcome() or {}
         self.problems += [f"its {key} differ" for key, value in expected.items() if outcome.get(key) != value]
         drafts = (path for pattern in (".*.tmp", ".draft-*", ".old-*") for path in self._output.rglob(pattern))
@@ -254,7 +254,7 @@ def _end_of_all() -> list[str]:
 
 
 def _problems(code: int | None, said: str, killed: set[int], *, is_torchrun: bool) -> list[str]:
-    """Return what is wrong with the end of a command, which said this on standard error."""
+    """Return what is wrong with a command's end, from its standard error."""
     if code is None:
         return ["it did not end"]
     if is_torchrun:  # which prints what it likes

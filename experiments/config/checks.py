@@ -99,7 +99,7 @@ def check_settings(config: TrainConfig, *, joined_world_size: int | None = None)
 
 
 def check_values(settings: Any, group: str = "") -> None:
-    """Check each setting by itself, of a run or of one of its groups, whose dotted name is ``group``.
+    """Check each single setting of a run, or of the group with the dotted name ``group``.
 
     Raises:
         UserError: a value that is not allowed.

@@ -52,7 +52,7 @@ def add_out(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def print_error(error: object) -> None:
-    """Print what went wrong in one line, whatever line breaks and however many words the user's own text has."""
+    """Print an error in one line, without line breaks, and shortened if it is long."""
     line = " ".join(str(error).splitlines())
     if len(line) > _LONGEST_LINE:
         line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"

@@ -53,7 +53,7 @@ def compose_run(words: Sequence[str], *, joined_world_size: int | None = None) -
 def compose_runs(
     jobs: Iterable[Sequence[str]], *, name: str = NAME, joined_world_size: int | None = None
 ) -> list[TrainConfig]:
-    """Return the configurations of all jobs, of the primary configuration ``name``; see compose_run.
+    """Return the configurations of all jobs, from the primary configuration ``name``; see compose_run.
 
     Raises:
         UserError: for the first wrong one.
@@ -63,7 +63,7 @@ def compose_runs(
 
 
 def composed(words: Sequence[str], name: str = NAME) -> DictConfig:
-    """Return what Hydra composes of ``words``.
+    """Return Hydra's composition of ``words``.
 
     That takes 0.1 s, and the runs of a study share their choices of groups: each of those is composed once, and plain
     values are set as Hydra sets them. Raises: UserError.
@@ -85,7 +85,7 @@ def composed(words: Sequence[str], name: str = NAME) -> DictConfig:
 
 
 def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> TrainConfig:
-    """Return what was composed as dataclasses, checked without building parts or reading files.
+    """Return a composition as dataclasses, checked without building parts or reading files.
 
     Raises:
         UserError: a key that does not exist or was removed, a value that is missing, of another type or out of range.
@@ -103,7 +103,7 @@ def typed(composed: DictConfig, *, joined_world_size: int | None = None) -> Trai
 
 @contextmanager
 def hydra_of_conf() -> Iterator[None]:
-    """Compose from conf/, or, in a command of Hydra's, from where that command composes."""
+    """Compose from conf/, or inside a Hydra command from its search path."""
     if GlobalHydra.instance().is_initialized():
         yield
         return
@@ -112,7 +112,7 @@ def hydra_of_conf() -> Iterator[None]:
 
 
 def parse(words: Iterable[str]) -> list[Override]:
-    """Return words as Hydra's grammar reads them. Raises: UserError: a word is not KEY=VALUE."""
+    """Return words parsed by Hydra's grammar. Raises: UserError: a word is not KEY=VALUE."""
     return [_parsed(word) for word in words]
 
 

@@ -17,7 +17,7 @@ Values = dict[str, Any]
 
 @cache
 def read_yaml(path: Path) -> Values:
-    """Return what a yaml file holds; the caller must not change it. Raises: UserError: it cannot be read."""
+    """Return the content of a yaml file; the caller must not change it. Raises: UserError: it cannot be read."""
     try:
         found = OmegaConf.load(path)
         content = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
@@ -33,26 +33,26 @@ def read_yaml(path: Path) -> Values:
 
 
 def choices_of(group: str) -> list[str]:
-    """Return the names that a group can be set to."""
+    """Return the choices of a group."""
     folder = CONF / group
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))
 
 
 def retired(group: str) -> Values:
-    """Return what a group had, by name: its successor ``use``, and the label and order that published pages show."""
+    """Return the retired choices of a group by name: successor ``use``, and label and order for published pages."""
     found: Values = read_yaml(CONF / "retired.yaml").get(group, {})
     return found
 
 
 def no_choice(group: str, allowed: Iterable[str], given: str) -> str:
-    """Return the line that refuses a name that a group cannot be set to; of one that went it names the successor."""
+    """Return the error for an unknown name of a group; for a retired one it names the successor."""
     if given in (gone := retired(group)):
         return f"{group}={given} was removed: use {gone[given]['use']}"
     return not_among(group, allowed, given)
 
 
 def check_name(group: str, known: Collection[str], given: str, what: str | None = None) -> None:
-    """Raise UserError where a name is not known; the line names the successor of one that went, or close names."""
+    """Raise UserError for an unknown name; the message has the successor of a retired one, or close names."""
     if given not in known:
         raise UserError(
             no_choice(group, known, given) if given in retired(group) else not_among(what or group, known, given)

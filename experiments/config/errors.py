@@ -14,12 +14,12 @@ class CannotWrite(UserError):
 
 
 class RunFailed(RuntimeError):
-    """A run began and failed; one line says which, and why. No mistake of the command."""
+    """A run began and failed; one line names the run and the cause. No mistake of the command."""
 
 
 @contextmanager
 def as_user_error(*kinds: type[Exception], before: str = "") -> Iterator[None]:
-    """Have ValueError, and errors of these kinds, raise UserError in this context, its line after ``before``."""
+    """In this context, turn ValueError and errors of ``kinds`` into UserError, with ``before`` in front."""
     expected: tuple[type[Exception], ...] = (ValueError, *kinds)
     try:
         yield
@@ -28,13 +28,13 @@ def as_user_error(*kinds: type[Exception], before: str = "") -> Iterator[None]:
 
 
 def suggestion(given: str, allowed: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for the closest of ``allowed``, or an empty string when none is close."""
+    """Return ``; did you mean 'x'?`` for the closest of ``allowed``, or an empty string if none is close."""
     close = difflib.get_close_matches(given, list(allowed), n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def short(text: str) -> str:
-    """Return a text, cut where it would fill the line of an error."""
+    """Return a text, shortened for an error message."""
     return text if len(text) <= 80 else f"{text[:60]}..."
 
 
@@ -52,17 +52,17 @@ def not_among(key: str, allowed: Iterable[str], given: str) -> str:
 
 
 def check_choice(key: str, allowed: Iterable[str], given: str) -> None:
-    """Raise UserError where ``given`` is not among ``allowed``."""
+    """Raise UserError if ``given`` is not in ``allowed``."""
     known = list(allowed)
     if given not in known:
         raise UserError(not_among(key, known, given))
 
 
 def one_line(error: object) -> str:
-    """Return the text of an error on one line, or the name of its type where it has no text."""
+    """Return the text of an error in one line, or the name of its type if it has no text."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def one_line_with_type(error: BaseException) -> str:
-    """Return the type and the text of an error on one line: ``ValueError: no such file``."""
+    """Return the type and the text of an error in one line: ``ValueError: no such file``."""
     return one_line(f"{type(error).__name__}: {error}")

@@ -22,7 +22,7 @@ from experiments.config.hydra_errors import explained, raised_by_hydra, raised_b
 
 
 class Refused(BaseException):
-    """Ends a command of Hydra's at once; of an Exception it would make more words, or in a callback a warning."""
+    """Ends a Hydra command at once. Not an Exception, which Hydra would wrap, or in a callback turn into a warning."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -30,7 +30,7 @@ class Refused(BaseException):
 
 
 class Reported(RunFailed):
-    """A job of -m failed, and the process of this number has printed why: Hydra raises the error of the first one."""
+    """A job of -m failed, and the process of this number has printed why. Hydra raises the first job's error."""
 
     def __init__(self, why: str, pid: int) -> None:
         super().__init__(why, pid)
@@ -71,7 +71,7 @@ def run_by_hydra(run: Callable[[], Any], words: Sequence[str]) -> int:
 
 @contextmanager
 def job_of_hydra() -> Iterator[None]:
-    """Have the error of a job of -m printed where it is carried out, and that of a single run raised as it is."""
+    """In a job of -m, print the error in its process; in a single run, raise it unchanged."""
     try:
         yield
     except Exception as error:

@@ -41,7 +41,7 @@ _KINDS = {
 
 @contextmanager
 def one_line_each() -> Iterator[None]:
-    """Have what Hydra cannot compose raise UserError in this context."""
+    """In this context, turn Hydra's errors into UserError."""
     try:
         yield
     except Exception as error:
@@ -51,7 +51,7 @@ def one_line_each() -> Iterator[None]:
 
 
 def raised_by_hydra(error: Exception) -> bool:
-    """Return whether an error was raised in the code of Hydra or OmegaConf, which read the words of a user."""
+    """Return whether an error was raised in the code of Hydra or OmegaConf."""
     if isinstance(error, HydraException | OmegaConfBaseException):
         return True
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
@@ -59,21 +59,21 @@ def raised_by_hydra(error: Exception) -> bool:
 
 
 def raised_by_hydra_calling(error: Exception) -> bool:
-    """Return whether Python raised an error in a call of Hydra's own, as where it makes a folder."""
+    """Return whether Python raised an error in a call by Hydra, for instance to make a folder."""
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [name for name in modules if name.split(".")[0] in ("hydra", "experiments")]
     return own[-1].startswith("hydra.")
 
 
 def raised_by_plugin(error: Exception) -> str:
-    """Return the plugin of Hydra's, as a sweeper, from whose code an error comes; empty where our own raised it."""
+    """Return the Hydra plugin, such as a sweeper, whose code raised an error; empty if ours raised it."""
     modules = [str(frame.f_globals.get("__name__")).split(".") for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [parts for parts in modules if parts[0] in ("hydra_plugins", "experiments")]
     return own[-1][1] if own and own[-1][0] == "hydra_plugins" else ""
 
 
 def explained(error: Exception) -> str:
-    """Return in one line what is wrong with the words or files that Hydra has read."""
+    """Return in one line what is wrong with the words or files that Hydra read."""
     both = (error, error.__cause__)  # under a debugger OmegaConf's errors have a cause that names no key
     cause = next((each for each in both if isinstance(each, OmegaConfBaseException)), error)
     key, bracket, _ = str(getattr(cause, "full_key", None) or "").partition("[")

@@ -50,7 +50,7 @@ def is_neutral(key: str) -> bool:
 
 
 def identity(settings: Mapping[str, Any]) -> Flat:
-    """Return what tells a run from others, of its settings by dotted keys: no neutral ones, no values of ``ADDED``."""
+    """Return the settings, by dotted keys, that identify a run: without neutral ones and values of ``ADDED``."""
     found = {
         key: value
         for key, value in settings.items()

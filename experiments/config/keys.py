@@ -24,7 +24,7 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def limits(settings: Any, group: str = "") -> Iterator[tuple[str, Any, str, Allowed]]:
-    """Yield each limited setting below a dataclass: its dotted key, its dataclass, its name there, what it may be."""
+    """Yield each limited setting below a dataclass: its dotted key, its dataclass, its name there, its limits."""
     for each in dataclasses.fields(settings):
         key = f"{group}.{each.name}".strip(".")
         if is_dataclass(inner := getattr(settings, each.name)):
@@ -34,7 +34,7 @@ def limits(settings: Any, group: str = "") -> Iterator[tuple[str, Any, str, Allo
 
 
 def kind_of(key: str) -> tuple[Any, Allowed | None]:
-    """Return the type of a setting without ``| None``, Any in a mapping of settings, and what it may be."""
+    """Return the type of a setting without ``| None`` (Any in a mapping of settings), and its limits."""
     kind: Any = TrainConfig
     allowed = None
     for name in filter(None, key.split(".")):

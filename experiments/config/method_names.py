@@ -1,4 +1,4 @@
-"""Name the method of a configuration: the name of the yaml of conf/sparsifier with exactly its parts.
+"""Name the method of a configuration: the yaml of conf/sparsifier with exactly its parts.
 
 If no yaml has these parts, the nearest yaml's name and the difference: ``topk+exchange_oktopk``.
 """
@@ -76,13 +76,13 @@ def own_settings(sparsifier: Mapping[str, Any]) -> Flat:
 
 
 def words_of(method: str) -> list[str]:
-    """Return the words of a command line that choose a method by such a name."""
+    """Return the command-line words that choose a method by name."""
     base, *others = method.split("+")
     return [f"sparsifier={base}", *(f"sparsifier.{word.replace('_', '=', 1)}" for word in others)]
 
 
 def parts_of(settings: Flat) -> Parts:
-    """Return the words of the parts in a flat sparsifier, and their rules where these are not the usual ones."""
+    """Return the words of the parts in a flat sparsifier, and their rules if these are not the defaults."""
     found = {}
     for key, value in settings.items():
         part = key.removesuffix(".name")
@@ -103,7 +103,7 @@ def known_methods() -> dict[str, Method]:
 
 @cache
 def usual_rules() -> dict[tuple[str, str], str | None]:
-    """Return the rule that a part has where none is given, by kind and name: that of the first yaml with the part."""
+    """Return the default rule of a part, by kind and name: that of the first yaml with the part."""
     rules: dict[tuple[str, str], str | None] = {}
     for settings in _in_files().values():
         for key, value in settings.items():
@@ -115,7 +115,7 @@ def usual_rules() -> dict[tuple[str, str], str | None]:
 
 @cache
 def description(method: str) -> dict[str, str]:
-    """Return label and order of a method's yaml, and in words what it does, or of a method that went; else nothing."""
+    """Return label, order and description of a method, from its yaml or of a retired one; otherwise nothing."""
     path = METHODS / f"{method}.yaml"
     if not path.is_file():
         return {key: str(value) for key, value in retired("sparsifier").get(method, {}).items()}
@@ -125,7 +125,7 @@ def description(method: str) -> dict[str, str]:
 
 
 def place(method: str) -> tuple[float, str]:
-    """Return the place of a method in tables: what its yaml says, or that of the nearest one."""
+    """Return the position of a method in tables: from its yaml, or the nearest one."""
     return float(description(method.split("+")[0]).get("order", "inf")), method
 
 

@@ -1,4 +1,4 @@
-"""The networks of conf/networks.yaml, each the fits or the link that a source gives, scaled to any number of ranks."""
+"""The networks of conf/networks.yaml: fits or a link from a source, scaled to any number of ranks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ NETWORKS = CONF / "networks.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """A collective took alpha_s + beta_s x bytes: of an all-reduce's vector, of all ranks' rows in an all-gather."""
+    """A collective's fit, alpha_s + beta_s x bytes: of an all-reduce's vector, or all ranks' rows in an all-gather."""
 
     world_size: int
     alpha_s: float
@@ -31,7 +31,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkValues:
-    """A link by itself; what is None is to be given in a copy of the file.
+    """A link; values that are None must be filled in, in a copy of the file.
 
     ``alpha_s``, ``beta_s`` and ``gamma_s`` are seconds a message, a byte, and a byte to add. Without beta_s it follows
     from ``rate_bps``, the bits a second that travel, and ``overhead``, the bytes that travel for one of payload.
@@ -92,7 +92,7 @@ class NetworkPreset:
             raise ValueError(f"world_size of fits must rise, got {', '.join(map(str, sizes))}")
 
     def link_of(self, world_size: int) -> Link:
-        """Return the link between two of ``world_size`` ranks, from the fit for the most ranks that are not more.
+        """Return the link between two of ``world_size`` ranks, from the fit for the largest number of ranks up to that.
 
         Raises:
             UserError: a value of the link is missing.
@@ -112,7 +112,7 @@ class NetworkPreset:
         return Link(link.alpha_s, beta_s, link.gamma_s)
 
     def network(self, world_size: int, algorithm: str | None = None) -> Network:
-        """Return the costs of ``world_size`` ranks that reach each other alike; by default by the fit's algorithm."""
+        """Return the costs of ``world_size`` ranks with equal links; by default with the fit's algorithm."""
         link = self.link_of(world_size)
         if algorithm == BEST:
             return Best(tuple(Flat(link, world_size, each) for each in costs.ALGORITHMS))

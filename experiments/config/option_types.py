@@ -29,13 +29,13 @@ def to_path(text: str) -> Path:
 
 
 def to_known_path(text: str) -> Path:
-    """Return a word as the path of a file, in the current folder or else in the repository, as what it publishes."""
+    """Return a word as the path of a file, in the current folder or otherwise in the repository."""
     path = to_path(text)
     return ROOT / path if not path.exists() and (ROOT / path).exists() else path
 
 
 def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return the type of an option that holds a list, which is one word: ``--world-sizes 2,4,8``."""
+    """Return the type of an option with a list in one word: ``--world-sizes 2,4,8``."""
 
     def read(text: str) -> list[T]:
         values = [kind(word) for word in text.split(",") if word]
@@ -47,13 +47,13 @@ def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def comma_list_or_none(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return the type of an option that holds a list as above, or the word ``none`` for an empty one."""
+    """Return the type of an option with such a list, or ``none`` for an empty one."""
     read = comma_list(kind)
     return lambda text: [] if text == NONE else read(text)
 
 
 def setting(word: str) -> str:
-    """Return a word that sets a key of a training, as experiments.train takes it: the type of such arguments."""
+    """Return a word KEY=VALUE for experiments.train: the type of such arguments."""
     if "=" not in word and not word.startswith("~"):
         raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got '{word}'; lists are separated by commas: A,B")
     return word

@@ -19,7 +19,7 @@ _LONGEST_PATH, _LONGEST_PART = 4000, 255  # bytes: limits of Linux, with room fo
 
 
 class Allowed(Protocol):
-    """What a setting may be."""
+    """The limits of a setting."""
 
     def check(self, key: str, value: Any) -> None:
         """Raise UserError for a value that is not allowed."""
@@ -110,13 +110,13 @@ PATH = PathName()
 
 
 def check_num_runs(what: str, number: int) -> None:
-    """Raise UserError where one command would carry out more runs than any machine could."""
+    """Raise UserError if one command would have more than MOST_RUNS runs."""
     if number > MOST_RUNS:
         raise UserError(f"{what} describes {number} runs, at most {MOST_RUNS} are allowed: name fewer values")
 
 
 def host_and_port(endpoint: str, *, key: str, nnodes: int) -> tuple[str, int]:
-    """Return the host and the port of ``HOST:PORT``; port 0 takes a free one, for a single node.
+    """Return the host and the port of ``HOST:PORT``; port 0 means a free one, for a single node.
 
     Args:
         key: the name of the setting, for the message.

@@ -329,7 +329,7 @@ class TrackingConfig:
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """One run. The values are in conf/; see conf/train.yaml for what each means."""
+    """One run. conf/train.yaml has the values and explains each."""
 
     model: ModelConfig
     dataset: DatasetConfig

@@ -51,12 +51,12 @@ def exit_code(number: int) -> int:
 
 
 def name_of(number: int) -> str:
-    """Return the name of a signal as the user knows it."""
+    """Return the usual name of a signal."""
     return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:
-    """End this process at once, after one line: the handler for as long as there is nothing to save."""
+    """End this process at once, after one line; the handler while there is nothing to save."""
     leave_with(f"stopped by {name_of(number)}, {NOTHING_SAVED}", exit_code(number))
 
 
@@ -80,7 +80,7 @@ def raise_stop(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def handled(handler: Handler, numbers: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
-    """Have these signals call ``handler`` in this context, but for those that are ignored.
+    """Let these signals call ``handler`` in this context, except ignored ones.
 
     Outside the main thread, where Python handles no signals, this does nothing.
     """
@@ -93,12 +93,12 @@ def handled(handler: Handler, numbers: Sequence[int] = STOP_SIGNALS) -> Iterator
 
 
 def begin_command() -> None:
-    """Have the stop signals end this process, which Python has just started for a command: see ``leave``."""
+    """Let the stop signals end this process, at the start of a command; see ``leave``."""
     _set(leave, STOP_SIGNALS)
 
 
 def end_command() -> None:
-    """Ignore the stop signals in a process that ``begin_command`` was called in: its exit code is known."""
+    """Ignore stop signals after ``begin_command``, when the exit code is decided."""
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is leave:
             signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Codes in FSDP2's reduce-scatter beside its own: bytes of a rank, time of a step, and where a small GPT ends.
+"""Codes in FSDP2's reduce-scatter, compared with FSDP's own: bytes of a rank, time of a step, loss of a small GPT.
 
 torchrun --nproc-per-node 2 -m experiments.tools.within_reduce_scatter FILE   # of ASCII text
 RANKS=2 docs/gallery/two_hosts.sh 20mbit -m experiments.tools.within_reduce_scatter FILE 20   # 4 ranks, a slow link

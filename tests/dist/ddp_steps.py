@@ -24,7 +24,7 @@ DENSE = micro.DenseReducer()
 
 
 class Net(nn.Module):
-    """Four layers, of which a forward uses those it is told to."""
+    """Four layers; a forward uses the chosen ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def named(net: nn.Module) -> dict[str, Tensor]:
 
 
 def gradients(net: nn.Module) -> dict[str, Tensor]:
-    """Return what backward left; zeros where it left nothing."""
+    """Return the gradients; zeros if there are none."""
     return {name: p.grad.clone() if p.grad is not None else torch.zeros_like(p) for name, p in named(net).items()}
 
 

@@ -19,7 +19,7 @@ LR = 0.1
 
 
 class Net(nn.Module):
-    """Layers of which some do not divide by two, a frozen one among them."""
+    """Layers, some of odd size and one frozen."""
 
     def __init__(self, dtype: torch.dtype = torch.float64) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class Ended:
 
 
 def train(*words: str) -> Ended:
-    """Call the main function of experiments.train; on ranks it joins them, as it joins those of torchrun."""
+    """Call the main function of experiments.train; on shared ranks it joins them like ranks of torchrun."""
     from experiments import train as command
 
     return called(command.main, *words)

@@ -1,4 +1,4 @@
-"""`bench step`: every method beside its floor, or beside an older revision of this code."""
+"""`bench step`: every method compared with its floor, or with an older revision of this code."""
 
 from pathlib import Path
 

@@ -66,7 +66,7 @@ def exact(folder: Path, *, turned: bool = False) -> list[str]:
 
 
 def trained(*words: str) -> Ended:
-    """Train with the shared ranks, which join as those of torchrun do, and return how rank 0 ended."""
+    """Train on the shared ranks, which join like ranks of torchrun; return how rank 0 ended."""
     ended: list[Ended] = ranks(2).run_apart(train, *words)
     assert len({each.returncode for each in ended}) == 1, ended
     return ended[0]

@@ -135,7 +135,7 @@ def test_nothing_is_lost_in_buckets_of_the_usual_size_by_ranks_with_other_number
 @pytest.mark.parametrize("method", ROWS)
 @on_ranks(2)
 def test_hook_equals_the_plain_loop_for_every_method(method: str) -> None:
-    """The plain loop reduces bucket after bucket when all gradients are there; the hook while backward goes on."""
+    """The plain loop reduces buckets when all gradients are computed; the hook does so during backward."""
     reducer, comm = ROWS[method].make(0.05, 0), GroupComm()
     ddp, attachment = wrap(build(Net), reducer, timed=True, **SMALL)
     states: dict[tuple[str, ...], Any] = {}

@@ -1,4 +1,4 @@
-"""attach_within() on real ranks: the codes in fully_shard's own reduce-scatter, beside plain FSDP."""
+"""attach_within() on real ranks: codes in fully_shard's reduce-scatter, compared with plain FSDP."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Real ranks whose disk fills up: one line with the cause, no text of the agent, and the same command goes on."""
+"""Real ranks on a disk that fills up: one line with the cause, no output of the agent; the same command continues."""
 
 from pathlib import Path
 

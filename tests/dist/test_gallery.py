@@ -1,4 +1,4 @@
-"""The scripts of the gallery, killed after they saved, go on from it to what a run has that was never interrupted."""
+"""The gallery's scripts, killed after a checkpoint, continue and end like an uninterrupted run."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Every method of THE TABLE on real gloo processes: the same as in the simulation, on all ranks alike."""
+"""Every method of THE TABLE on real gloo processes: equal on all ranks, and equal to the simulation."""
 
 from collections.abc import Iterator
 from itertools import islice

@@ -1,4 +1,4 @@
-"""The lane: buckets travel while backward goes on, in one order, and with a thread or without one to the same end."""
+"""The lane: buckets are sent during backward, in one order, with equal results with and without a thread."""
 
 import threading
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Waiting(micro.DenseReducer):
 
 @on_ranks(2)
 def test_backward_continues_while_a_bucket_waits_on_the_lane() -> None:
-    """Gradients equal those of plain DDP though all are sent late."""
+    """Gradients equal plain DDP's, although all are sent late."""
     ddp, bare = small(), small()
     attachment = micro.attach(ddp, Waiting())
     first_layer = next(ddp.module.layers[0].parameters())  # type: ignore[union-attr, operator]

@@ -37,7 +37,7 @@ def run(run_dir: Path, job: str, module: str = "idle_worker", **more: Any) -> in
 
 
 def failure_of(run_dir: Path, job: str, module: str = "idle_worker", **more: Any) -> Failure:
-    """Return the failure that a job is told by, in a line, and in its folder."""
+    """Return the failure in the job's error line, and in its folder."""
     with pytest.raises(RankFailure) as caught:
         run(run_dir, job, module, **more)
     failure = caught.value.failure

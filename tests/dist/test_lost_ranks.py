@@ -22,7 +22,7 @@ TIMEOUT_S = 600.0  # of the collectives: the others do not wait so long
 
 
 def train(driver: str, exits: int, reported: Path) -> None:
-    """Take two steps, in the second of which a rank exits; write how the other's ended."""
+    """Take two steps; a rank exits in the second. Write how the other rank's step ended."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     fault = Fault("exits", rank=exits, at=0, op="AllGatherLists")
     step = (ddp_step if driver == "attach" else fsdp_step)(Faulty(reducer=ddp_steps.TOPK, fault=fault, step=1))

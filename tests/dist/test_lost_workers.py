@@ -1,4 +1,4 @@
-"""A worker that is killed within a round: the group that forms again goes on from the weights of the last one."""
+"""A worker is killed within a round: the new group continues from the weights of the last round."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_what_all_ranks_keep_a_share_or_a_sum_of_cannot_be_lost(tmp_path: Path) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summing(micro.ErrorFeedback):
-    """Keeps a sum over all ranks beside the residual, as a part of another package may."""
+    """Keeps a sum over all ranks besides the residual, as a part of another package may do."""
 
     name: ClassVar[str] = "summing"
 

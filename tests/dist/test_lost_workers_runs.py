@@ -1,4 +1,4 @@
-"""A run of rounds whose group forms anew with fewer ranks, and again with more: it goes on from the last round."""
+"""A run of local steps whose group shrinks and grows again continues from the last round."""
 
 import json
 import os

@@ -52,7 +52,7 @@ def test_where_one_rank_refuses_no_rank_has_changed() -> None:
 
 
 def arguments(rank: int) -> dict[str, tuple[dict[str, Any], str]]:
-    """Return calls of which one rank's does not fit, and a word of the refusal."""
+    """Return calls, one of which does not fit, and a key word of the error."""
     old, new = versions()
     patch = patches.diff(old, new) if rank == 0 else None
     return {

@@ -1,4 +1,4 @@
-"""What a process group on NCCL does beside one on gloo, on stand-ins: it is split, and its abort waits for others."""
+"""How a process group on NCCL differs from one on gloo, on stand-ins: it is split, and its abort waits for others."""
 
 import threading
 

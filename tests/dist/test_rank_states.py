@@ -70,7 +70,7 @@ def save(folder: Path) -> Tensor:
 
 
 def load(folder: Path, expected: Tensor) -> None:
-    """Load on another number of ranks than saved: refused by all alike, or averaged."""
+    """Load on another number of ranks than saved: all refuse, or the states are averaged."""
     run = Run()
 
     def load(planner: DefaultLoadPlanner | None = None, *, resize: bool = False) -> None:

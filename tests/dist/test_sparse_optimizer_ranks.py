@@ -65,7 +65,7 @@ def test_replicas_keep_the_same_weights_and_counts_and_resume_with_the_same_bits
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @on_ranks(2)
 def test_counts_go_on_with_another_number_of_ranks(optimizer: str) -> None:
-    """Two ranks stop; each goes on alone: what arrives then begins to wait again, the rest has waited a step more."""
+    """Two ranks stop and each continues alone: arrived elements wait anew, others one step longer."""
     model, attachment = wrap(build(Net), MICRO, bucket_cap_mb=TINY_MB, find_unused_parameters=True)
     optim = OPTIMIZERS[optimizer](model.parameters(), lr=0.01, max_steps=20)
     train(model, optim, range(3))

@@ -1,4 +1,4 @@
-"""Tests on GPUs share ranks with those of tests/dist."""
+"""Tests on GPUs use the shared ranks of tests/dist."""
 
 from tests.dist.conftest import pytest_collection_finish, pytest_runtest_teardown, pytest_sessionfinish
 

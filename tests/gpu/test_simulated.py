@@ -1,4 +1,4 @@
-"""Eight simulated ranks on a GPU, each method beside the same on the CPU."""
+"""Eight simulated ranks on a GPU: each method compared with the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What tests do on hosts beside what the benchmarks need: run a command on each, and cut one off."""
+"""Hosts in tests: run a command on each, and disconnect one."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def run(hosts: Hosts, commands: Sequence[Sequence[str]], per_host: int = 1, *, a
 
 @contextmanager
 def cut(hosts: Hosts, host: int) -> Iterator[None]:
-    """Cut a host off from the others while the context lasts: packets are lost, and nobody is told."""
+    """Disconnect a host within this context: packets are lost without an error."""
     link = ("ip", "-n", hosts._bridge, "link", "set", f"port{host}")
     subprocess.run((*link, "down"), check=True)
     try:

@@ -50,7 +50,7 @@ def running(num_nodes: int) -> Iterator["Site"]:
 
 
 class SiteError(RuntimeError):
-    """A command of SLURM or munge refused; the text is what it said."""
+    """A command of SLURM or munge failed; the text is its output."""
 
 
 class Site:
@@ -186,7 +186,7 @@ BatchStartTimeout=300
 
 
 def _array(line: str) -> str:
-    """Return the job, or the array of which a line of the queue is a task."""
+    """Return the job or array of a line of the queue."""
     return line.split()[0].split("_")[0]
 
 

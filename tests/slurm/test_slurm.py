@@ -77,7 +77,7 @@ class Study:
         return [folder_of(config) for config in prepare_runs(self.jobs)]
 
     def logs(self) -> str:
-        """What the jobs and their ranks said, for the message of a test that fails."""
+        """The output of jobs and ranks, for the message of a failing test."""
         place = self.folders[0].path.parent
         return "\n".join(f"{path}:\n{path.read_text()[-3000:]}" for path in sorted(place.glob("**/*.log")))
 

@@ -50,7 +50,7 @@ PROMISED = PROMISES | {field.name for field in fields(Row)}
 
 
 def given(reducer: Any, **settings: Any) -> Any:
-    """Return the reducer with a density and a seed, where it, or the reducer in it, has such."""
+    """Return the reducer with a density and a seed, if it, or its inner reducer, has these."""
     inner = {"reducer": given(reducer.reducer, **settings)} if hasattr(reducer, "reducer") else {}
     return replace(reducer, **inner, **{name: value for name, value in settings.items() if hasattr(reducer, name)})
 

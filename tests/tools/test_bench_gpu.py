@@ -1,4 +1,4 @@
-"""`experiments.bench gpu`: kernels are compiled, failures are told. Its parts are in tests/dist/test_benchmarks.py."""
+"""`experiments.bench gpu`: kernels are compiled, failures reported. Its parts are in tests/dist/test_benchmarks.py."""
 
 import os
 import subprocess

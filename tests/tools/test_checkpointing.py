@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on ends with the weights of one that never was: all ranks in this process."""
+"""A stopped and resumed run ends with the weights of an uninterrupted one: all ranks in this process."""
 
 from pathlib import Path
 from typing import Any

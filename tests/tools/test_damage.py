@@ -52,7 +52,7 @@ def train(output: Path, *words: str) -> Called:
 
 
 def study(output: Path, *words: str) -> Called:
-    """Call experiments.sweep for a study of the run alone; STUDY among the words stands for its file."""
+    """Call experiments.sweep for a study of this one run; STUDY in the words is replaced by its file."""
     path = write_study(output.parent, [*COMMON, f"output={output}"], {"seed": [0]})
     return call(["sweep", *(path if word == "STUDY" else word for word in words)])
 

@@ -1,4 +1,4 @@
-"""Disks that fill up or break while a run is written: one line with the cause, and the same command goes on."""
+"""Disks that fill up or fail during a run: one line with the cause, and the same command continues."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Pages of published runs: the committed ones are what the table gives; forms stand beside dense training."""
+"""Pages of published runs: the committed pages equal those made from the table; forms are compared with dense."""
 
 import dataclasses
 import json

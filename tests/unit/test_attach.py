@@ -232,7 +232,7 @@ class Scaled(nn.Module):
 
 
 class Complex(nn.Module):
-    """Complex parameters beside real ones."""
+    """Complex and real parameters."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -206,7 +206,7 @@ def test_each_positive_is_followed_by_items_that_its_user_never_took(negatives: 
 
 
 class Evaluation(NamedTuple):
-    """Batches of a test set, what all of them show, and the dimension along which a rank's batches go on."""
+    """Batches of a test set, their whole content, and the dimension along which a rank's batches continue."""
 
     make: Callable[..., Any]
     shown: Callable[[Batch], Tensor]

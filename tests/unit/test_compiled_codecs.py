@@ -1,4 +1,4 @@
-"""Codecs as compiled equal codecs in torch bit for bit: wires, what is decoded, and what is left."""
+"""Compiled codecs equal codecs in torch bit for bit: codes, decoded values and residuals."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A mistake is told in one line before anything starts; what is right is typed, complete and named by its content."""
+"""A mistake is one line before anything starts; a correct configuration is typed, complete and named by its content."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ class Given:
 
 
 def given(world_size: int, overlap: Overlap, *, scale: float = 1.0) -> Given:
-    """Return choices of different lengths, some empty, that overlap as they are said to."""
+    """Return selections of different lengths, some empty, with the given overlap."""
     ranks = range(world_size)
     chosen = {
         Overlap.SAME: [[1, 4, 5, 20, 38]] * world_size,

@@ -105,7 +105,7 @@ def test_all_ranks_end_and_a_resumed_run_is_as_if_nothing_had_happened(
 
 
 def assert_refuses(run: Run, ended: list[Any]) -> None:
-    """A rank that has not done the whole step neither goes on nor saves, and says why in one line."""
+    """A rank with an unfinished step neither continues nor saves, and says why in one line."""
     for state, error in zip(run.states, ended, strict=True):
         if isinstance(error, Tensor):
             continue

@@ -36,7 +36,7 @@ class Oracle:
         return (np.conj(self.waves) @ np.concatenate([bins, mirrored]))[: self.numel].real
 
     def sent(self, x: np.ndarray, count: int, through: Through = lambda bins: bins) -> np.ndarray:
-        """The bins with most energy, as they arrive; an inner one stands for two frequencies."""
+        """The bins with most energy, as they arrive; an inner bin is two frequencies."""
         bins = self.bins(x)
         energy = [(1 if f in (0, self.num_bins - 1) else 2) * abs(c) ** 2 for f, c in enumerate(bins)]
         chosen = sorted(sorted(range(len(bins)), key=lambda f: (-energy[f], f))[:count])

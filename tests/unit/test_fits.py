@@ -1,4 +1,4 @@
-"""Fits: the published ones step by step beside re-writes of their public code, the repaired ones near k at any law."""
+"""Fits: published ones equal re-writes of their public code at each step; repaired ones select about k for any law."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Loops that lose a part of an update are told so once, by what they do wrong; others are told nothing."""
+"""Loops that lose a part of an update get one warning that names the mistake; other loops get none."""
 
 import copy
 import io

@@ -108,7 +108,7 @@ def backward(make: Callable[[torch.device], Lane]) -> Record:
 
 
 def races(record: Record) -> set[str]:
-    """Return the names of the tensors of which two uses in turn, on two streams, have no path between them."""
+    """Return the names of tensors with consecutive uses on two streams that no event orders."""
     before: list[set[int]] = []
     last: dict[str, int] = {}
     events: dict[int | None, int] = {}

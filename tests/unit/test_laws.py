@@ -1,4 +1,4 @@
-"""The laws that every method obeys: those of micro.testing, and those of the table alone, for every row of it."""
+"""The laws of every method: those of micro.testing, and further ones for every row of the table."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -52,7 +52,7 @@ METHODS = [row for row in TABLE if not is_of_gradients(row) and row.name != ROUN
 @pytest.mark.slow
 @grid(row=METHODS)
 def test_one_step_a_round_is_training_with_the_learning_rate_at_the_gradient(row: Row) -> None:
-    """Inner SGD, outer SGD with a rate of 1: whatever the method, the steps are those of reduced gradients."""
+    """With inner SGD, and outer SGD at a rate of 1, steps equal those of reduced gradients for every method."""
     world_size, num_steps, reducer = row.world_size(2), 3, row.make(0.3, 0)
     model, expected = network(), []
     layout = micro.Layout.of(model)

@@ -1,4 +1,4 @@
-"""A GradScaler beside an attachment, on a group of one rank in the process of the test."""
+"""A GradScaler with an attachment, on a group of one rank in this process."""
 
 from types import SimpleNamespace
 from typing import Any

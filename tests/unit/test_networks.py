@@ -1,4 +1,4 @@
-"""The networks of conf/networks.yaml, and what is said of a mistake in one."""
+"""The networks of conf/networks.yaml, and the message for a mistake in one."""
 
 from collections.abc import Callable
 from dataclasses import replace

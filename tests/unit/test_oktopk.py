@@ -143,7 +143,7 @@ def reducer(rule: Any, density: float, reevaluate: int | None = None, **settings
 
 
 def volume(stats: micro.StepStats) -> float:
-    """Words of four bytes beside the traffic of control, values of eight bytes."""
+    """Words of four bytes without control traffic; values have eight bytes."""
     return stats.indices_bytes / 4 + stats.values_bytes / 8
 
 

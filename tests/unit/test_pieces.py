@@ -50,7 +50,7 @@ def test_pieces_may_leave_gaps_and_nan_is_never_among_the_largest() -> None:
 
 
 def test_pieces_at_the_end_of_the_longest_vector() -> None:
-    """A longer piece beside the last one, whose places are counted on from there, goes beyond int32."""
+    """A table has rows of equal length: that of the last, shorter piece would end beyond int32."""
     spans = ((0, 8), (MAX_NUMEL - 5, MAX_NUMEL))
     x, counts = torch.ones(1).expand(MAX_NUMEL), torch.tensor([2, 3])  # one number in memory
     found = largest_in_tables(x, tables_of(torch.tensor(spans), torch.device("cpu")), counts)

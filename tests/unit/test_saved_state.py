@@ -1,4 +1,4 @@
-"""Checkpoints of an attachment: what they say of themselves, which are refused, and what goes on from them."""
+"""Checkpoints of an attachment: their header, which are refused, and what continues from them."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -130,7 +130,7 @@ def test_a_layer_of_two_attached_models_has_what_the_last_backward_sent() -> Non
 
 
 class Words(nn.Module):
-    """A table of which a batch uses a few rows: the gradients of others are true zeros."""
+    """A table; a batch uses a few rows, and the gradients of the others are true zeros."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Local steps whose fragments are exchanged one after another, beside the next steps: laws and brute force."""
+"""Local steps whose fragments are exchanged in turn, during the next steps: laws and brute force."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a method is said to send: estimates and widths. That it is what ranks send is a law."""
+"""The predicted traffic of methods: estimates and widths. A law compares it with what ranks send."""
 
 import pytest
 import torch

@@ -95,7 +95,7 @@ def test_waits_of_a_step_of_several_buckets(names: str, at_once: int, with_each:
 
 
 def waits_of_buckets(row: Row, num_buckets: int, *, at_once: bool) -> int:
-    """Return the most waits of a settled step, of a rank that leads in one and of which the others do what it does."""
+    """Return the most waits of a settled step on a rank that leads in one; all ranks do the same."""
     reducer, comm, totals = row.make(0.05, 0), MirroredComm(row.world_size(4)), [0]
     with on_device() as waits:
         states = [reducer.start(LONG, torch.float32, DEVICE) for _ in range(num_buckets)]

@@ -1,4 +1,4 @@
-"""What is told of each step: the summary over all buckets, and on_step."""
+"""The report of each step: the summary over all buckets, and on_step."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""The page of a paper's reproduction: verdicts, figures, how to repeat it, tables, and what all of it is from."""
+"""The page of a paper's reproduction: verdicts, figures, commands, tables, and the origin of the numbers."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ Settings = Mapping[str, object]
 
 
 def write_paper_page(paper: Paper, out: Path) -> Path:
-    """Write page.md and index.html into the folder of a reproduction, from what stands there; return the latter's path.
+    """Write page.md and index.html from the files in a reproduction's folder; return the path of index.html.
 
     The same files give the same bytes.
 

@@ -43,13 +43,13 @@ class Part:
 
     @property
     def runs(self) -> Path | None:
-        """The folder of the runs that it trains."""
+        """The folder of its runs."""
         named = [value_of(word) for word in self.words if word.startswith("output=")]
         return Path(named[-1]) if named else None
 
     @property
     def arguments(self) -> list[str]:
-        """What Python is called with."""
+        """The arguments for Python."""
         return ["-m", f"experiments.{self.words[0]}", *self.words[1:]]
 
     @property
@@ -119,7 +119,7 @@ def _part(name: str, given: Mapping[str, Any], command: str, places: dict[str, A
 
 
 def value_of(word: str) -> str:
-    """Return VALUE of KEY=VALUE as it is without quotes."""
+    """Return the VALUE of KEY=VALUE without quotes."""
     value = word.partition("=")[2]
     return value[1:-1].replace("\\'", "'") if value.startswith("'") else value
 

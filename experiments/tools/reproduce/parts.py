@@ -29,7 +29,7 @@ STAMPS = "parts"  # the folder of stamps
 
 
 def check(paper: Paper) -> None:
-    """Check every command, and every run of every study whose files are there, before the first one starts.
+    """Check all commands, and all runs of studies whose files exist, before the first part starts.
 
     Raises:
         UserError: a command that would not be understood, or a run that could not start.
@@ -42,7 +42,7 @@ def check(paper: Paper) -> None:
 
 
 def check_command(part: Part) -> None:
-    """Parse a part's command as its entry point does, and check its options, once its files are there.
+    """Parse a part's command as its entry point does, and check its options if its files exist.
 
     Raises:
         UserError: as the command does.
@@ -64,7 +64,7 @@ def runs_of(part: Part) -> list[TrainConfig]:
 
 
 def reproduce(paper: Paper, out: Path) -> Part | None:
-    """Carry out the parts that are not finished, in turn, up to one that fails, and return it; print what each left."""
+    """Run the unfinished parts in order and print what each left; return the part that failed, if one did."""
     for number, part in enumerate(paper.parts, 1):
         head = f"[{number}/{len(paper.parts)}] {part.name}"
         if _is_done(part, out):
@@ -87,7 +87,7 @@ def reproduce(paper: Paper, out: Path) -> Part | None:
 
 
 def run(part: Part) -> int:
-    """Run a part's command in a process of its own and return its exit code; SIGTERM and SIGUSR1 are passed on."""
+    """Run a part's command in a new process and return its exit code; SIGTERM and SIGUSR1 are passed on."""
     process = subprocess.Popen([sys.executable, *part.arguments])
     try:
         with handled(raise_stop):
@@ -100,7 +100,7 @@ def run(part: Part) -> int:
 
 
 def seconds_of(part: Part, out: Path) -> float | None:
-    """Return how long a part took when it was last carried out; None where that is not known."""
+    """Return the duration of a part's last run; None if it is not known."""
     try:
         return float(load_json(_stamp(part, out))["seconds"])
     except (ValueError, KeyError, TypeError):

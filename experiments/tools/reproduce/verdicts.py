@@ -1,4 +1,4 @@
-"""Whether what a paper claims holds here: each claim asked of a table that a part writes, and answered in one row.
+"""Whether a paper's claims hold here: each claim is a query of a part's table, and has one row in the result.
 
 A claim holds where all its values are within its bounds, and does not where one is not. Of values that differ by seed
 the interval of their mean counts (95 %, Student's t): where it reaches beyond a bound and does not lie beyond it,
@@ -25,7 +25,7 @@ UNITS = {"workers": "{} workers", "world_size": "{} workers", "numel": "{:,} ele
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One claim of a paper, in the words of ``DataFrame.query`` and ``DataFrame.eval`` asked of a table.
+    """One claim of a paper, as expressions for ``DataFrame.query`` and ``DataFrame.eval`` on a table.
 
     Attributes:
         says: what the paper claims; ``source``: where it says so.

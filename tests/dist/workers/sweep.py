@@ -1,4 +1,4 @@
-"""A sweep of three runs that goes on after a run that failed, as Hydra's does: ``sweep.py FOLDER JOB``."""
+"""A sweep of three runs that continues after a failed run, like Hydra's: ``sweep.py FOLDER JOB``."""
 
 import sys
 from pathlib import Path
