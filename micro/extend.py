@@ -22,9 +22,8 @@ from micro.reducers.base import BucketState, Reducer
 from micro.selectors.base import Selector, Traits
 from micro.selectors.estimated import CorrectedFit, Fit
 from micro.values.flat import Layout
-from micro.values.partition import cyclic_slice, equal_slice
 from micro.values.randomness import generator
-from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, Step, cyclic_slice, equal_slice
 
 __all__ = [
     "AllGather",

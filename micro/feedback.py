@@ -75,15 +75,6 @@ class Feedback(Part, ABC):
             update: by all ranks; ``scale`` times the sum of these parts is the mean.
         """
 
-    def keep_(self, memory: Memory, unsent: SparseValues) -> None:
-        """Add ``unsent`` to the residual, after settle_: what the mean lost when rounded to the gradient's dtype.
-
-        Every rank adds the same, so the sum over ranks is world_size times what the update lacks. A feedback without a
-        residual loses it.
-        """
-        if memory["residual"].numel():
-            unsent.add_to_(memory["residual"])
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorFeedback(Feedback):

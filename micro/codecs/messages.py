@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from micro.codecs.base import Codec
-from micro.values.partition import equal_slices
+from micro.values.sparse import equal_slices
 
 
 @dataclass(frozen=True, slots=True, eq=False)

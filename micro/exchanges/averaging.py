@@ -10,7 +10,7 @@ from micro.comm.requests import AllGatherLists, AllToAll, Fill, Reduction
 from micro.exchanges.base import Transport, gather_header, header_call
 from micro.predicted_traffic import Calls
 from micro.values.finite import Finite, all_finite
-from micro.values.partition import equal_slices
+from micro.values.sparse import equal_slices
 
 MeanChecks = tuple[Finite, Finite, int | None]
 """Whether all gradients were finite, and whether the mean is, equal on all ranks. Then, if a gradient was added, the

@@ -25,8 +25,7 @@ from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.regions import add_up, add_up_calls
 from micro.parts import Rule, check_rule
 from micro.predicted_traffic import Calls
-from micro.values.partition import equal_slices
-from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, summed
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, equal_slices, summed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

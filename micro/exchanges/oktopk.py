@@ -26,8 +26,7 @@ from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.regions import add_up, add_up_calls, gather_sums, gather_sums_calls
 from micro.parts import Rule, check_rule
 from micro.predicted_traffic import Calls
-from micro.values.partition import equal_slice
-from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, Step
+from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues, Step, equal_slice
 
 REEVALUATE = 32  # steps between exact thresholds in the public code
 NEAR_SHARE = 0.25  # sums in the bin of the k-th, relative to those chosen: 0.1 to 0.5 for independent normal gradients

@@ -13,8 +13,7 @@ from micro.exchanges.base import Transport, decoded, gather_indices
 from micro.exchanges.predicted_traffic import Choice
 from micro.predicted_traffic import COUNT_BYTES, Calls
 from micro.values.finite import on_device
-from micro.values.partition import equal_slices
-from micro.values.sparse import Selection, SparseValues, summed_lists
+from micro.values.sparse import Selection, SparseValues, equal_slices, summed_lists
 
 
 def add_up(entries: SparseValues, regions: Spans, transport: Transport) -> Reduction[tuple[SparseValues, SparseValues]]:

@@ -16,7 +16,7 @@ from micro.reducers.outcome import Outcome
 from micro.reducers.shares import Share
 from micro.values.finite import Finding, on_device
 from micro.values.flat import Layout
-from micro.values.partition import equal_slice
+from micro.values.sparse import equal_slice
 
 INDEX_BYTES = 4
 NUM_FACTS = 6  # of a shard in the header of a node, beside a count for each node

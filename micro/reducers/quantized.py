@@ -94,10 +94,6 @@ class Quantized(Reducer):
         calls = gathered_calls if self.to_all else mean_calls
         return bucket.volume(calls(self.codec, bucket.numel, bucket.world_size, bucket.dtype), bucket.numel)
 
-    def keep_(self, state: BucketState, unsent: SparseValues) -> None:
-        """Keep what an update lost that was rounded after it was reduced, as the feedback does; see Reducer."""
-        self.feedback.keep_(state.memory, unsent)
-
     def reduction(self, state: BucketState, grad: Tensor, comm: Comm) -> Reduction[Outcome]:
         """Replace ``grad`` (numel,) by the mean update."""
         return (yield from self.mean(state, grad, comm, rule=self.rule_name))
@@ -124,7 +120,7 @@ class Quantized(Reducer):
             if sent is not None:
                 self.feedback.settle_(state.memory, sent, (), 1.0)
             if unsent is not None:
-                self.feedback.keep_(state.memory, AllValues(unsent))
+                self.keep_(state, AllValues(unsent))
             observe(grad, step, None)
 
         lost = made.records[0]

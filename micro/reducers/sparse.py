@@ -189,7 +189,7 @@ class SparseReducer(WithDensity):
         """Keep what was not sent, and what rounding left out."""
         self.feedback.settle_(state.memory, sent.sent, sent.update, scale)
         if unsent is not None:
-            self.feedback.keep_(state.memory, unsent)
+            self.keep_(state, unsent)
         self.selector.observe(state.selector, grad, step, sent.update)
 
     def volume(self, bucket: Bucket) -> Volume:
@@ -204,10 +204,6 @@ class SparseReducer(WithDensity):
         k = self.selector.effective_target(settled, layout).count
         calls, num_updated = self.exchange.volume(Choice.of(bucket, choosing, self.selector.overlap, k, self.wire))
         return bucket.volume((*choosing.calls, *calls), num_updated)
-
-    def keep_(self, state: BucketState, unsent: SparseValues) -> None:
-        """Keep what an update lost that was rounded after it was reduced, as the feedback does; see Reducer."""
-        self.feedback.keep_(state.memory, unsent)
 
 
 def check_together(parts: SparseReducer) -> None:

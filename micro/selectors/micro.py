@@ -20,8 +20,7 @@ from micro.selectors.base import Selector, Traits
 from micro.selectors.micro_rules import Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.values.flat import Layout
-from micro.values.partition import cyclic_slices
-from micro.values.sparse import Overlap, Selection, Step
+from micro.values.sparse import Overlap, Selection, Step, cyclic, equal_slices
 
 MicroRule = Literal["agreed", "published"]
 
@@ -184,7 +183,7 @@ class Micro(Selector[Any]):
 
     def select(self, state: Any, acc: Tensor, step: Step, comm: Comm) -> Reduction[Selection]:
         """Return the indices of this rank's slice that pass the step's threshold."""
-        spans = cyclic_slices(acc.numel(), step.index, comm.world_size)
+        spans = cyclic(equal_slices(acc.numel(), comm.world_size), step.index)
         start, stop = spans[comm.rank]
         mine = acc[start:stop] if step.scales is None else step.scales.part(start, stop).scaled(acc[start:stop])
         found = yield from self.threshold_rule.search(state, Search(mine, acc.numel(), spans, step, comm))

@@ -18,8 +18,7 @@ from micro.selectors.base import Selector, Traits
 from micro.selectors.pieces import largest_of_each, pieces_at
 from micro.values.flat import Layout
 from micro.values.norms import norms_of, rows_of
-from micro.values.partition import equal_slice
-from micro.values.sparse import Overlap, Selection, Step
+from micro.values.sparse import Overlap, Selection, Step, equal_slice
 
 Pairs = tuple[tuple[int, int], ...]
 

@@ -17,8 +17,7 @@ from micro.selectors.micro import Agreed
 from micro.selectors.micro_rules import Search, ThresholdRule
 from micro.selectors.micro_rules.published import Published
 from micro.values.flat import Layout
-from micro.values.partition import cyclic, equal_sizes
-from micro.values.sparse import Overlap, Selection, Step
+from micro.values.sparse import Overlap, Selection, Step, cyclic, equal_slices
 
 Move = tuple[int, int, float]
 """A block that changes partitions: from, to, and its estimated load."""
@@ -187,7 +186,8 @@ class ExDyna(Selector[ExDynaState]):
         n, numel, balance = comm.world_size, acc.numel(), self.balance
         grid = balance.grid(numel, self.num_blocks, self.alignment)
         if len(state.blocks) != n:
-            state.blocks, state.loads, state.counts, state.num_steps = equal_sizes(grid.num_blocks, n), [], [0] * n, 0
+            state.blocks = [stop - start for start, stop in equal_slices(grid.num_blocks, n)]
+            state.loads, state.counts, state.num_steps = [], [0] * n, 0
         for giver, taker, load in balance.moves(state.loads, state.blocks, grid, self.tolerance) if state.loads else ():
             if state.blocks[giver] - 1 >= self.smallest_share * grid.num_blocks / n:
                 state.blocks[giver] -= 1

@@ -18,7 +18,7 @@ from micro.predicted_traffic import volume_of
 from micro.reducers.node_exchange import node_shards, numels_of
 from micro.values.flat import MAX_NUMEL
 from micro.values.norms import norm, norms_of, rows_of
-from micro.values.partition import cyclic_slice, equal_slice
+from micro.values.sparse import cyclic_slice, equal_slice
 from micro.zoo import exdyna
 from micro.zoo.deft import layer_pieces
 from micro.zoo.gtopk import GTopK

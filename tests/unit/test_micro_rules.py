@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.values.partition import cyclic_slice
+from micro.values.sparse import cyclic_slice
 from tests.parts import CPU, STREAMS, exactly, kept, places, simulated
 from tests.products import grid
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from micro.values.partition import cyclic_slice, cyclic_slices, equal_sizes, equal_slices
+from micro.values.sparse import cyclic, cyclic_slice, equal_slices
 
 CASES = [(0, 1), (1, 1), (10, 1), (10, 3), (12, 4), (3, 5), (0, 4), (257, 8), (1000, 64)]
 
@@ -10,12 +10,12 @@ CASES = [(0, 1), (1, 1), (10, 1), (10, 3), (12, 4), (3, 5), (0, 4), (257, 8), (1
 @pytest.mark.parametrize(("numel", "world_size"), CASES)
 def test_slices_are_exclusive_complete_and_rotate(numel: int, world_size: int) -> None:
     size, longer = divmod(numel, world_size)
-    assert equal_sizes(numel, world_size) == [size + 1] * longer + [size] * (world_size - longer)
     whole = equal_slices(numel, world_size)
+    assert [stop - start for start, stop in whole] == [size + 1] * longer + [size] * (world_size - longer)
     assert [index for start, stop in whole for index in range(start, stop)] == list(range(numel))
     for step in (0, 1, world_size, 12_345):
         of_ranks = [cyclic_slice(numel, step, rank, world_size) for rank in range(world_size)]
-        assert list(cyclic_slices(numel, step, world_size)) == of_ranks
+        assert list(cyclic(whole, step)) == of_ranks
         assert sorted(of_ranks) == sorted(whole)
 
 
