@@ -15,9 +15,8 @@ from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import leave
 from experiments.launching.rank_environment import read_rank_environment
-from experiments.runs.finished_requests import check_requests
+from experiments.runs.before_start import check_outputs, check_requests
 from experiments.runs.git_state import other_code
-from experiments.runs.output import check_outputs
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
 from experiments.sweeps.listing import counted, lines_of, removable, remove

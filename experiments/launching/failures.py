@@ -125,11 +125,11 @@ def failure_of_process(rank: int, process: ProcessFailure, log: str) -> Failure:
     if given := process.error_file_data.get("failure"):
         return Failure(**{**given, "kind": Kind(given["kind"]), "exit_code": code, "log": log})
     text = Path(log).read_text(errors="replace") if Path(log).is_file() else ""
-    found = ((pattern.search(text), kind, words) for fits, pattern, kind, words in CAUSES if fits(code))
-    match, kind, words = next(row for row in found if row[0])
+    fitting = ((pattern.search(text), kind, words) for fits, pattern, kind, words in CAUSES if fits(code))
+    found, kind, words = next((found, kind, words) for found, kind, words in fitting if found)
     known = {-number: number.name for number in Signals}
     last = next((line for line in reversed(text.split("\n")) if line.strip()), "")
-    message = words.format(*match.groups(), code=code, signal=known.get(code, f"signal {-code}"), last=last)
+    message = words.format(*found.groups(), code=code, signal=known.get(code, f"signal {-code}"), last=last)
     return Failure(rank=rank, kind=kind, message=short_line(message), time=process.timestamp, exit_code=code, log=log)
 
 

@@ -25,9 +25,9 @@ from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, name_o
 from experiments.launching.failures import RankFailure
 from experiments.launching.rank_environment import TERMINAL
 from experiments.reports.measures import in_words
+from experiments.runs.before_start import check_outputs
 from experiments.runs.files import writing
 from experiments.runs.manifest import RUNS_AT_ONCE
-from experiments.runs.output import check_outputs
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, failure_log, state_of

@@ -22,7 +22,7 @@ from experiments.config.keys import Flat, flat
 from experiments.config.paths import CONF
 from experiments.config.ranges import PATH, check_num_runs
 from experiments.config.schema import TrainConfig
-from experiments.runs.output import distinct
+from experiments.runs.before_start import distinct
 
 SEVERAL = ("parts", "scales")  # keys under which a file has several grids
 MOST_NAMED = 3  # runs that a line names

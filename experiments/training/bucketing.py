@@ -13,8 +13,6 @@ from experiments.config.method_names import method_of
 from experiments.config.schema import TrainConfig
 from experiments.planning.schedules.base import Plan
 from experiments.planning.schedules.by_size import Ddp, Single
-from experiments.planning.tables import LinkTable, SelectTable
-from experiments.planning.traces import Trace
 from micro.comm.objects import gather_objects
 from micro.comm.ranks import Comm
 
@@ -28,7 +26,9 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
     schedule = build_schedule(config)
     if schedule is None or not schedule.is_planned:
         return None
-    from experiments.training.schedule_problem import problem_of  # few runs have a planned schedule
+    from experiments.planning.tables import LinkTable, SelectTable  # few runs have a planned schedule
+    from experiments.planning.traces import Trace
+    from experiments.training.schedule_problem import problem_of
 
     files = config.schedule
     with as_user_error():

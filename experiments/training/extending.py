@@ -9,9 +9,9 @@ import shutil
 from experiments.config.errors import UserError
 from experiments.config.keys import from_yaml
 from experiments.config.schema import TrainConfig
+from experiments.runs.before_start import finished_with_other_epochs
 from experiments.runs.checkpoints import Checkpoint, begin, published, usable
 from experiments.runs.files import write_atomic, write_json, writing
-from experiments.runs.finished_requests import finished_with_other_epochs
 from experiments.runs.manifest import manifests_of
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.training.optimizers import learning_rate

@@ -12,7 +12,7 @@ from experiments.config.compose import compose_runs, expand
 from experiments.config.errors import UserError
 from experiments.config.hydra_command import Refused
 from experiments.launching.rank_environment import read_rank_environment
-from experiments.runs.output import check_outputs, distinct
+from experiments.runs.before_start import check_outputs, distinct
 from experiments.runs.run_folder import RunFolder, folder_of
 
 _folders: list[RunFolder] = []  # of the runs of -m

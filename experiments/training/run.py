@@ -38,12 +38,11 @@ from experiments.launching.failures import RankFailure, recorded_errors
 from experiments.launching.rank_environment import LAUNCHER_PID, RankEnvironment, die_with_parent, leave, shape_of
 from experiments.launching.stalls import notes
 from experiments.reports.measures import METRICS
+from experiments.runs.before_start import check_outputs, note_of_other_epochs, unmet_request
 from experiments.runs.checkpoints import leftovers, remove_leftovers
 from experiments.runs.files import disk_errors, load_json, write_atomic, write_json
-from experiments.runs.finished_requests import note_of_other_epochs, unmet_request
 from experiments.runs.git_state import other_code
 from experiments.runs.manifest import code_of_attempts, collect_manifest
-from experiments.runs.output import check_outputs
 from experiments.runs.rank_files import save_weights, weights_digest
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of

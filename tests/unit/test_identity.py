@@ -11,7 +11,7 @@ from experiments.config.errors import UserError
 from experiments.config.identity import complete_digests, identity, run_name
 from experiments.config.keys import flat, to_yaml
 from experiments.config.schema import TrainConfig
-from experiments.runs.finished_requests import check_requests
+from experiments.runs.before_start import check_requests
 from experiments.runs.run_folder import RunFolder, folder_of
 from tests.finished_runs import finished
 from tests.refusals import refused

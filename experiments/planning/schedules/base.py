@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from experiments.planning.documents import Document
-from experiments.planning.traces import Trace
 from micro.parts import Part
+
+if TYPE_CHECKING:
+    from experiments.planning.traces import Trace
 
 Seconds = Callable[[float], float]  # bytes of gradient -> seconds
 Messages = Callable[[float], tuple[tuple[float, float], ...]]  # bytes -> (latency, transfer) of each message
@@ -36,7 +38,7 @@ class Problem:
             rounds (micro.comm.loop); None: a group's exchange is one message.
     """
 
-    trace: Trace
+    trace: "Trace"
     exchange: Seconds
     select: Seconds = no_time
     messages: Messages | None = None
