@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 OUTSIDE = ("results/published/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
 API = "api.md"
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
-_ROW = re.compile(r"^\| `((?:micro|experiments)\.[\w.]+)` \|", re.MULTILINE)  # a name of the index, in full
+_ROW = re.compile(r"^\| `((?:micro|experiments)\.[\w.]+)` \|", re.MULTILINE)  # a full name in the index
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -39,7 +39,7 @@ def with_docstrings(markdown: str) -> str:
 
 
 def _turned(link: re.Match[str], page: str, files: Files, repository: str) -> str:
-    """Return a link between files of the repository as one between pages; one to a file that is no page as its text."""
+    """Return a link between files as one between pages; a file without a page is linked in the repository, if known."""
     words, target, anchor = link[1], link[2], link[3] or ""
     source = PurePosixPath(page) if (ROOT / page).is_file() else "docs" / PurePosixPath(page)
     path = posixpath.normpath(posixpath.join(source.parent, target))
@@ -47,5 +47,5 @@ def _turned(link: re.Match[str], page: str, files: Files, repository: str) -> st
     if files.get_file_from_path(goal):
         return f"[{words}]({posixpath.relpath(goal, posixpath.dirname(page) or '.')}{anchor})"
     if not (ROOT / path).exists():
-        return link[0]  # mkdocs says that it leads nowhere
+        return link[0]  # mkdocs reports it
     return f"[{words}]({repository}/blob/main/{path})" if repository else words

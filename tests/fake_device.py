@@ -30,7 +30,10 @@ _aten = torch.ops.aten
 _without_modes = torch._C._DisableTorchDispatch  # type: ignore[attr-defined]
 _COPIES = (_aten.copy_.default, _aten._to_copy.default)  # the operations that may mix devices
 _INDEXED = (_aten.index.Tensor, _aten.index_put_.default)
-_DIVISIONS = {_aten.div.Tensor: _aten.mul.Tensor, _aten.div_.Tensor: _aten.mul_.Tensor}  # by a number: by its inverse
+_DIVISIONS = {
+    _aten.div.Tensor: _aten.mul.Tensor,
+    _aten.div_.Tensor: _aten.mul_.Tensor,
+}  # division by a number multiplies by its inverse
 _READS = {  # how often these wait on CUDA; lengths that depend on the data are read too
     _aten._local_scalar_dense.default: 1,
     _aten.equal.default: 1,
@@ -96,7 +99,7 @@ class Waits(TorchDispatchMode):
             self._count(func, args, kwargs, on_device, makes_own)
             if target is not None:
                 kwargs["device"] = _HOST
-            is_pinned = kwargs.pop("pin_memory", None)  # which only a driver can
+            is_pinned = kwargs.pop("pin_memory", None)  # pinning needs a driver
             if on_device and func in _DIVISIONS and not isinstance(args[1], Tensor) and args[0].is_floating_point():
                 func, args = _DIVISIONS[func], (args[0], 1 / torch.tensor(args[1], dtype=args[0].dtype).item())
             out = func(*_mapped(_values_of, args), **_mapped(_values_of, kwargs))

@@ -53,7 +53,7 @@ REDUCERS = {  # the authors' class -> the method that stands for it
     "CLTKReducer": "cltk",
     "ThreshReducer": "threshold",
 }
-SCALES = (1e-3, 4e-3, 2e-2, 5e-4)  # of the gradient, by layer
+SCALES = (1e-3, 4e-3, 2e-2, 5e-4)  # scales of the gradient, by layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-Case = tuple[int, ...]  # for each axis, the index of a value
+Case = tuple[int, ...]  # the index of a value on each axis
 
 
 def every_value(sizes: Sequence[int]) -> list[Case]:

@@ -71,7 +71,7 @@ def recorded_streams() -> Iterator[Record]:
 
     @contextmanager
     def on(stream: RecordedStream | None) -> Iterator[None]:
-        if stream is None:  # as torch has it: nothing changes
+        if stream is None:  # as in torch: no change
             yield
             return
         before = getattr(record.current, "name", MAIN)

@@ -44,16 +44,16 @@ from experiments.runs.run_folder import RunFolder
 from experiments.training.preflight import prepare_runs
 from tests.small_disks import MemoryDisk, mounted
 
-KINDS = {"simulated": 6, "local": 4, "torchrun": 1}  # with their shares of the cases
+KINDS = {"simulated": 6, "local": 4, "torchrun": 1}  # kinds of runs, with their shares of the cases
 FAULTS = {"signal": 12, "pause": 2, "freeze": 1, "full": 2, "removed": 1, "twice": 2, "torn": 4}
 SIGNALS = (
     *(*STOP_SIGNALS, signal.SIGKILL, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGSEGV, signal.SIGABRT, signal.SIGUSR2),  # at which a process ends that expects none
+    *(signal.SIGSEGV, signal.SIGABRT, signal.SIGUSR2),  # end a process without a handler
 )
-START_S, LONGEST_DELAY_S = 6.0, 0.4  # in which a run starts, about; between a step and the fault after it
-TIMEOUT_S = 60  # of collectives: a frozen rank ends a run after it
-LIMIT_S = 240.0 + TIMEOUT_S  # of an attempt on a busy machine; a run here takes seconds
-END_S = 20.0  # for processes that end with their parent
+START_S, LONGEST_DELAY_S = 6.0, 0.4  # approximate start of a run; longest time between a step and a fault
+TIMEOUT_S = 60  # timeout of collectives, which ends a run with a frozen rank
+LIMIT_S = 240.0 + TIMEOUT_S  # limit of an attempt on a busy machine; a run takes seconds
+END_S = 20.0  # limit for processes that end with their parent
 CALM_ATTEMPTS = 4  # after the last fault; more than one where an error says to start from scratch
 MAX_LINES = 6  # that a command prints on standard error, beside these
 USUAL = re.compile(r"step \d+/\d+(, |$)|^resumed from step |^checkpoint not used: |^stopped by |^note: |^\s*$")

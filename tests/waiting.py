@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LIMIT_S = 300.0  # for what hangs alone: on a machine with other work, what takes seconds may take a minute
+LIMIT_S = 300.0  # only for hanging tests: on a busy machine seconds may become a minute
 
 
 def wait_until(holds: Callable[[], object], what: str, *, timeout_s: float = LIMIT_S) -> None:

@@ -63,9 +63,9 @@ fi
 class Array:
     """Runs that request the same resources."""
 
-    study: str  # its name, of letters, digits, ``.``, ``_`` and ``-``
-    config: TrainConfig  # of one run; cluster and output are the same for all
-    runs: tuple[str, ...]  # the folder's name of each run
+    study: str  # its name: letters, digits, ``.``, ``_`` and ``-``
+    config: TrainConfig  # the configuration of one run; all have the same cluster and output
+    runs: tuple[str, ...]  # the folder name of each run
     words: tuple[tuple[str, ...], ...]  # the overrides of each run, none with a line break
 
     @property
@@ -99,7 +99,7 @@ def arrays_of(name: str, jobs: list[list[str]], configs: list[TrainConfig]) -> l
 
     Raises: UserError: a run needs more GPUs than its job requests, or a path or a setting holds a line break.
     """
-    study = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"  # it becomes the name of job and folder
+    study = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "study"  # names the job and the folder
     shapes: dict[str, list[tuple[TrainConfig, tuple[str, ...]]]] = {}
     for words, config in zip(jobs, configs, strict=True):
         cluster, needed = config.cluster, num_processes(config)

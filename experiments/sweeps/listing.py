@@ -21,7 +21,7 @@ def lines_of(folders: Collection[RunFolder], queued: Mapping[RunFolder, str] = M
     """
     lines, states = [], []
     for folder in folders:
-        status = status_of(folder)  # which reads all that a finished run has written
+        status = status_of(folder)  # reads all records of a finished run
         states.append(_state(status.state, is_queued=folder in queued))
         waits = queued[folder] if states[-1] == State.QUEUED else ""
         words = "; ".join(filter(None, (waits, describe(folder, status))))
@@ -68,7 +68,7 @@ def remove(folders: Iterable[RunFolder]) -> list[RunFolder]:
     for folder in folders:
         try:
             with folder.locked():
-                folder.done_path.unlink(missing_ok=True)  # first: it must not look like a finished run halfway
+                folder.done_path.unlink(missing_ok=True)  # first: a half-removed run must not look finished
                 shutil.rmtree(folder.path)
         except FolderInUse:
             stayed.append(folder)

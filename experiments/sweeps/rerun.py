@@ -19,7 +19,7 @@ from experiments.runs.manifest import other_data
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import status_of
 
-GROUP_KEYS = ("tracking", "checkpoint", "cluster.slurm")  # of NEUTRAL those that hold keys
+GROUP_KEYS = ("tracking", "checkpoint", "cluster.slurm")  # members of NEUTRAL that are groups of keys
 
 
 def rerun(run: str, overrides: list[str], *, output: Path) -> int:
@@ -29,7 +29,7 @@ def rerun(run: str, overrides: list[str], *, output: Path) -> int:
         run: the run's folder, or its name under ``output``; it is only read.
         overrides: KEY=VALUE of settings that do not change the result, such as the root of the data or the output.
     """
-    from experiments.sweeps.local_sweep import LocalSweep  # imports torch, as the next: mistakes are reported before
+    from experiments.sweeps.local_sweep import LocalSweep  # slow, like the next: they import torch
     from experiments.training.preflight import check_runs
 
     original = find_run(run, output)
@@ -69,7 +69,7 @@ def saved_config(folder: RunFolder, overrides: list[str]) -> TrainConfig:
             raise UserError(f"a rerun takes {allowed}, got '{override}': for another run use experiments.train")
     with as_user_error(OmegaConfBaseException, YAMLError, OSError, RecursionError, before=f"{folder.config_path}: "):
         saved = OmegaConf.load(folder.config_path)
-        if "${" in OmegaConf.to_yaml(saved):  # in a folder from elsewhere it may ask for a variable of this machine
+        if "${" in OmegaConf.to_yaml(saved):  # a folder from elsewhere may name a variable of this machine
             raise ValueError("it holds ${...}, which no run writes")
         composed = OmegaConf.merge(saved, OmegaConf.from_dotlist(overrides))
         if not isinstance(composed, DictConfig):

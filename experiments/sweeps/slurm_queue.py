@@ -15,7 +15,7 @@ from experiments.runs.status import State, state_of
 from experiments.sweeps.job_script import Array, arrays_folder, arrays_of, ranges, script
 
 _ANSWER_S = 60
-_OF_USER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # of SLURM_*, what a user sets and no job does
+_OF_USER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")  # variables that a user sets, not a job
 
 
 def submit_array(name: str, jobs: list[list[str]], configs: list[TrainConfig], *, dry_run: bool) -> str:
@@ -37,7 +37,7 @@ def _submit(array: Array, *, dry_run: bool) -> str:
     output = Path(array.config.output)
     try:
         queued = in_queue(output)
-    except UserError:  # where there is no SLURM a dry run still shows the script
+    except UserError:  # a dry run shows the script without SLURM, too
         if not dry_run:
             raise
         queued = {}
@@ -65,7 +65,7 @@ def in_queue(output: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in _run("squeue", "--noheader", "--array", "--format=%K %F %T %r %j").splitlines():
         number, array, state, words = line.strip().split(" ", 3)
-        reason, _, job = words.rpartition(" ")  # a reason may be several words
+        reason, _, job = words.rpartition(" ")  # a reason may have several words
         path = arrays_folder(output) / job / "runs.txt"
         if number.isdecimal() and path.exists():
             why = f" ({reason})" if reason != "None" else ""
@@ -89,9 +89,10 @@ def queued_folders(configs: Iterable[TrainConfig]) -> dict[RunFolder, str]:
 
 
 def _own_environment() -> dict[str, str]:
-    """Return this process's environment; inside of a job without what the job set, which a new job would inherit.
+    """Return this process's environment, without the variables of a job that it runs in.
 
-    Its srun would bind to the old job's cores, for instance. SBATCH_* are the user's defaults.
+    A new job would inherit these; its srun would bind to the old job's cores, for instance. SBATCH_* are the user's
+    defaults and stay.
     """
     is_in_job = "SLURM_JOB_ID" in os.environ
     drops = [name for name in os.environ if is_in_job and name.startswith("SLURM_") and name not in _OF_USER]

@@ -8,7 +8,7 @@ from io import StringIO
 from experiments.config.errors import UserError, as_user_error, check_choice
 from experiments.config.schema import TrackingConfig
 
-_MODES = ("online", "offline", "disabled", "dryrun", "shared")  # of wandb's own settings
+_MODES = ("online", "offline", "disabled", "dryrun", "shared")  # values of wandb's own setting
 
 
 def check_wandb(tracking: TrackingConfig) -> None:

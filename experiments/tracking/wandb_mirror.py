@@ -19,7 +19,7 @@ from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 
 KINDS = ("steps", "epochs")
-FOLDER = "run_folder"  # in the configuration of a mirror: the name of its run's folder
+FOLDER = "run_folder"  # key of a mirror's configuration: the name of the run's folder
 INIT_S = 10.0  # most seconds that the start of a run waits for W&B
 _STOPPED_S = 5.0  # most seconds that a stopped run waits: the mirror restarts when the run resumes
 
@@ -32,7 +32,7 @@ class Mirror:
     """
 
     def __init__(self, folder: RunFolder, tracking: TrackingConfig) -> None:
-        os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")  # read before its settings
+        os.environ.update(WANDB_ERROR_REPORTING="false", WANDB_SILENT="true")  # wandb reads these before its settings
         import wandb
 
         self._folder, name = folder, folder.path.name

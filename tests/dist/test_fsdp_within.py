@@ -24,7 +24,7 @@ pytestmark = [
         not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="torch has no custom reduce-scatter"
     ),
 ]
-BOUNDS = {"bfloat16": 2**-8, "int8": 1 / 254, "fp8": 1 / 16}  # of the largest magnitude of a rank's piece
+BOUNDS = {"bfloat16": 2**-8, "int8": 1 / 254, "fp8": 1 / 16}  # errors, relative to a piece's largest magnitude
 
 
 def sharded(codec: Any = None, *, nodes: int = 1, **settings: Any) -> tuple[Net, Any]:

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
 
 GALLERY = Path(__file__).parents[2] / "docs/gallery"
 NEVER = 10**9
-SCRIPTS = {  # of the same training, and the framework that each needs
+SCRIPTS = {  # scripts of the same training, and the framework that each needs
     "train_ddp": "",
     "train_accelerate": "accelerate",
     "train_fabric": "lightning",
@@ -91,7 +91,7 @@ def test_a_script_killed_in_the_second_epoch_continues_like_the_plain_loop(
 ) -> None:
     if SCRIPTS[script]:
         require(SCRIPTS[script])
-    steps = expected[0].steps // 2  # of an epoch
+    steps = expected[0].steps // 2  # steps of an epoch
     with pytest.raises(ProcessExitedException) as ended:
         run_fresh(2, trained, script, steps + 3, 2, tmp_path / "checkpoints")
     assert ended.value.exit_code == -signal.SIGKILL

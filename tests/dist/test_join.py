@@ -31,7 +31,7 @@ from tests.small_models import kept
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("ranks")]
 UNUSED = {"find_unused_parameters": True}
-NUM_STEPS = 5  # of the rank with the most batches
+NUM_STEPS = 5  # batches of the rank with the most
 
 
 def train(

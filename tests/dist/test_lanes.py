@@ -97,7 +97,7 @@ def test_a_lane_with_a_thread_and_one_without_give_the_same_bits(
     models = [small(find_unused_parameters=losses is some_unused) for _ in range(2)]
     if "process_group" in settings:
         settings = {"process_group": dist.new_group(range(dist.get_world_size()))}
-    before = lanes()  # of models of earlier tests, which may go
+    before = lanes()  # lanes of earlier tests' models, which may end
     with micro.attach(models[0], reducer, lane="caller", **settings) as caller:
         assert lanes() <= before
         with micro.attach(models[1], reducer, lane="thread", **settings) as thread:

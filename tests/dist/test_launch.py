@@ -154,7 +154,7 @@ def failed(rank: int, kind: Kind, *, time: float = 10.0) -> Failure:
         ([failed(0, Kind.EXIT), failed(1, Kind.LOST_PEER, time=9.9)], 0),
         ([failed(0, Kind.STOPPED, time=9.0), failed(1, Kind.LOST_PEER)], 1),
         ([failed(0, Kind.ERROR), failed(1, Kind.ERROR, time=9.0)], 1),
-        ([failed(0, Kind.KILLED, time=40.1), failed(1, Kind.LOST_PEER)], 1),  # by the agent, whose patience ended
+        ([failed(0, Kind.KILLED, time=40.1), failed(1, Kind.LOST_PEER)], 1),  # killed by the agent after its timeout
         ([failed(0, Kind.KILLED, time=15.0), failed(1, Kind.LOST_PEER)], 0),
         ([failed(0, Kind.KILLED), failed(1, Kind.STALLED, time=20.0)], 1),
     ],

@@ -18,7 +18,7 @@ from tests.faults import Fault, Faulty
 
 pytestmark = [pytest.mark.dist, pytest.mark.xdist_group("fresh ranks")]
 
-TIMEOUT_S = 600.0  # of the collectives: the others do not wait so long
+TIMEOUT_S = 600.0  # timeout of collectives; other ranks must end long before
 
 
 def train(driver: str, exits: int, reported: Path) -> None:

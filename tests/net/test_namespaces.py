@@ -50,7 +50,7 @@ def test_the_link_has_its_rate_and_the_kernel_counts_what_collectives_send(hosts
     ended = run(hosts, [[str(WORKER), str(numel)]] * n, as_ranks=True)
     assert [one.code for one in ended] == [0] * n, ended
     ring = 2 * 4 * numel * (n - 1) / n
-    reduces, gathers = 3, 2  # of the worker
+    reduces, gathers = 3, 2  # counts of the worker
     for now, then in zip(hosts.counters(), before, strict=True):
         expected = reduces * ring + gathers * 4 * numel / 8 * (n - 1)
         assert (now - then).payload_bytes == pytest.approx(expected, rel=0.03)

@@ -18,7 +18,7 @@ from tests.waiting import LIMIT_S, wait_until
 
 REASON = unavailable()
 NUM_HOSTS = 3
-NUM_TRAINING = 2  # of them: each more costs the start of a process
+NUM_TRAINING = 2  # so many train: each one starts a process
 WORDS = ["-m", "experiments.train", "model=mlp", "dataset=digits", "batch_size=64", "epochs=1"]
 
 pytestmark = [

@@ -11,7 +11,7 @@ from tests.net.on_hosts import run
 WORKER = Path(__file__).parent / "workers/two_level.py"
 REASON = unavailable()
 NUMEL, NUM_STEPS = 4_000_000, 4
-COUNTS = (950_000, 1_050_000, 1_000_000, 1_000_000)  # of the lists that all ranks gather
+COUNTS = (950_000, 1_050_000, 1_000_000, 1_000_000)  # elements of the lists that all ranks gather
 
 pytestmark = [
     pytest.mark.net,

@@ -37,7 +37,7 @@ QUEUED = [
     *("cluster=slurm", "cluster.nnodes=2", "cluster.slurm.partition=test", "cluster.slurm.time_limit=00:50:00"),
 ]
 NUM_STEPS = 3 * 128
-WAIT_S = 900.0  # for what seconds of a quiet machine are enough; each of these processes imports torch
+WAIT_S = 900.0  # a quiet machine needs seconds; each of these processes imports torch
 
 
 def ranks_of(job: str) -> list[int]:

@@ -44,7 +44,7 @@ def test_every_study_composes_and_names_its_runs_apart(study: str) -> None:
     names = [run_name(config) for config in configs]
     repeated = [c for c, name in zip(configs, names, strict=True) if names.count(name) > 1]
     assert jobs
-    assert all(config.sparsifier.is_dense for config in repeated)  # which is one run at any density
+    assert all(config.sparsifier.is_dense for config in repeated)  # dense is one run at all densities
 
 
 @pytest.mark.parametrize(

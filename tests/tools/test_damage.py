@@ -137,7 +137,7 @@ def test_what_was_recorded_after_the_checkpoint_may_be_anything(unfinished: Path
     folder = copied(unfinished, tmp_path)
     with (folder.path / f"{kind}.jsonl").open("ab") as file:
         file.write(b"hello\nwo")
-    resumed = train(tmp_path / "runs", "resume=scratch")  # which is for damaged runs: this one is whole
+    resumed = train(tmp_path / "runs", "resume=scratch")  # scratch is for damaged runs, and this one is not
     assert resumed.code == 0
     assert f"resumed from step {STOP}" in resumed.err
     assert [row["step"] for row in read_records(folder.steps_path)] == list(range(NUM_STEPS))

@@ -173,7 +173,7 @@ def _other_sweeper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_other_sweeper")
 def test_a_sweeper_that_has_no_result_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def best(self: Ends, arguments: Sequence[str]) -> None:  # as Optuna where all trials diverged
+    def best(self: Ends, arguments: Sequence[str]) -> None:  # like Optuna after all trials diverged
         raise ValueError("No trials are completed yet.")
 
     best = types.FunctionType(best.__code__, {"__name__": "hydra_plugins.ends", "__builtins__": __builtins__})

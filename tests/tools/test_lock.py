@@ -51,7 +51,7 @@ def test_an_owner_finds_that_its_folder_was_removed_or_replaced(tmp_path: Path) 
         with run.claim():
             run.check_owned()
             run.path.rename(tmp_path / f"away{is_made_again}")
-            if is_made_again:  # by another job, which owns it now
+            if is_made_again:  # by another job, the new owner
                 run.make()
                 (run.path / ".lock").touch()
                 (run.path / ".owner.json").write_text("{}")

@@ -15,7 +15,7 @@ nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
-NUMBER = re.compile(r"(?<=>)-?\d[\d.e+-]*(?=<)")  # of a cell
+NUMBER = re.compile(r"(?<=>)-?\d[\d.e+-]*(?=<)")  # a number in a cell
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 names = [path.stem for path in NOTEBOOKS]

@@ -70,7 +70,7 @@ def test_a_full_disk_is_reported_before_the_work(tmp_path: Path) -> None:
 
 def test_an_error_names_what_is_in_the_way_and_nothing_is_left_of_the_attempt(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
-    assert files.write_atomic(out / "a.csv", "a").read_text() == "a"  # in a folder that is made
+    assert files.write_atomic(out / "a.csv", "a").read_text() == "a"  # in a new folder
     (out / "b.csv").mkdir()
     with pytest.raises(UserError, match=r"/new/out/b.csv: is a directory"):
         files.write_atomic(out / "b.csv", "b")

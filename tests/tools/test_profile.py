@@ -72,7 +72,7 @@ def test_a_trace_holds_medians_over_steps_and_then_over_ranks() -> None:
     assert (trace.forward_s, trace.backward_s, trace.update_s) == (2, 4.5, 0.5)
     assert (trace.world_size, trace.num_steps, trace.batch_size) == (2, 3, 4)
     assert [(layer.num_bytes, layer.shape) for layer in trace.layers] == [(8, (2,)), (8, (2,))]
-    crossed = backward.merge([row(seconds({"a": 3, "b": 2.5}))])  # as stamps of several streams can be
+    crossed = backward.merge([row(seconds({"a": 3, "b": 2.5}))])  # time stamps of several streams can cross
     assert [layer.ready_s for layer in crossed.layers] == [3, 3] == [3, crossed.backward_s]
 
 

@@ -1,4 +1,4 @@
-"""Pages of published runs: the committed pages equal those made from the table; forms are compared with dense."""
+"""Pages of published runs: the committed ones are what the table gives; forms stand beside dense training."""
 
 import dataclasses
 import json
@@ -147,7 +147,7 @@ def test_rates_have_a_column_each_and_a_form_the_best_of_them() -> None:
     assert found["Dense"][3:] == ["", ""], "rates that were not tried"
 
 
-def test_steps_and_gradients_are_compared_in_the_same_training() -> None:
+def test_steps_stand_beside_gradients_in_the_same_training() -> None:
     pairs = [run(value, form=form) for form, value in (("gradients", 0.5), ("each worker's own step", 0.7))]
     assert cells("pairs", ["method", "target"], *pairs) == {"MiCRO": ["0.01", "20.00"]}
 

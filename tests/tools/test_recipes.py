@@ -14,7 +14,7 @@ from experiments.config.compose import compose_run
 from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 
-STUDIES = {  # of no paper: they have one form
+STUDIES = {  # studies of no paper have one form
     *("cifar10_long", "cifar10_small", "digits", "gpt_manuals", "gpt_wikitext103"),
     "shakespeare_char",
     "neumf_movielens100k",

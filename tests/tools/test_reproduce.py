@@ -105,7 +105,7 @@ def test_every_part_of_every_paper_runs_in_a_new_folder(name: str, tmp_path: Pat
         tool, *words = part.words
         if part.trains:
             words[0] = a_few_runs_of(words[0], tmp_path)
-        measured = any(word.endswith("link.json") for word in words)  # which knows its own number of workers alone
+        measured = any(word.endswith("link.json") for word in words)  # a measured link has one number of workers
         short = ("2" if measured and word == "1,4" else word for word in SMALL[tool])
         assert in_this_process(replace(part, words=(tool, *words, *short))) == 0, part
         assert any((part.runs or part.folder).iterdir())

@@ -308,7 +308,7 @@ def test_models_on_one_accelerator_share_a_lane_until_the_last_is_closed() -> No
 
 
 def with_optimize_ddp() -> DistributedDataParallel:
-    from torch._dynamo import config  # which takes seconds to import
+    from torch._dynamo import config  # slow to import
 
     with config.patch(optimize_ddp="python_reducer"):
         return wrapped()

@@ -40,7 +40,7 @@ OUTSIDE = {  # what a package may import that is not of it, nor of Python; those
     "micro.integrations.transformers": "torch transformers",
     "models": "torch",
 }
-OPTIONAL = ("timm", "torchvision", "transformers")  # for models/, where a function that needs one imports it
+OPTIONAL = ("timm", "torchvision", "transformers")  # imported inside functions of models/
 DRIVERS = ("micro.ddp", "micro.fsdp", "micro.local")
 SHARED = ("micro.drivers", "micro.checkpoints")
 BELOW_DRIVERS = (

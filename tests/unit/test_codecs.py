@@ -287,7 +287,7 @@ def test_codes_lie_side_by_side_lowest_bit_first(
     monkeypatch.setattr(kernels, "TRIED", tried)
     randomness = random.Random(width * 100 + count)
     codes = [0, 2**width - 1, *(randomness.getrandbits(width) for _ in range(count))][:count]
-    packed = pack(torch.tensor(codes, dtype=torch.int64).to(dtype), width)  # of 32 bits, some are negative then
+    packed = pack(torch.tensor(codes, dtype=torch.int64).to(dtype), width)  # with 32 bits, some are negative
     assert (packed.dtype, packed.numel()) == (torch.uint8, num_packed_bytes(count, width))
     expected = [code >> place & 1 for code in codes for place in range(width)]
     assert bits_of(packed) == expected + [0] * (-len(expected) % 8)

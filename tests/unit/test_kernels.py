@@ -21,7 +21,7 @@ from micro.values.randomness import generator
 from tests.operations import CASES, KINDS, LENGTHS, assert_same, vector
 from tests.products import grid
 
-BLOCK = 1 << 16  # of numba's scan: lengths around it are its corners
+BLOCK = 1 << 16  # block of numba's scan: lengths near it are its corner cases
 DTYPES = [torch.float32, torch.float64]
 
 

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 RESIDUAL = "residual of "
-NAMES = ("last", "middle", "first")  # of the buckets, in the order of backward
+NAMES = ("last", "middle", "first")  # names of the buckets, in the order of backward
 
 
 class Gradient(Tensor):

@@ -131,7 +131,7 @@ def test_agreed_survives_a_gap_below_the_threshold() -> None:
     """A tail that is flat where it was cut says nothing about what lies below; taken at its word, it overflowed."""
     numel, k = 100_000, 3000
     simulation = build("agreed", numel, 2, k / numel)
-    lowest = simulation.step(draw("normal", 2, 0, numel)).stats[0].threshold / 1.2  # of the next candidates
+    lowest = simulation.step(draw("normal", 2, 0, numel)).stats[0].threshold / 1.2  # lowest of the next candidates
     for step in range(3):
         acc = torch.full((2, numel), 0.5 * lowest)
         acc[:, :k] = torch.linspace(1.7 * lowest, 1.75 * lowest, k)

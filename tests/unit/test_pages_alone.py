@@ -45,7 +45,7 @@ def test_links_between_files_lead_to_files_and_headings(path: Path) -> None:
     targets = [str(token.attrs.get("href") or token.attrs.get("src")) for token in tokens(path) if token.attrs]
     for target in targets:
         if re.match(r"https?://|mailto:|\.\./\.\./deployments", target) or target == "None":
-            continue  # of the web, and a page of GitHub's
+            continue  # on the web, or a page of GitHub
         name, _, anchor = target.partition("#")
         goal = (path.parent / name) if name else path
         if not goal.exists() or (anchor and anchor not in anchors(goal)):

@@ -97,7 +97,7 @@ def test_a_word_that_went_is_refused_with_what_to_use(group: str, name: str) -> 
         others = {label(each) for each in known_methods() if own["use"] != f"sparsifier={each}"}  # one had another name
         assert label(name) == own["label"] not in others
     config = compose_run([*shlex.split(own["use"]), "optimizer.momentum=0", "optimizer.nesterov=none"])
-    if group != "schedule":  # which may need measured files
+    if group != "schedule":  # schedules may need measured files
         check_parts(config)
 
 

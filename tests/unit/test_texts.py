@@ -19,7 +19,7 @@ from tests.refusals import refused
 
 TRAIN = "the cat saw the dog \n the dog ran\n\n a <unk> ran\n"
 VALID = "the dog saw a Bird"
-PER_MARK = pytest.mark.parametrize("mark", ["", "\ufeff"])  # of the byte order, no part of a text
+PER_MARK = pytest.mark.parametrize("mark", ["", "\ufeff"])  # the byte-order mark is not part of a text
 LAYOUTS = [
     ("wikitext2", "wikitext-2/wiki.{}.tokens"),
     ("wikitext2", "wikitext-2/{}.txt"),

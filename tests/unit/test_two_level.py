@@ -17,7 +17,7 @@ from tests.products import grid
 from tests.refusals import refused
 
 LAYOUT = micro.Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (7,), (11, 11)))
-SPARING = micro.Layout(("a", "b", "c"), ((2,), (1,), (2, 1)))  # of 4 ranks in a node two own nothing
+SPARING = micro.Layout(("a", "b", "c"), ((2,), (1,), (2, 1)))  # with 4 ranks in a node, two own nothing
 EVEN = micro.Layout(("a", "b"), ((16, 30), (24,)))
 DENSITY, GATHER = 0.05, micro.Gather()
 

@@ -51,7 +51,7 @@ def test_a_step_that_is_dropped_leaves_the_accumulator_and_harms_none_after_it(c
     "reducer", [WHOLE, micro.Split(reducer=WHOLE, dense=("none",)), micro.TwoLevel(reducer=WHOLE, ranks_per_node=1)]
 )
 def test_what_was_set_aside_comes_back_though_the_vector_has_other_memory(reducer: micro.Reducer) -> None:
-    state = started(reducer)  # of two levels nothing is kept before the first step
+    state = started(reducer)  # two levels keep nothing before the first step
     for step in range(3):
         set_aside = set_aside_(state, ["unused"])
         outcome = reduce(reducer, state, step)

@@ -60,7 +60,7 @@ def test_values_that_a_code_has_arrive_exactly(name: str, world_size: int) -> No
     steps = torch.tensor([0, 1, -2, 3, 4, -8, 16, 48]).repeat(SHARD * world_size // 8 + 1)[: SHARD * world_size]
     grads = torch.stack([steps.roll(rank).float() for rank in range(world_size)])
     largest = {"bfloat16": 48.0, "fp8": 448.0}.get(name, 127.0)
-    grads.view(world_size, world_size, SHARD)[..., ::20] = largest  # in every block, whose scale is 1 by that
+    grads.view(world_size, world_size, SHARD)[..., ::20] = largest  # one in every block, so that its scale is 1
     sums, _ = summed(CODECS[name], grads)
     assert torch.equal(sums, grads.sum(0))
 

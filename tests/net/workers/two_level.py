@@ -34,7 +34,7 @@ mine = torch.full((counts[comm.rank],), comm.rank, dtype=torch.int32)
 lists = comm.answer(AllGatherLists(mine=mine, counts=counts, kind="indices")).split(counts)
 assert [part.unique().tolist() for part in lists] == [[rank] for rank in range(len(counts))]
 assert [part.numel() for part in lists] == counts
-leaves = comm.rank % 2 == 1  # of a ring in the order of ranks
+leaves = comm.rank % 2 == 1  # in a ring in the order of ranks
 dist.barrier()
 print(sent, comm.traffic.num_bytes["indices"] if leaves else 0.0, flush=True)
 dist.destroy_process_group()
