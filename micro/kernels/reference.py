@@ -13,7 +13,7 @@ Scan = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # as `above`
 Lists = Callable[[int], tuple[Tensor, Tensor]]  # what `above` finds, of a known length
 Choice = Callable[[Tensor, int], Tensor]  # as `largest`
 SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
-MOST_SORTED = 1 << 20  # elements of which an accelerator finds the largest by sorting all: in fewer calls
+MOST_SORTED = 1 << 17  # elements of which an accelerator finds the largest by sorting all: in fewer calls
 CHUNK = 1 << 18  # elements that are added up at a time on a CPU: they stay in the cache
 INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
 

@@ -145,7 +145,7 @@ def soonest(is_finite: Tensor) -> Finite:
 
 def is_zero(count: Tensor) -> Finite:
     """Return whether a count () of bad gradients is 0, as the host has it without waiting."""
-    return not float(count) > 0 if count.is_cpu else count <= 0
+    return float(count) <= 0 if count.is_cpu else count <= 0
 
 
 def is_number(total: Tensor) -> Finite:
