@@ -73,7 +73,7 @@ def absorb_(residual: Tensor, grad: Tensor) -> FirstBad:
         return None
     numel, total = grad.numel(), residual + grad
     is_bad = too_large(total)
-    kept = residual.where(~torch.isfinite(grad), torch.zeros_like(residual))
+    kept = residual.where((grad - grad) != 0, 0.0)  # where the gradient is not finite: isfinite is four kernels
     residual.copy_(kept.where(is_bad, total))
     grad.zero_()
     if grad.device.type == "cpu":
