@@ -37,7 +37,7 @@ from experiments.config.errors import UserError, check_choice
 from experiments.config.option_types import comma_list
 from experiments.config.paths import ROOT
 from experiments.config.stopping import STOP_SIGNALS, exit_code
-from experiments.launching.rank_environment import child_environment
+from experiments.launching.rank_environment import with_python_path
 from experiments.runs.files import load_json
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
@@ -161,7 +161,7 @@ class Case:
 
     def _start(self) -> None:
         command = [sys.executable, *self._words, f"output={self._output}", *self._more]
-        environ = child_environment(OMP_NUM_THREADS="1")
+        environ = with_python_path({**os.environ, "OMP_NUM_THREADS": "1"})
         with self._log(len(self._commands)).open("w") as err:
             self._commands.append(
                 subprocess.Popen(

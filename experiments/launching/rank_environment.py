@@ -103,11 +103,6 @@ def shape_of(ranks: RankEnvironment, environ: Mapping[str, str] = os.environ) ->
     return (here, ranks.world_size // here) if ranks.world_size % here == 0 else (ranks.world_size, 1)
 
 
-def child_environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment with ``variables``, for a child that imports this repository."""
-    return with_python_path({**os.environ, **variables})
-
-
 def with_python_path(environment: Mapping[str, str], root: Path = ROOT) -> dict[str, str]:
     """Return ``environment`` with the repository before its other import paths, whatever the working directory is."""
     paths = [str(root), *filter(None, [environment.get("PYTHONPATH")])]

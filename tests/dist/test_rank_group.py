@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.launching.rank_environment import child_environment
+from experiments.launching.rank_environment import with_python_path
 from experiments.tools.ranks.group import GroupError, RankGroup
 from tests.dist.rank_functions import add, add_but_one
 from tests.waiting import LIMIT_S, is_alive, wait_until
@@ -50,7 +50,6 @@ def test_the_rank_that_failed_first_is_named_and_all_are_ended(how: str, limit_s
 PARENTS = {
     "ranks": """
 import os, time
-from experiments.launching.rank_environment import child_environment
 from experiments.tools.ranks.group import RankGroup
 with RankGroup(1) as ranks:
     print(ranks.call(os.getpid)[0], flush=True)
@@ -72,7 +71,7 @@ def test_processes_end_with_a_parent_that_is_killed(parent: str, tmp_path: Path)
     program = tmp_path / "program.py"
     program.write_text(PARENTS[parent])
     command = [sys.executable, str(program)]
-    owner = subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(command, env=with_python_path(os.environ), stdout=subprocess.PIPE, text=True)
     assert owner.stdout
     pid = int(owner.stdout.readline())
     assert is_alive(pid)
