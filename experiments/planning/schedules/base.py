@@ -13,7 +13,7 @@ from experiments.planning.documents import Document
 from experiments.planning.traces import Trace
 from micro.parts import Part
 
-Seconds = Callable[[float], float]  # bytes of gradient -> seconds
+Seconds = Callable[[float], float]  # from bytes of gradient
 Messages = Callable[[float], tuple[tuple[float, float], ...]]  # bytes -> (latency, transfer) of each message
 Ends = tuple[int, ...]  # the ascending, exclusive ends of groups; the last is the number of layers
 
