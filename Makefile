@@ -86,7 +86,7 @@ check: $(READY) ## formatter, linter and type check
 	@$(RUN) -m mypy
 
 docs: $(READY) ## build the pages into site/, every link checked; needs no network
-	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 	@echo "open site/index.html"
 
 dist: $(READY) ## build and check the distributions, install the wheel in a new environment without numba, train with it

@@ -10,6 +10,8 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+import micro.extend
+
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ("results/published/*.md", "CONTRIBUTING.md", "CHANGELOG.md")
 API = "api.md"
@@ -35,7 +37,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 def with_docstrings(markdown: str) -> str:
     """Return the index of names with the docstrings of each section's names at the section's end."""
     sections = re.split(r"(?=^## )", markdown, flags=re.MULTILINE)
-    return "\n".join(each + "".join(f"\n::: {name}\n" for name in _ROW.findall(each)) for each in sections)
+    return "\n".join(each + "".join(map(_docstring, _ROW.findall(each))) for each in sections)
+
+
+def _docstring(name: str) -> str:
+    """Return the directive for a name's docstrings; those that micro.extend repeats from micro are left out."""
+    repeated = "|".join(set(micro.extend.__all__) & set(micro.__all__)) if name == "micro.extend" else "_.*"
+    return f'\n::: {name}\n    options:\n      filters: ["!^_", "!^({repeated})$"]\n'
 
 
 def _turned(link: re.Match[str], page: str, files: Files, repository: str) -> str:

@@ -43,7 +43,8 @@ class Simulation:
         reducer: what to study.
         layout: names and shapes of the parameters; Layout.flat(numel) for a plain vector.
         world_size: number of ranks, at least 1.
-        dtype, device: of the gradients.
+        dtype: of the gradients.
+        device: of the gradients.
         shares: whether a result that is equal on all ranks is computed only once; see SimulatedRanks.
     """
 

@@ -47,11 +47,11 @@ def attach(
         model: a DistributedDataParallel, or one inside torch.compile or a framework's wrapper.
         scope: the vector in which indices are selected: each of DDP's buckets, each parameter, or the whole model. In
             any case messages are sent bucket by bucket; for the whole model, after the last bucket is ready.
-        only, dense: the parameters to reduce sparsely, or those to reduce densely; all others the other way. Each a
-            pattern of names or several (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as in
-            ``model.module.named_parameters()``, without wrappers' prefixes), or a function of name and parameter that
-            returns a bool, called now for the parameters that are trained now. Dense parameters of a bucket are sent as
-            a separate vector; see Split.
+        only: the parameters to reduce sparsely; all others are reduced densely. One or several patterns of names
+            (``*`` is any text, ``?`` one character, ``[ab]`` a or b; names as in ``model.module.named_parameters()``,
+            without wrappers' prefixes), or a function of name and parameter that returns a bool, called now for the
+            parameters that are trained now. Dense parameters of a bucket are sent as a separate vector; see Split.
+        dense: the parameters to reduce densely, in place of ``only``; all others are reduced sparsely.
         start_step: reduce everything densely before this step, without indices.
         clip: largest norm of the gradient; a larger gradient is first scaled down. This needs the whole gradient, so
             communication no longer overlaps with backward. torch's clip_grad_norm_ after backward would clip the sparse

@@ -18,7 +18,8 @@ class MicroCallback(Callback):
     The Trainer's checkpoints contain the states of all ranks (see micro.AllRanks); a fit with ``ckpt_path`` loads them.
 
     Args:
-        reducer, settings: as for micro.attach. The default scaler is the strategy's.
+        reducer: as for micro.attach.
+        settings: of micro.attach. The default scaler is the strategy's.
         resize: average the states of another number of ranks instead of refusing them.
 
     Attributes:

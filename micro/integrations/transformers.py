@@ -23,7 +23,8 @@ class MicroCallback(TrainerCallback):
 
     Args:
         trainer: its method ``train`` is wrapped, because callbacks are not told which checkpoint it resumes from.
-        reducer, settings: as for micro.attach. The default scaler is the Trainer's, which exists with fp16=True.
+        reducer: as for micro.attach.
+        settings: of micro.attach. The default scaler is the Trainer's, which exists with fp16=True.
         resize: average the states of another number of ranks instead of refusing them.
 
     Attributes:

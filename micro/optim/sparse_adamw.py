@@ -38,7 +38,12 @@ class SparseAdamW(WaitingOptimizer):
 
     Args:
         params: parameters or groups of them.
-        lr, betas, eps, weight_decay, maximize, foreach: as for torch.optim.AdamW.
+        lr: learning rate; as with the next five, see torch.optim.AdamW.
+        betas: decay of the two moments in a step.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled, in every step and for every element.
+        maximize: whether to ascend.
+        foreach: whether to use torch's multi-tensor functions.
         max_steps: most steps that an element takes at once.
 
     Raises:

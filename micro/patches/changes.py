@@ -21,7 +21,8 @@ def diff(old: Weights, new: Weights) -> Patch:
     """Return the patch that makes ``old`` ``new``, bit for bit: NaN payloads and the sign of zero too.
 
     Args:
-        old, new: with equal names, shapes and dtypes, on any device. Not modified.
+        old: tensors by name, on any device. Not modified.
+        new: with the same names, shapes and dtypes. Not modified.
 
     Raises:
         ValueError: a tensor is missing in one of them, differs in shape or dtype, or is not dense (meta, sparse,

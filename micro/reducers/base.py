@@ -211,7 +211,8 @@ class Reducer(Part, ABC):
         """Replace every bucket's gradient by its mean update, and let the step count for all of them or for none.
 
         Args:
-            states, grads: one per bucket, in the same order on all ranks.
+            states: one per bucket, in the same order on all ranks.
+            grads: of these buckets.
 
         Raises:
             NonFiniteGradient, RuntimeError: see reduce_.

@@ -74,7 +74,8 @@ class PowerSGD(Reducer):
     Args:
         rank: columns of P and Q.
         min_compression: least factor by which an approximation must shrink a matrix.
-        nonfinite, seed: as in SparseReducer; the first Q is drawn from the seed, the same on all ranks.
+        nonfinite: as in SparseReducer.
+        seed: from which the first Q is drawn, the same on all ranks.
 
     Source: Vogels et al., PowerSGD, NeurIPS 2019, arXiv 1905.13727. Differences: the residual is the local error (the
     paper's code keeps the gradient minus the averaged approximation, which conserves no mass); approximated from the
