@@ -75,6 +75,14 @@ class SparseAdamW(WaitingOptimizer):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_steps": max_steps}
         super().__init__(params, {**settings, "maximize": maximize, "foreach": foreach})
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a state; AdamW's own has no max_steps. Raises: ValueError: it is of AMSGrad."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("max_steps", self.defaults["max_steps"])
+            if group.get("amsgrad"):
+                raise ValueError("SparseAdamW has no amsgrad, and the state that it was given has amsgrad=True")
+
     def _start(self, parameter: Tensor) -> dict[str, Any]:
         return {"step": torch.tensor(0.0), **{name: torch.zeros_like(parameter) for name in MOMENTS}}
 

@@ -355,10 +355,14 @@ def test_a_state_of_adamw_is_taken_over() -> None:
         for each in (parameter, twin):
             each.grad = torch.arange(3.0) + step + 1
         if step == 3:
-            optimizer.load_state_dict(before.state_dict() | {"param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer.load_state_dict(before.state_dict())
         (before if step < 3 else optimizer).step()
         expected.step()
     torch.testing.assert_close(parameter, twin)
+    parameter.grad = torch.tensor([0.0, 0.0, 1.0])  # two elements wait
+    optimizer.step()
+    with pytest.raises(ValueError, match="amsgrad"):
+        optimizer.load_state_dict(torch.optim.AdamW([twin], amsgrad=True).state_dict())
 
 
 def test_signs_take_the_steps_of_a_wait_up_to_the_most_and_one_step_without_a_wait() -> None:
