@@ -66,10 +66,14 @@ def note_of_other_epochs(config: TrainConfig) -> str:
 
 
 def finished_with_other_epochs(config: TrainConfig) -> dict[int, RunFolder]:
-    """Return the finished runs that differ from a run in their number of epochs alone, by it, longest first."""
+    """Return the finished runs that differ from a run in their number of epochs alone, by it, longest first.
+
+    Of several with one number, as after a rerun, it is one that kept its last checkpoint.
+    """
     own, found = folder_of(config).path, {}
     wanted = _without_epochs(dataclasses.asdict(config))
-    for path in own.parent.glob(f"{glob.escape(own.name.rpartition('-')[0])}-*"):
+    paths = own.parent.glob(f"{glob.escape(own.name.rpartition('-')[0])}-*")
+    for path in sorted(paths, key=lambda path: bool(published(RunFolder(path)))):
         with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # a damaged run is no finished one
             saved = yaml.safe_load((other := RunFolder(path)).config_path.read_text())
             if isinstance(saved, dict) and other.is_done() and _without_epochs(saved) == wanted:

@@ -115,6 +115,18 @@ def test_a_run_that_would_end_otherwise_is_not_extended(
     assert len(list(tmp_path.glob("*/DONE"))) == 1
 
 
+def test_the_rerun_that_kept_its_end_is_extended_in_place_of_the_run_that_did_not(tmp_path: Path) -> None:
+    words = [*WORDS, "sparsifier=micro"]
+    before = finished(configured(tmp_path / "runs", *words, "epochs=1", world_size=2)).path
+    kept = finished(configured(tmp_path / "kept", *words, "epochs=1", KEPT, world_size=2)).path
+    for name in ("-rerun-1", "-a"):  # whichever a listing of the folder has first
+        shutil.copytree(kept, before.with_name(f"{before.name}{name}"))
+        end = end_to_extend(configured(tmp_path / "runs", *words, "epochs=2", "resume=extend", world_size=2))
+        assert end
+        assert before.name in str(end.path)
+        assert end.path.exists()
+
+
 def test_a_run_starts_from_a_finished_one_that_kept_its_end(tmp_path: Path) -> None:
     words = [*WORDS, "sparsifier=micro", "lr=0.1"]
     before = finished(configured(tmp_path, *words, "epochs=1", KEPT, world_size=2))
