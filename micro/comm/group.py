@@ -1,7 +1,7 @@
-"""The only file that starts collectives of a step: it merges the requests of a process group into collectives.
+"""The only file that starts collectives of a step, for the requests of a process group.
 
-Requests of one kind that are due at the same time share a collective: rows, and lists that travel as rows, as bytes;
-lists of other lengths, as bytes; small sums of one dtype; copies of one source and dtype.
+Requests of one way that are due at the same time share a collective (micro.comm.joint): rows, and lists that travel as
+rows; lists of other lengths; small sums of one dtype; copies of one source and dtype.
 """
 
 import os
@@ -17,17 +17,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from micro.comm import process_groups
+from micro.comm.joint import joint
 from micro.comm.loop import Loop
 from micro.comm.peers import PeerError, PeerFailures, named
-from micro.comm.ranks import Comm, Started, travels_padded
-from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast, Request, Sending, described
+from micro.comm.ranks import Comm, Started
+from micro.comm.requests import AllReduce, Broadcast, Request, Sending, described
 
-LARGE_BYTES = 1 << 20  # a sum of this size travels alone: to copy it costs more than a collective
 Group = dist.ProcessGroup | None
 ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Torch's equal-size all-gather under the name that this version has (renamed in torch 2.13)."""
-Taken = Callable[[], Sequence[Tensor]]
-"""Returns what a collective has brought to each of its requests, once it has ended."""
 
 
 class GroupComm(Comm):
@@ -101,20 +99,22 @@ class GroupComm(Comm):
                 received[request] = request.alone()
                 continue
             request.count()
-            together = ways.setdefault(_way_of(request), [])
+            together = ways.setdefault(request.way, [])
             request.comm.traffic.num_shared += bool(together)
             together.append(request)
-        under_way: list[tuple[list[Any], dist.Work, Taken]] = []
+        under_way = []
         for way, together in ways.items():
-            under_way.append((together, *way[0](together, self.group)))  # type: ignore[index]
+            message, split = (together[0], None) if len(together) == 1 else joint(together)
+            under_way.append((message, split, together, *_started(message, way, self.group)))
 
         def answers() -> list[Any]:
-            for together, work, take in under_way:
-                self._wait(work, together[0].mine.device)
-                received.update(zip(together, take(), strict=True))
-            return [*map(received.__getitem__, requests)]
+            for message, split, together, work, filled in under_way:
+                self._wait(work, filled.device)
+                answer = message.answer(filled)
+                received.update(zip(together, split(answer) if split else [answer], strict=True))
+            return [received[request] for request in requests]
 
-        return Started(answers, lambda: all(work.is_completed() for _, work, _ in under_way))
+        return Started(answers, lambda: all(work.is_completed() for *_, work, _ in under_way))
 
     def wait_for_all(self) -> None:
         """Return once all ranks of the group have called this, or raise what one has reported."""
@@ -202,116 +202,27 @@ def _compare(requests: Sequence[Request], comm: GroupComm) -> None:
         raise PeerError(f"{named(others)} and {named(same)} request different things at one time; this rank: {words}")
 
 
-def _way_of(request: Sending) -> Hashable:
-    """Return what starts the collective of a request, and what else is equal for requests that share it."""
+def _started(request: Any, way: Hashable, group: Group) -> tuple[Any, Tensor]:
+    """Start the collective of a request; return it, and the memory that it fills."""
+    mine = request.mine
     if isinstance(request, AllReduce):
-        return _sum, request.mine.dtype, request if request.mine.nbytes >= LARGE_BYTES else None
+        return dist.all_reduce(mine, group=group, async_op=True), mine
     if isinstance(request, Broadcast):
-        return _copy, request.mine.dtype, request.source
-    is_row = isinstance(request, AllGather) or (isinstance(request, AllGatherLists) and travels_padded(request.counts))
-    return (_gather_rows if is_row else _send_parts,)
-
-
-def _gather_rows(requests: Sequence[AllGather | AllGatherLists], group: Group) -> tuple[Any, Taken]:
-    """Gather rows: received is (world_size, m) for each, or its lists."""
-    rows = [_row(request) for request in requests]
-    sent = rows[0] if len(rows) == 1 else torch.cat([_bytes_of(row) for row in rows])
-    length, sent = sent.numel(), aligned(sent) if sent.is_cuda else sent
-    filled = sent.new_empty((requests[0].comm.world_size, sent.numel()))
-    work = ALL_GATHER(filled.view(-1), sent, group=group, async_op=True)
-
-    def received() -> list[Tensor]:
-        whole = filled if filled.shape[1] == length else filled[:, :length].contiguous()
-        if len(rows) == 1:
-            return [_answer(requests[0], whole)]
-        parts = whole.split([row.nbytes for row in rows], dim=1)
-        wide = [part.contiguous().view(row.dtype) for part, row in zip(parts, rows, strict=True)]
-        return list(map(_answer, requests, wide))
-
-    return work, received
+        return dist.broadcast(mine, group_src=request.source, group=group, async_op=True), mine
+    if way == "rows":
+        row = request.row()
+        sent = aligned(row) if row.is_cuda else row
+        filled = sent.new_empty((request.comm.world_size, sent.numel()))
+        work = ALL_GATHER(filled.view(-1), sent, group=group, async_op=True)
+        return work, filled if sent is row else filled[:, : row.numel()]
+    sent, to_ranks, from_ranks = request.parts()
+    filled = sent.new_empty(sum(from_ranks))
+    return dist.all_to_all_single(filled, sent, from_ranks, to_ranks, group=group, async_op=True), filled
 
 
 def aligned(row: Tensor) -> Tensor:
     """Return ``row`` (m,) filled up to a multiple of 16 bytes, which NCCL copies by loads of 16."""
     return torch.nn.functional.pad(row, (0, -row.nbytes % 16 // row.element_size()))
-
-
-def _row(request: AllGather | AllGatherLists) -> Tensor:
-    """Return the row of a rank; a list is filled up to the longest."""
-    if isinstance(request, AllGather):
-        return request.mine.contiguous()
-    return torch.nn.functional.pad(request.mine, (0, max(request.counts) - request.mine.numel()))
-
-
-def _answer(request: AllGather | AllGatherLists, rows: Tensor) -> Tensor:
-    """Return ``rows`` (world_size, m), or of each rank's what was not filled up, one list after the other."""
-    if isinstance(request, AllGather) or rows.shape[1] == min(request.counts):
-        return rows if isinstance(request, AllGather) else rows.view(-1)
-    lists_and_gaps = rows.view(-1).split([size for n in request.counts for size in (n, rows.shape[1] - n)])
-    return torch.cat(lists_and_gaps[::2])
-
-
-def _send_parts(requests: Sequence[AllGatherLists | AllToAll], group: Group) -> tuple[Any, Taken]:
-    """Send each rank its parts: received is (sum(sizes),) for each."""
-    sent, to_ranks, from_ranks = zip(*(_parts(request) for request in requests), strict=True)
-    if len(requests) == 1:
-        filled = sent[0].new_empty(sum(from_ranks[0]))
-        work = dist.all_to_all_single(filled, sent[0], from_ranks[0], to_ranks[0], group=group, async_op=True)
-        return work, lambda: [filled]
-    widths = [x.element_size() for x in sent]
-    parts = [_bytes_of(x).split([n * w for n in ns]) for x, ns, w in zip(sent, to_ranks, widths, strict=True)]
-    lengths = [[n * w for n in ns] for ns, w in zip(from_ranks, widths, strict=True)]  # of each request, from each rank
-    whole = torch.cat([part for to_rank in zip(*parts, strict=True) for part in to_rank])
-    to_sizes = [sum(part.numel() for part in to_rank) for to_rank in zip(*parts, strict=True)]
-    by_rank = list(zip(*lengths, strict=True))
-    filled = whole.new_empty(sum(map(sum, by_rank)))
-    work = dist.all_to_all_single(filled, whole, list(map(sum, by_rank)), to_sizes, group=group, async_op=True)
-
-    def received() -> list[Tensor]:
-        pieces = filled.split([length for from_rank in by_rank for length in from_rank])
-        return [torch.cat(pieces[place :: len(sent)]).view(x.dtype) for place, x in enumerate(sent)]
-
-    return work, received
-
-
-def _parts(request: AllGatherLists | AllToAll) -> tuple[Tensor, list[int], list[int]]:
-    """Return what a rank sends, one part for each rank after the other, and the sizes of parts sent and received."""
-    if isinstance(request, AllToAll):
-        return request.mine, list(request.sizes), list(request.received)
-    num_ranks = request.comm.world_size
-    return torch.cat([request.mine] * num_ranks), [request.mine.numel()] * num_ranks, list(request.counts)
-
-
-def _sum(requests: Sequence[AllReduce], group: Group) -> tuple[Any, Taken]:
-    """Add up over the ranks, in place."""
-    whole, received = _in_place([request.mine for request in requests])
-    return dist.all_reduce(whole, group=group, async_op=True), received
-
-
-def _copy(requests: Sequence[Broadcast], group: Group) -> tuple[Any, Taken]:
-    """Copy from one rank to all, in place."""
-    whole, received = _in_place([request.mine for request in requests])
-    return dist.broadcast(whole, group_src=requests[0].source, group=group, async_op=True), received
-
-
-def _in_place(vectors: list[Tensor]) -> tuple[Tensor, Callable[[], list[Tensor]]]:
-    """Return one vector that travels for several, and what copies it back to them."""
-    if len(vectors) == 1:
-        return vectors[0], lambda: vectors
-    whole = torch.cat([vector.reshape(-1) for vector in vectors])
-
-    def received() -> list[Tensor]:
-        parts = whole.split([vector.numel() for vector in vectors])
-        for vector, part in zip(vectors, parts, strict=True):
-            vector.copy_(part.view(vector.shape))
-        return vectors
-
-    return whole, received
-
-
-def _bytes_of(x: Tensor) -> Tensor:
-    """Return the memory of a contiguous tensor as bytes (m,)."""
-    return x.view(-1).view(torch.uint8)
 
 
 def mean_async(x: Tensor, group: Group, num_summands: int) -> torch.futures.Future[Tensor]:

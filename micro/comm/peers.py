@@ -104,7 +104,14 @@ class PeerFailures:
         self._num_waits += 1
         has_said_so = False
         try:
-            while not _has_ended(work):
+            while True:
+                try:
+                    work.wait(ENDS)
+                    return
+                except RuntimeError:
+                    if work.is_completed():
+                        work.wait()  # raises what has ended it; otherwise the error says that the time is over
+                        return
                 if not has_said_so:
                     self._write(f"{self._waits}/{self._rank}", str(self._num_waits))
                     has_said_so = True
@@ -132,14 +139,3 @@ class PeerFailures:
 
     def _read(self, key: str) -> str | None:
         return self._store.get(key).decode() if self._store.check([key]) else None
-
-
-def _has_ended(work: dist.Work) -> bool:
-    """Wait for ``work`` until the next look; raise its error if it has failed."""
-    try:
-        work.wait(ENDS)
-    except RuntimeError:
-        if not work.is_completed():
-            return False  # the error says that the time is over
-        work.wait()
-    return True

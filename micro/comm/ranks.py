@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -16,6 +17,7 @@ bytes, is that of the vector of an all_reduce or broadcast, of one rank's row or
 rank sends in a scatter."""
 
 Kind = Literal["counts", "indices", "values"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 """As what bytes are counted."""
 
 PADDING = 1.25  # lists of n ranks travel padded to the longest where that makes no more of them than this
@@ -102,7 +104,7 @@ class Traffic:
         num_shared: of the operations, those that travelled in a collective of another bucket (micro.comm.loop).
     """
 
-    num_bytes: dict[Kind, float] = field(default_factory=lambda: {"counts": 0.0, "indices": 0.0, "values": 0.0})
+    num_bytes: dict[Kind, float] = field(default_factory=partial(dict.fromkeys, KINDS, 0.0))
     calls: list[tuple[Op, float]] = field(default_factory=list)
     local_bytes: float = 0.0
     local_calls: list[tuple[Op, float]] = field(default_factory=list)

@@ -6,15 +6,17 @@ They do not depend on who answers: a process group (micro.comm.group), simulated
 single rank. micro.comm.loop runs them. All ranks make the same requests in the same order.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor
 
 from micro.comm.ranks import Comm, Kind, Op, bytes_sent, travels_padded
 
 T = TypeVar("T")
+LARGE_BYTES = 1 << 20  # a sum of this size travels alone: to copy it costs more than a collective
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -48,10 +50,12 @@ class Sending(Request):
         kind: as what its bytes count.
         bytes_by_kind: of its size, the bytes that count as another kind, where several share a message.
         is_empty: whether nothing travels, which all ranks know.
+        way: equal for requests of one time that travel in one message (micro.comm.joint).
     """
 
     op: ClassVar[Op]
     is_empty: ClassVar[Any] = False
+    way: ClassVar[Any]
     mine: Tensor
     kind: Kind = "values"
     bytes_by_kind: Mapping[Kind, float] | None = None
@@ -84,6 +88,10 @@ class Sending(Request):
         """Return the answer of one rank."""
         return self.mine
 
+    def answer(self, filled: Tensor) -> Tensor:
+        """Return the answer, given the memory that the collective has filled."""
+        return filled
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AllGather(Sending):
@@ -93,11 +101,20 @@ class AllGather(Sending):
     """
 
     op: ClassVar[Op] = "gather_rows"
+    way: ClassVar[Hashable] = "rows"
     kind: Kind = "counts"
 
     def alone(self) -> Any:
         """Return the answer of one rank."""
         return self.mine[None]
+
+    def row(self) -> Tensor:
+        """Return what this rank sends, as long on all ranks."""
+        return self.mine.contiguous()
+
+    def answer(self, filled: Tensor) -> Tensor:
+        """Return the rows (world_size, m)."""
+        return filled.contiguous()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -129,6 +146,27 @@ class AllGatherLists(Sending):
         """Whether no rank has any element."""
         return not any(self.counts)
 
+    @property
+    def way(self) -> Hashable:
+        """Rows where lists are filled up, else parts; see Sending."""
+        return "rows" if travels_padded(self.counts) else "parts"
+
+    def row(self) -> Tensor:
+        """Return the list, filled up to the longest."""
+        return torch.nn.functional.pad(self.mine, (0, max(self.counts) - self.mine.numel()))
+
+    def answer(self, filled: Tensor) -> Tensor:
+        """Return the lists without what they were filled up with."""
+        if filled.dim() == 1 or filled.shape[1] == min(self.counts):
+            return filled.reshape(-1)
+        lists_and_gaps = filled.reshape(-1).split([size for n in self.counts for size in (n, filled.shape[1] - n)])
+        return torch.cat(lists_and_gaps[::2])
+
+    def parts(self) -> tuple[Tensor, list[int], list[int]]:
+        """Return one part for each rank, one after the other, and the sizes of parts sent and received."""
+        n = self.comm.world_size
+        return torch.cat([self.mine] * n), [self.mine.numel()] * n, list(self.counts)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AllToAll(Sending):
@@ -142,6 +180,7 @@ class AllToAll(Sending):
     """
 
     op: ClassVar[Op] = "scatter"
+    way: ClassVar[Hashable] = "parts"
     sizes: Sequence[int]
     received: Sequence[int]
     _sizes: ClassVar[tuple[object, ...]] = ()
@@ -151,12 +190,21 @@ class AllToAll(Sending):
         """Bytes that go to other ranks."""
         return (self.mine.numel() - self.sizes[self.comm.rank]) * self.mine.element_size()
 
+    def parts(self) -> tuple[Tensor, list[int], list[int]]:
+        """Return one part for each rank, one after the other, and the sizes of parts sent and received."""
+        return self.mine, list(self.sizes), list(self.received)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class AllReduce(Sending):
     """The sum over all ranks, in the memory of ``mine``, which has one shape on all of them."""
 
     op: ClassVar[Op] = "all_reduce"
+
+    @property
+    def way(self) -> Hashable:
+        """Sums of one dtype share a message, unless they are large; see Sending."""
+        return "sum", self.mine.dtype, self if self.mine.nbytes >= LARGE_BYTES else None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -165,6 +213,11 @@ class Broadcast(Sending):
 
     op: ClassVar[Op] = "broadcast"
     source: int
+
+    @property
+    def way(self) -> Hashable:
+        """Copies of one source and dtype share a message; see Sending."""
+        return "copy", self.mine.dtype, self.source
 
     @property
     def _sizes(self) -> tuple[object, ...]:

@@ -167,12 +167,11 @@ class Attachment(BaseAttachment):
             counts_inputs = not getattr(model, "_divide_by_initial_world_size", True)
             self._lane.begin(has_inputs=has_inputs, counts_inputs=counts_inputs)
         self._received.update(names)
-        self._lane.put(parts)
-        if not bucket.is_last() and not (is_static and len(self._received) == self._num_reduced):
+        is_last = bucket.is_last() or (is_static and len(self._received) == self._num_reduced)
+        self._lane.put(parts, ends=is_last and (self._lane.is_beside or is_static or not has_inputs))
+        if not is_last:
             return
         self._received.clear()
-        if self._lane.is_beside or is_static or not has_inputs:
-            self._lane.finish()
         if has_inputs:
             _at_end_of_backward(self._computed)
         else:

@@ -13,7 +13,6 @@ from torch import Tensor
 from micro.comm.requests import AllReduce, Reduction, known
 from micro.drivers.lane import Lane
 from micro.drivers.step import Reductions
-from micro.kernels.threads import one_while
 from micro.values import flat
 from micro.values.flat import Layout, real
 
@@ -129,7 +128,8 @@ class BucketLane:
     DDP gets its buckets back when the last one is reduced: only then is it known whether all are finite, and the step
     counts for all or for none. This loses no overlap, because backward uses none of them before its end.
 
-    The thread of backward calls the public methods: begin, put for each bucket, finish. All others run on the lane.
+    The thread of backward calls the public methods: begin, put for each bucket, finish. All others run on the lane, a
+    task for each bucket.
 
     Args:
         steps: the reductions of the present step.
@@ -145,31 +145,31 @@ class BucketLane:
         self._unused = _unused if finds_unused else None
         self._weight = 1.0  # factor of this backward's gradients
         self._waiting: list[Bucket] = []  # buckets that wait for the whole gradient
+        self._begins: Callable[[], float] | None = None  # what the first bucket of a backward does first
         self._is_open = False
-        self._is_beside_backward = False  # then compiled loops use one thread
 
     def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
-        """Begin a backward; see Reductions.begin."""
-        self._is_open, self._is_beside_backward = True, self._lane.is_beside
+        """Begin a backward with its first bucket; see Reductions.begin."""
+        self._is_open = True
+        self._lane.backward_runs.set()
+        self._begins = partial(self._steps.begin, has_inputs=has_inputs, counts_inputs=counts_inputs)
 
-        def begin() -> None:
-            if self._steps.has_begun or self._waiting:
-                self._release()  # the last backward ended with an error
-            self._weight = self._steps.begin(has_inputs=has_inputs, counts_inputs=counts_inputs)
+    def put(self, buckets: Sequence[Bucket], *, ends: bool = False) -> None:
+        """Reduce the parts of a bucket in place, after all earlier ones; their futures are set at the end.
 
-        self._lane.put(partial(self._run, begin))
-
-    def put(self, buckets: Sequence[Bucket]) -> None:
-        """Reduce the parts of a bucket in place, after all earlier ones; its future is set at the end."""
-        uses = [tensor for bucket in buckets for tensor in (bucket.grad, bucket.buffer)]
-        self._lane.put(partial(self._run, self._go_on, buckets), uses)
+        Args:
+            ends: whether the backward ends with them.
+        """
+        if ends:
+            self._is_open = False
+            self._lane.backward_runs.clear()
+        begins, self._begins = self._begins, None
+        self._lane.put(partial(self._reduce, buckets, begins, ends), [part.buffer for part in buckets[:1]])
 
     def finish(self) -> None:
-        """End the backward after its last bucket; further calls do nothing."""
-        self._is_beside_backward = False
+        """End the backward after its last bucket, unless it has ended with it."""
         if self._is_open:
-            self._is_open = False
-            self._lane.put(partial(self._run, self._end))
+            self.put((), ends=True)
 
     def wait(self) -> None:
         """Wait for all buckets that were put; on an accelerator the caller's stream waits for the lane's."""
@@ -189,35 +189,37 @@ class BucketLane:
         """End the lane."""
         self._lane.close()
 
-    def _run(self, work: Callable[[], None], buckets: Sequence[Bucket] = ()) -> None:
+    def _reduce(self, buckets: Sequence[Bucket], begins: Callable[[], float] | None, ends: bool) -> None:
         """Run a task of the lane; it must not raise, since backward raises the error at its end."""
+        if begins is not None and (self._steps.has_begun or self._waiting):
+            self._release()  # the last backward ended with an error
         self._waiting += buckets
         try:
             if not self._steps.has_failed:
-                with one_while(lambda: self._is_beside_backward):
-                    work()
+                self._go_on(begins, ends)
         except BaseException as error:
             self._steps.fail(error)
         if self._steps.has_failed:
             self._release()
 
-    def _go_on(self) -> None:
-        if not self._steps.needs_whole_gradient:
+    def _go_on(self, begins: Callable[[], float] | None, ends: bool) -> None:
+        if begins is not None:
+            self._weight = begins()
+        is_whole = self._steps.needs_whole_gradient
+        if self._waiting and (ends or not is_whole):
             self._launch()
-        self._steps.advance()
-
-    def _end(self) -> None:
-        self._launch()
-        self._steps.decide(is_finite=self._steps.end())
+            if not is_whole:
+                self._steps.advance()
+        if ends:
+            self._steps.decide(is_finite=self._steps.end())
 
     def _launch(self) -> None:
         for bucket in self._waiting:
             bucket.check()
             if self._weight != 1:
                 bucket.grad.mul_(self._weight)
-        if self._waiting:
-            self._steps.launch(self._waiting, self._unused)
-            self._waiting = []
+        self._steps.launch(self._waiting, self._unused)
+        self._waiting = []
 
     def _release(self) -> None:
         """Give DDP zeros for all buckets after an error, so that backward ends and raises it."""

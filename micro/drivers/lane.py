@@ -27,6 +27,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from micro.kernels.threads import one_while
+
 Task = Callable[[], None]
 LaneChoice = Literal["auto", "thread", "caller"]
 """Which thread reduces: the lane's own, that of backward, or ``auto``: chosen by backend and model."""
@@ -38,11 +40,15 @@ class Lane(ABC):
 
     Every rank puts its buckets on the lane in the order of DDP's numbers, so all ranks call the same collectives in the
     same order, no matter when gradients become ready. ``is_beside`` says that backward continues while a task runs.
+
+    Attributes:
+        backward_runs: is set while it does. Then compiled loops of a lane with a thread use no other thread.
     """
 
     is_beside: ClassVar[bool] = False
 
     def __init__(self, device: torch.device) -> None:
+        self.backward_runs = threading.Event()
         self._device = device
         self._stream: Any = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
@@ -90,7 +96,7 @@ class ThreadLane(Lane):
         super().__init__(device)
         self._tasks: queue.SimpleQueue[tuple[Task, Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=_drain, args=(self._tasks, device, self._stream), name="micro-lane", daemon=True
+            target=_drain, args=(self._tasks, device, self._stream, self.backward_runs), name="micro-lane", daemon=True
         )
         self._thread.start()
         self._num_users = 1
@@ -148,11 +154,13 @@ class CallerLane(Lane):
             task()
 
 
-def _drain(tasks: "queue.SimpleQueue[tuple[Task, Any] | None]", device: torch.device, stream: Any) -> None:
+def _drain(
+    tasks: "queue.SimpleQueue[tuple[Task, Any] | None]", device: torch.device, stream: Any, busy: threading.Event
+) -> None:
     if stream is not None:
         torch.cuda.set_device(device)
         torch.cuda.set_stream(stream)
-    with torch.no_grad():  # each thread has its own setting
+    with one_while(busy.is_set), torch.no_grad():  # each thread has its own settings
         while (item := tasks.get()) is not None:
             task, ready = item
             if stream is not None:
