@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels.reference import is_ordinary, too_large
+from micro.kernels.reference import first_bad_of, fitting, is_ordinary
 from micro.kernels.sums import Sums
 from micro.parts import Part
 from micro.values.finite import FirstBad
@@ -235,13 +235,9 @@ def _drop_too_large_(vector: Tensor) -> FirstBad:
     """Set elements that are not finite or too large to zero; return the index of the first."""
     if _is_ordinary(vector):
         return None
-    is_bad = too_large(vector)
-    vector.masked_fill_(is_bad, 0.0)
-    if vector.device.type != "cpu":
-        places = torch.arange(vector.numel() + 1, dtype=torch.int32, device=vector.device)
-        return torch.cat([places[:-1].where(is_bad, vector.numel()), places[-1:]]).amin(0, keepdim=True)
-    bad = torch.nonzero(is_bad).view(-1)
-    return int(bad[0]) if bad.numel() else None
+    fits = fitting(vector)
+    vector.masked_fill_(~fits, 0.0)
+    return first_bad_of(fits)
 
 
 def _first_of(*indices: FirstBad) -> FirstBad:

@@ -21,7 +21,7 @@ from micro.exchanges.base import (
 from micro.exchanges.predicted_traffic import Choice
 from micro.kernels.reference import are_first, places_of
 from micro.predicted_traffic import Calls
-from micro.values.finite import Finite, is_zero, negated, with_flag
+from micro.values.finite import Finite, is_zero, with_count
 from micro.values.sparse import Exchanged, Overlap, Selection, SparseValues
 
 
@@ -72,7 +72,7 @@ def mean_of(values: Tensor, transport: Transport) -> Reduction[tuple[Tensor, Ten
         the mean (k,), equal bit for bit on all ranks; what this rank sent as decoded (k,); whether all were finite.
     """
     if transport.wire.values.lossless:
-        total = yield AllReduce(mine=with_flag(values, negated(transport.step.is_finite)))
+        total = yield AllReduce(mine=with_count(values, transport.step.is_finite))
         mean = total.div_(transport.comm.world_size)
         return mean[:-1], values, is_zero(mean[-1])
     rest, mean = torch.empty_like(values), torch.empty_like(values)

@@ -20,6 +20,7 @@ from micro.kernels.sums import Sums
 from micro.values.finite import FirstBad
 from micro.warn import warn
 
+FEWEST = 1 << 13  # entries from which a loop saves more time than its call takes
 SPARSEST = 1 << 11  # elements of a vector for each of its indices, from which on they are sorted, not marked in a map
 
 
@@ -176,12 +177,15 @@ def first_distinct(indices: Tensor, numel: int, k: int) -> Tensor:
 
 def gather(x: Tensor, indices: Tensor) -> Tensor:
     """Return ``x`` (numel,) at ``indices`` (m,) int32."""
-    return forms(x).gather(x, indices)
+    return x.index_select(0, indices) if indices.numel() < FEWEST else forms(x).gather(x, indices)
 
 
 def add_at_(x: Tensor, indices: Tensor, values: Tensor, *, alpha: float = 1.0) -> None:
     """Add ``alpha`` times ``values`` (m,) to ``x`` (numel,) at ``indices`` (m,) int32."""
-    forms(x, values).add_at_(x, indices, values, alpha)
+    if indices.numel() < FEWEST:
+        x.index_add_(0, indices, values.to(x.dtype), alpha=alpha)
+    else:
+        forms(x, values).add_at_(x, indices, values, alpha)
 
 
 def added(indices: Tensor, values: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:

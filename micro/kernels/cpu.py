@@ -196,8 +196,10 @@ def absorb_(residual: Tensor, grad: Tensor) -> int | None:
     def absorb(a: int, b: int) -> tuple[int, int]:
         return a + int(absorb_and_clear(target[a:b], target_bits[a:b], source[a:b], source_bits[a:b])), a
 
-    found = in_parts(absorb, grad.numel(), unit=TILE, moved=16)
-    return next((place for place, start in found if place >= start), None)
+    for place, start in in_parts(absorb, grad.numel(), unit=TILE, moved=16):
+        if place >= start:
+            return place
+    return None
 
 
 def collect(x: Tensor, start: int, lowest: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:

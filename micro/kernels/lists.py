@@ -19,7 +19,6 @@ from micro.kernels.threads import are_few_entries, entries_in_parts
 DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of a magnitude's bits, highest first: 31 in all
 WORD = 64
 MOST_MERGED = 64  # lists that are merged one after the other
-FEWEST = 8192  # entries from which a loop saves more time than its call takes
 
 
 @jitted
@@ -189,9 +188,8 @@ def _merged(first: Any, first_values: Any, second: Any, second_values: Any) -> A
 
 
 def _fits(indices: Tensor, *values: Tensor) -> bool:
-    """Tell whether a loop serves: for many entries, with an int32 index for each value."""
-    count = indices.numel()
-    return count >= FEWEST and are_lists(indices) and all(each.numel() == count for each in values)
+    """Tell whether a loop serves, which needs an int32 index for each value."""
+    return are_lists(indices) and all(each.numel() == indices.numel() for each in values)
 
 
 @jitted

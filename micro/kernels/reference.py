@@ -71,16 +71,22 @@ def absorb_(residual: Tensor, grad: Tensor) -> FirstBad:
         residual.add_(grad)
         grad.zero_()
         return None
-    numel, total = grad.numel(), residual + grad
-    is_bad = too_large(total)
+    total = residual + grad
+    fits = fitting(total)
     kept = residual.where((grad - grad) != 0, 0.0)  # where the gradient is not finite: isfinite is four kernels
-    residual.copy_(kept.where(is_bad, total))
+    torch.where(fits, total, kept, out=residual)
     grad.zero_()
-    if grad.device.type == "cpu":
-        bad = torch.nonzero(is_bad).view(-1)
+    return first_bad_of(fits)
+
+
+def first_bad_of(fits: Tensor) -> FirstBad:
+    """Return the index of the first element of ``fits`` (numel,) that is False; see micro.values.finite.FirstBad."""
+    if fits.device.type == "cpu":
+        bad = torch.nonzero(~fits).view(-1)
         return int(bad[0]) if bad.numel() else None
-    places = torch.arange(numel + 1, dtype=torch.int32, device=grad.device)
-    return torch.cat([places[:numel].where(is_bad, numel), places[numel:]]).amin(0, keepdim=True)
+    numel = fits.numel()
+    places = torch.arange(numel or 1, dtype=torch.int32, device=fits.device)
+    return torch.where(fits, numel, places).amin(0, keepdim=True) if numel else places
 
 
 def absorb_and_sum_(residual: Tensor, grad: Tensor) -> tuple[FirstBad, list[float]]:
@@ -94,9 +100,9 @@ def limit(dtype: torch.dtype) -> float:
     return 2.0 ** (math.frexp(torch.finfo(dtype).max)[1] - 28)
 
 
-def too_large(vector: Tensor) -> Tensor:
-    """Return (numel,) bool: where ``vector`` is NaN, infinite, or counts as it."""
-    return ~(vector.abs() < limit(vector.dtype))
+def fitting(vector: Tensor) -> Tensor:
+    """Return (numel,) bool: where ``vector`` is not NaN, infinite, or counts as it."""
+    return vector.abs() < limit(vector.dtype)
 
 
 def is_ordinary(grad: Tensor, dtype: torch.dtype) -> bool:

@@ -36,8 +36,8 @@ def in_parts(work: Callable[[int, int], T], numel: int, *, unit: int = 1, moved:
         unit: parts begin at multiples of it.
         moved: bytes of memory that are read and written for each element; by default a float32 is read.
     """
-    _local.moved = moved_bytes() + moved * numel
-    return _shared(work, numel, LEAST, unit)
+    _local.moved = getattr(_local, "moved", 0.0) + moved * numel
+    return [work(0, numel)] if numel < 2 * LEAST else _shared(work, numel, LEAST, unit)
 
 
 def _shared(work: Callable[[int, int], T], numel: int, least: int, unit: int) -> list[T]:

@@ -1,5 +1,6 @@
 """The end of a reduction: check and write the update, then deliver or drop it together with all other buckets."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from micro.comm.requests import Fill, Once, Reduction, known
 from micro.reducers.stats import StepStats
-from micro.values.finite import Finding, Finite, FirstBad, Policy, index_of, is_number, report
+from micro.values.finite import Finding, Finite, FirstBad, Policy, index_of, report
 from micro.values.flat import Layout
 from micro.values.sparse import Exchanged, SparseValues, summed
 
@@ -150,9 +151,10 @@ def checked(
         fits: whether the sum of the mean is finite, where that is known.
         last: whether the reduction ends with it.
     """
-    if fits is None:
-        fits = is_finite is False or is_number(mean.sum(dtype=torch.promote_types(mean.dtype, torch.float32)))
-    numbers = yield from known(is_finite, fits, num_updated, *records, last=last)
+    total: float | Tensor = 0.0
+    if fits is None and is_finite is not False:
+        total = mean.sum(dtype=torch.promote_types(mean.dtype, torch.float32))
+    numbers = yield from known(is_finite, fits is None or fits, total, num_updated, *records, last=last)
     return _checked(numbers, lambda: torch.nonzero(~torch.isfinite(mean)).view(-1))
 
 
@@ -162,14 +164,14 @@ def checked_sum(sent: Exchanged, scale: float, *records: Tensor | None) -> Reduc
     A sum of values is NaN or Inf when any of them is. It can also overflow itself, so the values decide in the end.
     """
     scaled, total = yield Once(work=lambda: _scaled(sent.update, scale))
-    numbers = yield from known(sent.is_finite, is_number(total), sent.num_updated, *records, last=True)
+    numbers = yield from known(sent.is_finite, True, total, sent.num_updated, *records, last=True)
     pairs = zip(sent.update, scaled, strict=True)
     return _checked(numbers, lambda: torch.cat([part.indices[~torch.isfinite(values)] for part, values in pairs]))
 
 
 def _checked(numbers: Sequence[Any], overflown: Callable[[], Tensor]) -> Checked:
-    were_finite, is_sum_finite, num_updated, *records = numbers
-    overflow = None if is_sum_finite or not were_finite else overflown()
+    were_finite, fits, total, num_updated, *records = numbers
+    overflow = overflown() if were_finite and not (fits and math.isfinite(total)) else None
     overflow = overflow if overflow is not None and overflow.numel() else None
     return Checked(bool(were_finite), overflow, int(num_updated or 0), records)
 
@@ -177,8 +179,9 @@ def _checked(numbers: Sequence[Any], overflown: Callable[[], Tensor]) -> Checked
 def _scaled(parts: Sequence[SparseValues], scale: float) -> tuple[list[Tensor], Tensor]:
     """Return ``scale`` times the values of each part, and the sum () of all of them."""
     scaled = [part.values if scale == 1 else part.values * scale for part in parts]
-    sums = [values.sum() for values in scaled]
-    return scaled, sums[0] if len(sums) == 1 else torch.stack(sums).sum()
+    if len(scaled) == 1:
+        return scaled, scaled[0].sum()
+    return scaled, torch.stack([values.sum() for values in scaled]).sum()
 
 
 def write_sum_(parts: Sequence[SparseValues], grad: Tensor, *, scale: float) -> Reduction[SparseValues | None]:

@@ -20,7 +20,7 @@ from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked, cut_, write_
 from micro.reducers.stats import Start, stats_of
-from micro.values.finite import Finite, FirstBad, Policy, check_policy, is_finite_by, is_number, is_zero, negated
+from micro.values.finite import Finite, FirstBad, Policy, check_policy, is_finite_by, is_zero, negated
 from micro.values.flat import Layout
 from micro.values.sparse import AllLeaving, AllValues, Overlap, SparseValues, Step
 
@@ -143,7 +143,7 @@ class Quantized(Reducer):
 
     def _send(
         self, state: BucketState, acc: Tensor, grad: Tensor, step: Step, comm: Comm, to_add: Tensor | None
-    ) -> Reduction[tuple[Tensor, AllValues | None, Finite, Finite, FirstBad]]:
+    ) -> Reduction[tuple[Tensor, AllValues | None, Finite, Finite | None, FirstBad]]:
         """Average ``acc`` (numel,).
 
         The memory of the messages is kept, and with a code it and the residual's change places: after a few steps
@@ -151,7 +151,8 @@ class Quantized(Reducer):
 
         Returns:
             the mean (numel,), in ``grad`` where that has its dtype; what was sent of ``acc``, None where nothing is
-            kept; whether all gradients were finite, and whether the mean is; the first bad sum with ``to_add``.
+            kept; whether all gradients were finite, and whether the mean is, where that is known; the first bad sum
+            with ``to_add``.
         """
         message = _memory(state, acc)
         is_same = grad.dtype == acc.dtype
@@ -161,7 +162,7 @@ class Quantized(Reducer):
             message[-1] = negated(step.is_finite)
             yield AllReduce(mine=message)
             mean = torch.div(total, comm.world_size, out=grad if is_same else total)
-            return mean, AllValues(acc), is_zero(message[-1]), is_number(mean.sum()), None
+            return mean, AllValues(acc), is_zero(message[-1]), None, None
         transport = Transport(comm=comm, step=step, overlap=Overlap.SAME, wire=Wire(self.codec))
         rest = state.spare = message[:-1] if state.residual.numel() else None
         mean = grad if is_same else torch.empty_like(acc)

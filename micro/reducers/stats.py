@@ -182,6 +182,13 @@ def stats_of(
 
 def traffic_fields(traffic: Traffic) -> dict[str, Any]:
     """Return the fields of StepStats that a step's traffic fills, but for the time."""
-    sent: dict[str, Any] = {f"{kind}_bytes": num_bytes for kind, num_bytes in traffic.num_bytes.items()}
-    local = {"local_bytes": traffic.local_bytes, "local_calls": tuple(traffic.local_calls)}
-    return sent | local | {"calls": tuple(traffic.calls), "num_shared": traffic.num_shared}
+    sent = traffic.num_bytes
+    return {
+        "counts_bytes": sent["counts"],
+        "indices_bytes": sent["indices"],
+        "values_bytes": sent["values"],
+        "calls": tuple(traffic.calls),
+        "num_shared": traffic.num_shared,
+        "local_bytes": traffic.local_bytes,
+        "local_calls": tuple(traffic.local_calls),
+    }

@@ -4,7 +4,6 @@ Whether gradients were finite is a boolean on a CPU. On an accelerator it is a t
 host must decide on the step.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -126,11 +125,11 @@ def flag_of(is_finite: Finite, dtype: torch.dtype, device: torch.device) -> Tens
     return torch.full((1,), int(is_finite), dtype=dtype, device=device)
 
 
-def with_flag(values: Tensor, flag: Finite) -> Tensor:
-    """Return ``values`` (m,) and 1 behind them where the flag holds, else 0: (m + 1,)."""
-    if isinstance(flag, Tensor):
-        return torch.cat([values, flag_of(flag, values.dtype, values.device)])
-    return torch.nn.functional.pad(values, (0, 1), value=float(flag))
+def with_count(values: Tensor, is_finite: Finite) -> Tensor:
+    """Return ``values`` (m,), and behind them how many gradients of this rank are not finite, 0 or 1: (m + 1,)."""
+    if isinstance(is_finite, Tensor):
+        return torch.cat([values, ~is_finite.view(1)])
+    return torch.nn.functional.pad(values, (0, 1), value=float(not is_finite))
 
 
 def negated(flag: Finite) -> Finite:
@@ -148,11 +147,6 @@ def is_zero(count: Tensor) -> Finite:
     return float(count) <= 0 if count.is_cpu else count <= 0
 
 
-def is_number(total: Tensor) -> Finite:
-    """Return whether a sum () is finite, as the host has it without waiting."""
-    return math.isfinite(total) if total.is_cpu else (total - total) == 0  # torch.isfinite is four kernels
-
-
 def all_finite(flags: Sequence[Finite]) -> Finite:
     """Return whether all flags are true."""
     late = [flag for flag in flags if isinstance(flag, Tensor)]
@@ -164,7 +158,7 @@ def read(numbers: Sequence[Any]) -> list[Any]:
     late = [x for x in numbers if isinstance(x, Tensor)]
     flat = [x.reshape(-1) for x in late]
     if any(x.dtype != flat[0].dtype for x in flat):
-        flat = [x.double() for x in flat]
+        flat = [x if x.dtype in (torch.bool, torch.float32) else x.double() for x in flat]
     host = (flat[0] if len(flat) == 1 else torch.cat(flat)).cpu()  # host sync: one for all
     parts = iter(host.split([x.numel() for x in late]))
     return [next(parts).to(x.dtype).view(x.shape) if isinstance(x, Tensor) else x for x in numbers]
