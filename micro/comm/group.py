@@ -112,7 +112,7 @@ class GroupComm(Comm):
                 self._wait(work, filled.device)
                 answer = message.answer(filled)
                 received.update(zip(together, split(answer) if split else [answer], strict=True))
-            return [received[request] for request in requests]
+            return [*map(received.__getitem__, requests)]
 
         return Started(answers, lambda: all(work.is_completed() for *_, work, _ in under_way))
 

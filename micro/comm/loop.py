@@ -123,29 +123,24 @@ class Loop:
         Returns:
             whether there was one of both.
         """
-        has_received = self._started is not None
-        if self._started is not None:
-            sent, started, self._sent, self._started = self._sent, self._started, [], None
-            answers = iter(waited_for(sent, started.answers))
-            for each in sent:
+        received, started, self._sent, self._started = self._sent, self._started, [], None
+        if started is not None:
+            answers = iter(waited_for(received, started.answers))
+            for each in received:
                 self._go_on(each, list(islice(answers, len(each.requests))))
-        sent, requests = self._due()
+        while True:
+            sent, requests, reading = list[Running[Any]](), list[Any](), list[Running[Any]]()
+            for each in self._running:
+                if each.needs_round:
+                    (reading if each.reads else sent).append(each)
+                    requests += each.requests
+            if not reading:
+                break
+            self._read(reading)
         if sent:
             self.num_rounds += 1
             self._sent, self._started = sent, waited_for(sent, partial(requests[0].comm.start, requests))
-        return has_received or bool(sent)
-
-    def _due(self) -> tuple[list[Running[Any]], list[Any]]:
-        """Return those that need a round, in the order in which they were begun, and what they request."""
-        sent, requests, reading = list[Running[Any]](), list[Any](), list[Running[Any]]()
-        for each in self._running:
-            if each.needs_round:
-                (reading if each.reads else sent).append(each)
-                requests += each.requests
-        if not reading:
-            return sent, requests
-        self._read(reading)
-        return self._due()
+        return started is not None or bool(sent)
 
     def finish(self, running: Running[T]) -> T:
         """Send rounds until a reduction has ended, and let go of it; return what it returned."""

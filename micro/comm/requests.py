@@ -90,7 +90,7 @@ class Sending(Request):
 
     def answer(self, filled: Tensor) -> Tensor:
         """Return the answer, given the memory that the collective has filled."""
-        return filled
+        return filled.contiguous()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,10 +111,6 @@ class AllGather(Sending):
     def row(self) -> Tensor:
         """Return what this rank sends, as long on all ranks."""
         return self.mine.contiguous()
-
-    def answer(self, filled: Tensor) -> Tensor:
-        """Return the rows (world_size, m)."""
-        return filled.contiguous()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

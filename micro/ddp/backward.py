@@ -164,7 +164,7 @@ class BucketLane:
             self._is_open = False
             self._lane.backward_runs.clear()
         begins, self._begins = self._begins, None
-        self._lane.put(partial(self._reduce, buckets, begins, ends), [part.buffer for part in buckets[:1]])
+        self._lane.put(partial(self._reduce, buckets, begins, ends), [buckets[0].buffer] if buckets else ())
 
     def finish(self) -> None:
         """End the backward after its last bucket, unless it has ended with it."""
@@ -207,19 +207,16 @@ class BucketLane:
             self._weight = begins()
         is_whole = self._steps.needs_whole_gradient
         if self._waiting and (ends or not is_whole):
-            self._launch()
+            for bucket in self._waiting:
+                bucket.check()
+                if self._weight != 1:
+                    bucket.grad.mul_(self._weight)
+            self._steps.launch(self._waiting, self._unused)
+            self._waiting = []
             if not is_whole:
                 self._steps.advance()
         if ends:
             self._steps.decide(is_finite=self._steps.end())
-
-    def _launch(self) -> None:
-        for bucket in self._waiting:
-            bucket.check()
-            if self._weight != 1:
-                bucket.grad.mul_(self._weight)
-        self._steps.launch(self._waiting, self._unused)
-        self._waiting = []
 
     def _release(self) -> None:
         """Give DDP zeros for all buckets after an error, so that backward ends and raises it."""

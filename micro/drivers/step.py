@@ -21,7 +21,7 @@ from micro.drivers.memory_order import as_in_memory, logical, orders_of_shards
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.outcome import Outcome, arrived_at
 from micro.reducers.stats import StepStats
-from micro.values.finite import Finding, NonFiniteGradient, SkippedSteps
+from micro.values.finite import Finding, NonFiniteGradient, error_of_skipping
 from micro.values.flat import Layout, joined
 
 Clip = Callable[[Sequence[Tensor], float], Requests[None]]
@@ -216,7 +216,7 @@ class Reductions:
         self.reducer, self.states, self.comm = reducer, states, comm
         self._device, self._loss_scale = device, loss_scale
         self._clip_, self._error_of = clip_, error_of
-        self._skipped_steps = SkippedSteps()
+        self._num_skipped = 0  # steps one after the other, up to the last
         self._parameters, self._refusal = parameters, refusal(reducer)
         self._shares = reducer.shares_rounds
         self._begun: list[_Begun] = []
@@ -315,10 +315,10 @@ class Reductions:
         Args:
             is_finite: whether all was finite, the same on all ranks.
         """
-        self.stats += [outcome.deliver() if is_finite else outcome.drop() for _, outcome in self._ended]
         self.skipped = not is_finite
         scales = self._loss_scale.is_used
         for begun, outcome in self._ended:
+            self.stats.append(outcome.deliver() if is_finite else outcome.drop())
             grad = begun.grad
             arrived = outcome.arrived if is_finite else partial(arrived_at, (), grad.numel(), grad.device)
             latest, layout = begun.state.latest, begun.state.layout
@@ -327,17 +327,20 @@ class Reductions:
                 note(self._parameters, layout, latest, refusal=self._refusal)
             if scales and not is_finite:
                 grad.fill_(torch.inf)
-        if not scales:
-            self.error = self._error(is_finite=is_finite)
+        if is_finite:
+            self._num_skipped = 0
+        elif not scales:
+            self.error = self._error()
         ended, self._ended = self._ended, []
         for begun, _ in ended:
             begun.put_back()
 
-    def _error(self, *, is_finite: bool) -> BaseException | None:
-        """Return what a step has to raise where no scaler acts on what is not finite; all ranks call this."""
-        if not is_finite and self.reducer.policy == "stop":
+    def _error(self) -> BaseException | None:
+        """Return what a step has to raise that is not finite, where no scaler acts on it; all ranks call this."""
+        if self.reducer.policy == "stop":
             return self._error_of([finding for _, outcome in self._ended for finding in outcome.findings])
-        return self._skipped_steps.count(max(map(attrgetter("step"), self.stats), default=0), is_finite=is_finite)
+        self._num_skipped += 1
+        return error_of_skipping(self._num_skipped, max(map(attrgetter("step"), self.stats), default=0))
 
     def close(self) -> None:
         """Reduce nothing any more: what comes for a parameter from now on is a whole gradient."""

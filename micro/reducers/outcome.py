@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ def checked_sum(sent: Exchanged, scale: float, *records: Tensor | None) -> Reduc
 
     A sum of values is NaN or Inf when any of them is. It can also overflow itself, so the values decide in the end.
     """
-    scaled, total = yield Once(work=lambda: _scaled(sent.update, scale))
+    scaled, total = yield Once(work=partial(_scaled, sent.update, scale))
     numbers = yield from known(sent.is_finite, True, total, sent.num_updated, *records, last=True)
     pairs = zip(sent.update, scaled, strict=True)
     return _checked(numbers, lambda: torch.cat([part.indices[~torch.isfinite(values)] for part, values in pairs]))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from torch import Tensor
@@ -171,7 +171,7 @@ class Micro(Selector[Any]):
     def __post_init__(self) -> None:
         check_rule(self, get_args(MicroRule))
 
-    @property
+    @cached_property
     def threshold_rule(self) -> ThresholdRule[Any]:
         """The object that implements the rule."""
         return Agreed() if self.rule == "agreed" else Published()

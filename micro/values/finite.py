@@ -33,22 +33,15 @@ class NonFiniteGradient(RuntimeError):
     """A gradient or an update held NaN or Inf. Raised on all ranks in the same step; no residual was touched by it."""
 
 
-class SkippedSteps:
-    """Counts the steps that the policy leaves out one after the other; equal on all ranks, as each decision is."""
-
-    def __init__(self) -> None:
-        self._in_a_row = 0
-
-    def count(self, step: int, *, is_finite: bool) -> NonFiniteGradient | None:
-        """Count a step; return the error of one that is left out after so many others that nothing is trained."""
-        self._in_a_row = 0 if is_finite else self._in_a_row + 1
-        if self._in_a_row < MOST_SKIPPED:
-            return None
-        return NonFiniteGradient(
-            f"nothing was trained in {self._in_a_row} steps in a row up to step {step}: no gradient was finite, and "
-            "nonfinite=skip leaves such steps out. If the loss is scaled, give attach its scaler=; otherwise load "
-            "weights that are finite, or lower the learning rate"
-        )
+def error_of_skipping(num_skipped: int, step: int) -> NonFiniteGradient | None:
+    """Return the error where the policy has left out so many steps, one after the other, that nothing is trained."""
+    if num_skipped < MOST_SKIPPED:
+        return None
+    return NonFiniteGradient(
+        f"nothing was trained in {num_skipped} steps in a row up to step {step}: no gradient was finite, and "
+        "nonfinite=skip leaves such steps out. If the loss is scaled, give attach its scaler=; otherwise load "
+        "weights that are finite, or lower the learning rate"
+    )
 
 
 def error_at(places: Sequence[str], step: int) -> NonFiniteGradient:
