@@ -105,7 +105,7 @@ All names of `import micro`, with the first sentence of their docstrings and the
 arguments, shapes, errors and sources follow below each table; elsewhere `help(micro.Micro)` shows them.
 """
 _SECTIONS = {  # headings, and the packages and modules of micro whose names stand below them
-    "Attach and simulate": "ddp fsdp local drivers checkpoints simulate comm reducers.stats values.finite",
+    "Attach and simulate": "ddp fsdp local drivers checkpoints simulate comm reducers.stats values.nonfinite",
     "Reducers": "reducers",
     "Selectors": "selectors",
     "Exchanges": "exchanges",

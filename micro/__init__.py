@@ -56,7 +56,10 @@ from micro.exchanges.dsa import DSA
 from micro.exchanges.gather import Gather
 from micro.exchanges.oktopk import Oktopk
 from micro.exchanges.union import Union
-from micro.feedback import ErrorFeedback, Feedback, MomentumCorrection, NoFeedback
+from micro.feedback.base import Feedback
+from micro.feedback.momentum import MomentumCorrection
+from micro.feedback.none import NoFeedback
+from micro.feedback.residual import ErrorFeedback
 from micro.fsdp import ShardedAttachment, attach_fsdp
 from micro.local import LocalSteps, Outer
 from micro.optim.sign_sgd import SignSGD
@@ -80,8 +83,8 @@ from micro.selectors.randomk import RandomK
 from micro.selectors.threshold import Threshold
 from micro.selectors.topk import TopK
 from micro.simulate import Simulation
-from micro.values.finite import NonFiniteGradient
 from micro.values.flat import Layout
+from micro.values.nonfinite import NonFiniteGradient
 
 __version__ = "0.1.0"
 

@@ -15,7 +15,7 @@ from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, 
 from micro.density.base import Density, DensitySchedule, Target, target_count
 from micro.exchanges.base import Exchange, Needs, Transport, Wire
 from micro.exchanges.predicted_traffic import Choice
-from micro.feedback import Feedback, Memory
+from micro.feedback.base import Feedback, Memory
 from micro.parts import NoState, Part, Rule, StatefulPart, as_part, build, check_rule, known
 from micro.predicted_traffic import Calls, Choosing
 from micro.reducers.base import BucketState, Reducer

@@ -20,8 +20,8 @@ from micro.reducers.base import Reducer
 from micro.reducers.stats import StepStats
 from micro.reducers.wrapping import innermost
 from micro.simulate import Simulation
-from micro.values.finite import NonFiniteGradient
 from micro.values.flat import Layout
+from micro.values.nonfinite import NonFiniteGradient
 
 LAYOUT = Layout(("a.weight", "a.bias", "b.weight"), ((8, 16), (8,), (11, 11)))
 SCALES = {"a.weight": 1.0, "a.bias": 5.0, "b.weight": 0.2}  # layers differ in scale

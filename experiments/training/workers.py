@@ -19,7 +19,7 @@ from micro.comm.group import GroupComm
 from micro.comm.objects import gather_objects
 from micro.comm.requests import AllReduce, Broadcast
 from micro.local import RoundStats
-from micro.values.finite import NonFiniteGradient
+from micro.values.nonfinite import NonFiniteGradient
 
 WARM_UP_STEPS = 2  # the second finds thresholds, and the state of a text, where the first left them
 

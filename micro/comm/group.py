@@ -79,10 +79,10 @@ class GroupComm(Comm):
             self.failures.report(error)
 
     def _parts(self) -> Iterator["GroupComm"]:
-        both = (part for levels in self._levels.values() for part in (levels.within, levels.between))
-        return (part for part in both if isinstance(part, GroupComm))
+        return (part for parts in self.parts.values() for part in parts if isinstance(part, GroupComm))
 
-    def _subgroup(self, ranks: range, device: torch.device) -> Comm:
+    def subgroup(self, ranks: range, device: torch.device) -> Comm:
+        """Return a process group of some of these ranks; see Comm."""
         return PrivateComm(self.group, device, timed=self.timed, ranks=ranks)
 
     def start(self, requests: Sequence[Request]) -> Started:

@@ -43,7 +43,8 @@ class SimulatedComm(Comm):
         super().__init__(rank, len(members), timed=True)
         self.members, self.shares_memory = members, len(members) > 1
 
-    def _subgroup(self, ranks: range, device: torch.device) -> Comm:
+    def subgroup(self, ranks: range, device: torch.device) -> Comm:
+        """Return some of these ranks; see Comm."""
         members = self.members[ranks.start : ranks.stop : ranks.step]
         return SimulatedComm(ranks.index(self.rank), members)
 

@@ -1,11 +1,9 @@
 """The class Comm: the ranks of a reduction from the view of one rank, with its bytes sent and times."""
 
-import copy
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
@@ -17,8 +15,8 @@ bytes, is that of the vector of an all_reduce or broadcast, of one rank's row or
 rank sends in a scatter."""
 
 Kind = Literal["counts", "indices", "values"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
 """As what bytes are counted."""
+_NO_BYTES: dict[Kind, float] = {"counts": 0.0, "indices": 0.0, "values": 0.0}
 
 PADDING = 1.25  # lists of n ranks travel padded to the longest where that makes no more of them than this
 
@@ -104,7 +102,7 @@ class Traffic:
         num_shared: of the operations, those that travelled in a collective of another bucket (micro.comm.loop).
     """
 
-    num_bytes: dict[Kind, float] = field(default_factory=partial(dict.fromkeys, KINDS, 0.0))
+    num_bytes: dict[Kind, float] = field(default_factory=_NO_BYTES.copy)
     calls: list[tuple[Op, float]] = field(default_factory=list)
     local_bytes: float = 0.0
     local_calls: list[tuple[Op, float]] = field(default_factory=list)
@@ -121,17 +119,6 @@ class Traffic:
             self.num_bytes[kind] += sent
         self.local_bytes += sum(local.num_bytes.values())
         self.local_calls += local.calls
-
-
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """A group of ranks as nodes: ``within``, the ranks of this rank's node; ``between``, those of the same place.
-
-    Rank r is the rank ``r % ranks_per_node`` within its node and the rank ``r // ranks_per_node`` between nodes.
-    """
-
-    within: "Comm"
-    between: "Comm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +152,7 @@ class Comm:
         self.timed = timed
         self.traffic = Traffic()
         self.clock = Clock()
-        self._levels: dict[int, Levels] = {}
+        self.parts: dict[int, tuple[Comm, Comm]] = {}  # see micro.comm.levels
 
     def for_reduction(self) -> Self:
         """Return these ranks for one of several reductions under way: with a clock of its own, the step's traffic."""
@@ -173,39 +160,7 @@ class Comm:
         vars(own).update(vars(self), clock=Clock())
         return own
 
-    def levels(self, ranks_per_node: int, device: torch.device) -> Levels:
-        """Return this rank's node and its peers in other nodes; all ranks make them together, at the first call.
-
-        Both have no traffic yet, and the clock of this reduction.
-
-        Args:
-            device: of what they will send.
-
-        Raises:
-            ValueError: the ranks cannot be divided into nodes of this size.
-        """
-        if self.world_size % ranks_per_node:
-            raise ValueError(
-                f"ranks_per_node must divide the number of ranks, got {ranks_per_node} for {self.world_size} ranks"
-            )
-        if ranks_per_node not in self._levels:
-            node, place = divmod(self.rank, ranks_per_node)
-            within = range(node * ranks_per_node, (node + 1) * ranks_per_node)
-            between = range(place, self.world_size, ranks_per_node)
-            self._levels[ranks_per_node] = Levels(self._part(within, device), self._part(between, device))
-        made = self._levels[ranks_per_node]
-        return Levels(self._beside(made.within), self._beside(made.between))
-
-    def _beside(self, part: "Comm") -> "Comm":
-        own = copy.copy(part)
-        own.clock, own.timed = self.clock, self.timed
-        own.begin_step()
-        return own
-
-    def _part(self, ranks: range, device: torch.device) -> "Comm":
-        return Comm(timed=self.timed) if len(ranks) == 1 else self._subgroup(ranks, device)
-
-    def _subgroup(self, ranks: range, device: torch.device) -> "Comm":
+    def subgroup(self, ranks: range, device: torch.device) -> "Comm":
         """Return a group of some ranks of this one, this rank among them; each of them calls this."""
         raise ValueError(f"{type(self).__name__} has no groups of some of its ranks: use a GroupComm")
 

@@ -276,7 +276,7 @@ def known(*numbers: Any, last: bool = False) -> Reduction[Sequence[Any]]:
     Args:
         last: see Request.
     """
-    late = [x for x in numbers if isinstance(x, Tensor)]
+    late = list(filter(torch.is_tensor, numbers))
     if late and not late[0].is_cpu:
         numbers = yield ToHost(numbers=numbers, last=last)
     return [x.item() if isinstance(x, Tensor) and not x.dim() else x for x in numbers] if late else numbers

@@ -3,27 +3,28 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from micro.comm.group import GroupComm, PrivateComm, count_of, mean_async
+from micro.comm.group import GroupComm, PrivateComm
 from micro.comm.loop import carried_out
 from micro.comm.peers import PeerFailures
 from micro.comm.requests import Reduction
 from micro.ddp.backward import Bucket, BucketLane, Buckets, parts_of
 from micro.ddp.bucket_order import replay
+from micro.ddp.hook import Hook, hook_of
 from micro.drivers.attachment import BaseAttachment
 from micro.drivers.lane import CallerLane, thread_lane
 from micro.drivers.settings import Settings
 from micro.drivers.wrappers import kept_parameters, plain_parameters, reduced_parameters
 from micro.reducers.base import Reducer, prepare
 from micro.values.clipping import clip_
-from micro.values.finite import Finding, NonFiniteGradient, report
 from micro.values.flat import real
+from micro.values.nonfinite import Finding, NonFiniteGradient, report
 
 NO_BACKWARD = -1  # the graph task id that torch returns outside of a backward
 
@@ -50,7 +51,7 @@ class Attachment(BaseAttachment):
         process_group: dist.ProcessGroup | None,
     ) -> None:
         parameters, reduced = plain_parameters(model.module), reduced_parameters(model)
-        hook, device = hook_of(model), next(iter(reduced.values())).device
+        hook, device = hook_of(model, reduce_bucket), next(iter(reduced.values())).device
         comm: GroupComm
         if lane == "thread" and process_group is None:
             comm = PrivateComm(model.process_group, device, timed=settings.timed)
@@ -177,7 +178,7 @@ class Attachment(BaseAttachment):
         else:
             started = self._now()
             self._lane.wait()
-            self._end_step(self._now() - started)
+            self.steps.end_backward(self._now() - started, self._watch, self._on_step)
 
     def _computed(self) -> None:
         """Note when DDP begins to wait. Only now does a lane in this thread wait for its collectives."""
@@ -186,7 +187,7 @@ class Attachment(BaseAttachment):
         _at_end_of_backward(self._end)
 
     def _end(self) -> None:
-        self._end_step(self._now() - self._compute_end)
+        self.steps.end_backward(self._now() - self._compute_end, self._watch, self._on_step)
 
     def averages(self, parameter: Tensor) -> bool:
         """Return whether one of DDP's buckets holds ``parameter``."""
@@ -212,56 +213,8 @@ def _at_end_of_backward(call: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
-class Hook:
-    """Passes DDP's buckets to the model's attachment; without one, to an all-reduce like DDP's.
-
-    DDP accepts one hook and cannot remove it, so this one stays after an attachment is closed and serves the next.
-
-    A copy of the model has no hook and trains as plain DDP. So a copy of this object is empty: an attachment's process
-    group, thread and running work can be neither copied nor pickled.
-    """
-
-    def __init__(self, model: DistributedDataParallel | None = None) -> None:
-        self.attached: Attachment | None = None
-        self.group = None if model is None else model.process_group
-        self._model = None if model is None else ref(model)
-
-    def num_summands(self, device: torch.device) -> int:
-        """Return over how many ranks DDP averages: all, or in some join contexts only those that have inputs."""
-        model = None if self._model is None else self._model()
-        if getattr(model, "_divide_by_initial_world_size", True):
-            return dist.get_world_size(self.group)
-        return count_of(torch._C._current_graph_task_id() >= 0, self.group, device)
-
-    def __reduce__(self) -> tuple[type["Hook"], tuple[()]]:
-        return Hook, ()
-
-
-_hooks: WeakKeyDictionary[DistributedDataParallel, Hook] = WeakKeyDictionary()
-
-
-def hook_of(model: DistributedDataParallel) -> Hook:
-    """Return the model's hook, registering it at the first call.
-
-    Raises:
-        ValueError: the model has a hook that is not from here.
-    """
-    if model not in _hooks:
-        hook = Hook(model)
-        try:
-            model.register_comm_hook(hook, _micro_hook)
-        except RuntimeError as error:  # DDP's message names neither the model nor the remedy
-            raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
-        _hooks[model] = hook
-    return _hooks[model]
-
-
-def attached_to(model: DistributedDataParallel) -> "Attachment | None":
-    """Return the model's attachment, or None."""
-    return _hooks[model].attached if model in _hooks else None
-
-
-def _micro_hook(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def reduce_bucket(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Reduce one bucket of DDP, which calls this; see Hook."""
     if hook.attached is not None:
         return hook.attached.reduce(bucket)
-    return mean_async(bucket.buffer(), hook.group, hook.num_summands(bucket.buffer().device))
+    return hook.mean(bucket.buffer())

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from micro.comm.requests import AllReduce, Reduction, known
 from micro.drivers.lane import Lane
-from micro.drivers.step import Reductions
+from micro.drivers.step import ModelStep
+from micro.drivers.unused import unused_of
 from micro.values import flat
 from micro.values.flat import Layout, real
 
@@ -107,15 +107,6 @@ def parts_of(layouts: list[Layout], grad: Tensor, future: torch.futures.Future[T
     return parts
 
 
-def _unused(buckets: Sequence[Bucket]) -> Reduction[list[str]]:
-    """Return the parameters of these buckets that no rank used; DDP drops their update."""
-    names = [name for bucket in buckets for name in bucket.layout.names]
-    gradients = [gradient for bucket in buckets for gradient in bucket.layout.split(bucket.grad).values()]
-    used = torch.stack([gradient.any() for gradient in gradients]).to(torch.int32)
-    (flags,) = yield from known((yield AllReduce(mine=used, kind="counts")))
-    return [name for name, is_used in zip(names, flags.tolist(), strict=True) if not is_used]
-
-
 class BucketLane:
     """Reduces the buckets of a backward in the order in which they were put on the lane, several at a time.
 
@@ -139,17 +130,17 @@ class BucketLane:
         is_beside: whether backward continues while buckets are reduced.
     """
 
-    def __init__(self, steps: Reductions, lane: Lane, device: torch.device, *, finds_unused: bool) -> None:
+    def __init__(self, steps: ModelStep, lane: Lane, device: torch.device, *, finds_unused: bool) -> None:
         self._steps, self._lane, self._device = steps, lane, device
         self.is_beside = lane.is_beside
-        self._unused = _unused if finds_unused else None
+        self._unused = unused_of if finds_unused else None
         self._weight = 1.0  # factor of this backward's gradients
         self._waiting: list[Bucket] = []  # buckets that wait for the whole gradient
         self._begins: Callable[[], float] | None = None  # what the first bucket of a backward does first
         self._is_open = False
 
     def begin(self, *, has_inputs: bool, counts_inputs: bool) -> None:
-        """Begin a backward with its first bucket; see Reductions.begin."""
+        """Begin a backward with its first bucket; see ModelStep.begin."""
         self._is_open = True
         self._lane.backward_runs.set()
         self._begins = partial(self._steps.begin, has_inputs=has_inputs, counts_inputs=counts_inputs)

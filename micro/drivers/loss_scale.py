@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from micro.feedback import MomentumCorrection
+from micro.feedback.momentum import MomentumCorrection
 from micro.reducers.base import Reducer
 from micro.reducers.quantized import Quantized
 from micro.reducers.sparse import SparseReducer

@@ -1,7 +1,7 @@
 """One step: begin the reduction of each vector, decide on all together, and write updates; and states of buckets."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Protocol
@@ -11,20 +11,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from micro.comm.group import GroupComm
-from micro.comm.loop import Reduce, Running, carried_out
-from micro.comm.ranks import Comm
-from micro.comm.requests import AllGather
-from micro.comm.requests import Reduction as Requests
+from micro.comm.loop import Running, carried_out
+from micro.comm.requests import AllGather, Reduction
 from micro.drivers.arrivals import note, note_whole, refusal
+from micro.drivers.gradient_watch import GradientWatch
 from micro.drivers.loss_scale import LossScale
 from micro.drivers.memory_order import as_in_memory, logical, orders_of_shards
+from micro.drivers.summary import StepSummary
+from micro.drivers.unused import without_unused
 from micro.reducers.base import BucketState, Reducer, saved_layout
 from micro.reducers.outcome import Outcome, arrived_at
 from micro.reducers.stats import StepStats
-from micro.values.finite import Finding, NonFiniteGradient, error_of_skipping
 from micro.values.flat import Layout, joined
+from micro.values.nonfinite import Finding, NonFiniteGradient, error_of_skipping
 
-Clip = Callable[[Sequence[Tensor], float], Requests[None]]
+Clip = Callable[[Sequence[Tensor], float], Reduction[None]]
 """Scales the parts of a gradient down to a norm; see micro.values.clipping."""
 
 
@@ -43,7 +44,7 @@ class Vector(Protocol):
         """Make ``grad`` the gradients of the model."""
 
 
-Unused = Callable[[Sequence[Any]], Requests[Collection[str]]]
+Unused = Callable[[Sequence[Any]], Reduction[Collection[str]]]
 """Finds which parameters of vectors no rank has used, the same on all ranks."""
 
 
@@ -171,7 +172,7 @@ class BucketStates:
         self._old = []
 
 
-class Reductions:
+class ModelStep:
     """Reduces the vectors of a step, several of them at a time; the step counts for all of them, or for none.
 
     Args:
@@ -284,7 +285,7 @@ class Reductions:
             self.bucket_names += [vector.layout.names for vector in part]
             reduce = partial(self.reducer.reduction, state, grad)
             if unused is not None and state.pieces():
-                reduce = partial(_without_unused, reduce, state, partial(unused, part))
+                reduce = partial(without_unused, reduce, state, partial(unused, part))
             self._begun.append(_Begun(self.comm.loop.begin(reduce, self.comm, shares=self._shares), state, part, grad))
 
     def advance(self) -> None:
@@ -342,6 +343,23 @@ class Reductions:
         self._num_skipped += 1
         return error_of_skipping(self._num_skipped, max(map(attrgetter("step"), self.stats), default=0))
 
+    def end_backward(
+        self, exposed_s: float, watch: GradientWatch, on_step: Callable[[StepSummary], None] | None
+    ) -> None:
+        """Raise the error of the step, or have ``watch`` check what the loop does, and report the step."""
+        self.exposed_s = exposed_s
+        watch.settle()
+        error = self.error
+        if error is None:
+            watch.end_backward(is_applied=not self.skipped)
+            if on_step is not None and self.stats:
+                on_step(StepSummary(tuple(self.stats), exposed_s))
+            return
+        try:
+            raise error
+        finally:
+            del error  # otherwise a reference cycle: the traceback holds this frame
+
     def close(self) -> None:
         """Reduce nothing any more: what comes for a parameter from now on is a whole gradient."""
         note_whole(self._parameters)
@@ -363,36 +381,3 @@ class Reductions:
         self._ended.clear()
         self._begun.clear()
         return [vector for begun in given_up for vector in begun.vectors]
-
-
-def _without_unused(
-    reduce: Reduce[Outcome], state: BucketState, unused: Callable[[], Requests[Collection[str]]], comm: Comm
-) -> Requests[Outcome]:
-    """Reduce a bucket; what is kept for parameters that no rank has used takes no part, and waits."""
-    kept = set_aside_(state, (yield from unused()))
-    outcome = yield from reduce(comm)
-
-    def and_restore(end: Callable[[], object]) -> None:
-        end()
-        restore_(state, kept)
-
-    on_deliver, on_drop = partial(and_restore, outcome.on_deliver), partial(and_restore, outcome.on_drop)
-    return replace(outcome, on_deliver=on_deliver, on_drop=on_drop)
-
-
-def set_aside_(state: BucketState, names: Collection[str]) -> dict[tuple[str, str], Tensor]:
-    """Take what is kept for these parameters out of a state; return it, by key and parameter."""
-    kept = {}
-    for key, pieces in state.pieces(set(names)).items() if names else ():
-        for name, piece in pieces.items():
-            kept[key, name] = piece.clone()
-            piece.zero_()
-    return kept
-
-
-def restore_(state: BucketState, kept: Mapping[tuple[str, str], Tensor]) -> None:
-    """Put what was set aside back into a state, whose memory a step may have moved."""
-    if kept:
-        pieces = state.pieces({name for _, name in kept})
-        for (key, name), piece in kept.items():
-            pieces[key][name].copy_(piece)

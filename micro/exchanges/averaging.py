@@ -7,7 +7,8 @@ from micro.codecs import coding
 from micro.codecs.base import Codec
 from micro.codecs.messages import part_messages
 from micro.comm.requests import AllGatherLists, AllToAll, Fill, Reduction
-from micro.exchanges.base import Transport, gather_header, header_call
+from micro.exchanges.base import Transport
+from micro.exchanges.header import gather_header, header_call
 from micro.predicted_traffic import Calls
 from micro.values.finite import Finite, all_finite
 from micro.values.sparse import equal_slices

@@ -9,18 +9,8 @@ from torch import Tensor
 
 from micro.codecs import coding
 from micro.comm.requests import Once, Reduction
-from micro.exchanges.base import (
-    Exchange,
-    Needs,
-    NoState,
-    Transport,
-    Wire,
-    count_of,
-    gather_header,
-    gather_indices,
-    gather_values,
-    header_call,
-)
+from micro.exchanges.base import Exchange, Needs, NoState, Transport, Wire, count_of, gather_indices, gather_values
+from micro.exchanges.header import gather_header, header_call
 from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.regions import add_up, add_up_calls
 from micro.parts import Rule, check_rule

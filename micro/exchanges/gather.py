@@ -11,17 +11,8 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs import coding
 from micro.comm.requests import Once, Reduction
-from micro.exchanges.base import (
-    Exchange,
-    NoState,
-    Transport,
-    gather_header,
-    gather_indices,
-    gather_values,
-    header_call,
-    indices_calls,
-    values_call,
-)
+from micro.exchanges.base import Exchange, NoState, Transport, gather_indices, gather_values, indices_calls, values_call
+from micro.exchanges.header import gather_header, header_call
 from micro.exchanges.predicted_traffic import Choice
 from micro.kernels.reference import are_first
 from micro.predicted_traffic import Calls

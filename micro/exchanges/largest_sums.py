@@ -14,7 +14,8 @@ from torch import Tensor
 from micro import kernels
 from micro.codecs.indices import Int32
 from micro.comm.requests import AllGather, AllGatherLists, Once, Reduction
-from micro.exchanges.base import Header, Transport, count_of, gather_header
+from micro.exchanges.base import Transport, count_of
+from micro.exchanges.header import Header, gather_header
 from micro.exchanges.regions import gather_sums
 from micro.values.finite import flag_of, on_device
 from micro.values.sparse import SparseValues

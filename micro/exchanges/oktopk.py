@@ -12,7 +12,8 @@ from micro import kernels
 from micro.codecs.indices import Int32
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllGatherLists, AllReduce, Reduction
-from micro.exchanges.base import Exchange, Header, Needs, Transport, count_of, gather_header, header_call
+from micro.exchanges.base import Exchange, Needs, Transport, count_of
+from micro.exchanges.header import Header, gather_header, header_call
 from micro.exchanges.largest_sums import (
     HEAD,
     NUM_SUM_BINS,

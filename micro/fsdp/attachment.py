@@ -21,7 +21,7 @@ from micro.fsdp.groups import ShardGroup, call_after_backward
 from micro.fsdp.step_guard import StepGuard
 from micro.reducers.base import Reducer
 from micro.values.clipping import clip_
-from micro.values.finite import Finding, NonFiniteGradient, error_at
+from micro.values.nonfinite import Finding, NonFiniteGradient, error_at
 
 
 class ShardedAttachment(BaseAttachment):
@@ -132,7 +132,7 @@ class ShardedAttachment(BaseAttachment):
         started = self._now()
         with torch.autocast(self._device.type, enabled=False):  # backward may run under autocast
             self._exchange.run()
-        self._end_step(self._now() - started)
+        self.steps.end_backward(self._now() - started, self._watch, self._on_step)
 
     def averages(self, parameter: Tensor) -> bool:
         """Return whether an FSDP module holds ``parameter``."""

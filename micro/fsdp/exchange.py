@@ -8,7 +8,7 @@ import torch
 from micro.comm.peers import PeerError
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather, AllReduce, Reduction
-from micro.drivers.step import Reductions
+from micro.drivers.step import ModelStep
 from micro.fsdp.groups import ShardGroup
 from micro.fsdp.vectors import ShardVector, own, own_gradient, put, vector_of
 from micro.values.flat import Layout
@@ -29,7 +29,7 @@ class Exchange:
         node: the ranks that share the shards.
     """
 
-    def __init__(self, groups: Sequence[ShardGroup], steps: Reductions, node: Comm) -> None:
+    def __init__(self, groups: Sequence[ShardGroup], steps: ModelStep, node: Comm) -> None:
         self._groups, self._steps, self._node = groups, steps, node
         self._trained = {name for each in groups for name, p in each.parameters().items() if p.requires_grad}
 

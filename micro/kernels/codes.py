@@ -10,14 +10,15 @@ from torch import Tensor
 
 from micro.kernels.code import Code, Kind
 from micro.kernels.code_blocks import read_block, write_block
-from micro.kernels.cpu import absorb_tile, array_of, finish, highest_bits, leave
+from micro.kernels.cpu import absorb_tile, array_of, highest_bits
 from micro.kernels.floats import converts_halves
-from micro.kernels.jit import INFINITY_BITS, jitted
+from micro.kernels.jit import INFINITY_BITS, as_bits, jitted
 from micro.kernels.threads import in_parts
 from micro.values.randomness import words
 
 Key = tuple[int, ...]  # see micro.codecs.base
 Array = Any  # np.ndarray, whose types numba does not know
+MANTISSA_BITS = (1 << 23) - 1
 CHUNK = 1 << 16  # values that are decoded and encoded again while they are in a near cache
 _NOTHING, _NO_WEIGHT = np.empty(0, np.float32), np.float32(0)
 _NO_VALUES = (_NOTHING, _NOTHING.view(np.int32), _NOTHING, _NOTHING.view(np.int32))
@@ -162,3 +163,44 @@ def _decode(code: Any, own: Any, place: Any, wires: Any, out: Any, divisor: Any,
                     target[i] += near[i]
         highest = max(highest, finish(target, own[0][start:end], divisor, wires.shape[0] == 0))
     return np.int64(first_bad) if own[0].size else np.int64(highest)
+
+
+@jitted
+def leave(rest: Any, values: Any, decoded: Any, weight: Any) -> Any:
+    """Write into ``rest``, where there is one, what ``decoded`` lacks of ``values``.
+
+    With a weight other than zero write that many times it, and ``decoded`` into ``values``.
+    """
+    if weight == 0:
+        for i in range(rest.size):
+            rest[i] = values[i] - decoded[i]
+    else:
+        for i in range(rest.size):
+            rest[i] = weight * (values[i] - decoded[i])
+        for i in range(values.size):
+            values[i] = decoded[i]
+
+
+@jitted
+def divide(values: Any, divisor: Any) -> Any:
+    """Divide the values, in place; return the bit pattern of the largest magnitude."""
+    if divisor != 1 and as_bits(divisor) & np.int32(MANTISSA_BITS) == 0:  # a power of two: the same, and faster
+        inverse = np.float32(np.float32(1) / divisor)
+        for i in range(values.size):
+            values[i] *= inverse
+    elif divisor != 1:
+        for i in range(values.size):
+            values[i] /= divisor
+    return highest_bits(values.view(np.int32))
+
+
+@jitted
+def finish(total: Any, values: Any, divisor: Any, is_empty: Any) -> Any:
+    """Add the values, where there are any, to the sum of messages, or of none; divide it as `divide` does."""
+    if is_empty:
+        for i in range(values.size):
+            total[i] = values[i]
+    else:
+        for i in range(values.size):
+            total[i] += values[i]
+    return divide(total, divisor)

@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, as_bits, jitted, lowest_bit, num_bits
+from micro.kernels.jit import INFINITY_BITS, MAGNITUDE_BITS, jitted, lowest_bit, num_bits
 from micro.kernels.magnitudes import NUM_BINS
 from micro.kernels.threads import are_few, in_parts
 
@@ -24,7 +24,6 @@ BLOCK = 1 << 16  # elements between two looks at the room left in the output
 TILE = 1 << 12  # elements of a part that fits in the first-level cache
 STRIP = 1 << 9  # elements that each loop of the adding pass visits before the next one does, for the same reason
 LIMIT_BITS = (127 + 100) << 23  # 2^100, see reference.limit
-MANTISSA_BITS = (1 << 23) - 1
 ORDINARY_BITS = (127 + 84) << 23  # 2^84, see reference.is_ordinary
 
 
@@ -109,28 +108,6 @@ def _above(bits: Any, pieces: Any, lowests: Any, capacity: Any) -> Any:
 
 
 @jitted
-def _kth_by_run(bits: Any, lengths: Any, ranks: Any) -> Any:
-    found = np.empty(lengths.size, np.int32)
-    first = 0
-    for run in range(lengths.size):
-        length, rank = lengths[run], ranks[run]
-        if rank < 1:
-            found[run] = INFINITY_BITS
-        elif rank > length:
-            found[run] = 0
-        else:
-            found[run] = np.partition(bits[first : first + length], length - rank)[length - rank]
-        first += length
-    return found
-
-
-def kth_by_run(magnitudes: Tensor, lengths: Tensor, ranks: Tensor) -> Tensor:
-    """Return the ``ranks[s]``-th largest (S,) of contiguous float32 ``magnitudes`` in each run; see micro.kernels."""
-    bits = bits_of(magnitudes)
-    return torch.from_numpy(_kth_by_run(bits, lengths.numpy(), ranks.numpy())).view(torch.float32)
-
-
-@jitted
 def _magnitude_counts(bits: Any, first: Any, shift: Any, num_bins: Any) -> Any:
     counts = np.zeros((2, num_bins + 1), np.int32)  # two tables: equal neighbours need not wait for each other
     for i in range(bits.size):
@@ -150,15 +127,11 @@ def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: in
 
 def above(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Return indices (k,) int32 and magnitudes (k,) of contiguous float32 ``x`` (numel,) with abs(x) >= threshold."""
-    return _found(x, np.array([[0, x.numel()]]), np.array([threshold]))
+    return above_thresholds(x, np.array([[0, x.numel()]]), np.array([threshold]))
 
 
-def above_by_piece(x: Tensor, pieces: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what `above` does, with one threshold (S,) for each piece [start, stop) of ``pieces`` (S, 2) int64."""
-    return _found(x, pieces.numpy(), thresholds.numpy())
-
-
-def _found(x: Tensor, pieces: Any, thresholds: Any) -> tuple[Tensor, Tensor]:
+def above_thresholds(x: Tensor, pieces: Any, thresholds: Any) -> tuple[Tensor, Tensor]:
+    """Do the same with a threshold for each piece, both arrays."""
     with np.errstate(over="ignore"):  # a threshold beyond the largest float32 is infinity
         lowests = np.maximum(thresholds.astype(np.float32), np.float32(0)).view(np.int32)
     indices, magnitudes = scan(bits_of(x), pieces, lowests)
@@ -308,44 +281,3 @@ def absorb_and_clear(target: Any, target_bits: Any, source: Any, source_bits: An
         gradient[:] = 0
         first_bad = start + bad if first_bad < 0 <= bad else first_bad
     return first_bad
-
-
-@jitted
-def leave(rest: Any, values: Any, decoded: Any, weight: Any) -> Any:
-    """Write into ``rest``, where there is one, what ``decoded`` lacks of ``values``.
-
-    With a weight other than zero write that many times it, and ``decoded`` into ``values``.
-    """
-    if weight == 0:
-        for i in range(rest.size):
-            rest[i] = values[i] - decoded[i]
-    else:
-        for i in range(rest.size):
-            rest[i] = weight * (values[i] - decoded[i])
-        for i in range(values.size):
-            values[i] = decoded[i]
-
-
-@jitted
-def divide(values: Any, divisor: Any) -> Any:
-    """Divide the values, in place; return the bit pattern of the largest magnitude."""
-    if divisor != 1 and as_bits(divisor) & np.int32(MANTISSA_BITS) == 0:  # a power of two: the same, and faster
-        inverse = np.float32(np.float32(1) / divisor)
-        for i in range(values.size):
-            values[i] *= inverse
-    elif divisor != 1:
-        for i in range(values.size):
-            values[i] /= divisor
-    return highest_bits(values.view(np.int32))
-
-
-@jitted
-def finish(total: Any, values: Any, divisor: Any, is_empty: Any) -> Any:
-    """Add the values, where there are any, to the sum of messages, or of none; divide it as `divide` does."""
-    if is_empty:
-        for i in range(values.size):
-            total[i] = values[i]
-    else:
-        for i in range(values.size):
-            total[i] += values[i]
-    return divide(total, divisor)

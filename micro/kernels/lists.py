@@ -14,6 +14,7 @@ from torch import Tensor
 from micro.kernels import reference
 from micro.kernels.cpu import above, array_of, bits_of
 from micro.kernels.jit import MAGNITUDE_BITS, jitted, lowest_bit
+from micro.kernels.sampling import sampled_largest
 from micro.kernels.threads import are_few_entries, entries_in_parts
 
 DIGITS = ((20, 11), (10, 10), (0, 10))  # shift and width of a magnitude's bits, highest first: 31 in all
@@ -61,7 +62,7 @@ def _largest(bits: Any, k: Any) -> Any:
 
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the ascending (k,) int32 indices of the k largest of contiguous float32 ``x``; see micro.kernels."""
-    return reference.sampled_largest(x, k, above, _of_few)
+    return sampled_largest(x, k, above, _of_few)
 
 
 def _of_few(x: Tensor, k: int) -> Tensor:

@@ -9,10 +9,7 @@ from torch import Tensor
 from micro.kernels.magnitudes import NUM_BINS, reaching
 from micro.values.finite import FirstBad
 
-Scan = Callable[[Tensor, float], tuple[Tensor, Tensor]]  # as `above`
 Lists = Callable[[int], tuple[Tensor, Tensor]]  # what `above` finds, of a known length
-Choice = Callable[[Tensor, int], Tensor]  # as `largest`
-SAMPLE = 1 << 13  # enough for a few percent on the k-th magnitude; a wrong guess costs one more scan, never exactness
 MOST_SORTED = 1 << 17  # elements of which an accelerator finds the largest by sorting all: in fewer calls
 CHUNK = 1 << 18  # elements that are added up at a time on a CPU: they stay in the cache
 INFINITY_BITS = 0x7F800000  # as a float32; larger patterns are NaN
@@ -134,31 +131,6 @@ def magnitude_counts(x: Tensor, first_bit_pattern: int, shift: int, num_bins: in
     bins = (bits - first_bit_pattern) >> shift
     is_counted = (bits >= max(first_bit_pattern, 1)) & (bits < INFINITY_BITS) & (bins < num_bins)
     return torch.bincount(bins.where(is_counted, num_bins), minlength=num_bins + 1)[:num_bins].to(torch.int32)
-
-
-def sampled_largest(x: Tensor, k: int, scan: Scan, of_few: Choice) -> Tensor:
-    """Do what `largest` does, 1 <= k < numel, by a scan of long vectors; exact.
-
-    Where too few reach what the sample says, the scan is repeated with a lower magnitude.
-    """
-    doubled = 0
-    while (guess := magnitude_near(x, k, doubled)) is not None:
-        candidates, magnitudes = scan(x, float(guess))  # host sync: the scan's threshold
-        if candidates.numel() >= k:
-            return candidates.index_select(0, of_few(magnitudes, k))
-        doubled += 1
-    return of_few(x, k)
-
-
-def magnitude_near(x: Tensor, k: int, doubled: int = 0) -> Tensor | None:
-    """Return the magnitude () that a few more than k of a long vector reach, by a sample, or twice as many, or more."""
-    numel = x.numel()
-    if numel <= 2 * SAMPLE or not 0 < 4 * k <= numel:
-        return None
-    sample = x[:: numel // SAMPLE].abs()
-    expected = sample.numel() * k / numel
-    rank = math.ceil(expected + 3 * math.sqrt(expected) + 1) << doubled
-    return torch.topk(sample, rank, sorted=False).values.min() if rank < sample.numel() else None
 
 
 def largest(x: Tensor, k: int) -> Tensor:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from micro.comm.group import PrivateComm
 from micro.comm.ranks import Comm
-from micro.values.finite import NonFiniteGradient
+from micro.values.nonfinite import NonFiniteGradient
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from micro.comm.group import GroupComm, PrivateComm
 from micro.comm.ranks import Comm
 from micro.drivers.arrivals import note_whole
-from micro.drivers.attachment import Driver
+from micro.drivers.driver import Driver
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.meeting import meeting
 from micro.drivers.optimizer_steps import outermost
@@ -30,8 +30,8 @@ from micro.local.splitting import Fragments, check_streaming, split
 from micro.local.weight_watch import WeightWatch
 from micro.local.weights import FlatWeights
 from micro.reducers.base import Reducer, prepare, saved_layout
-from micro.values.finite import NonFiniteGradient
 from micro.values.flat import real
+from micro.values.nonfinite import NonFiniteGradient
 
 STREAMING = ("every", "delay", "mix")  # must equal those of a loaded state
 UNCOUNTED = "give LocalSteps the optimizer whose step() the loop calls (of SAM the base_optimizer), "

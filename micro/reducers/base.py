@@ -15,14 +15,15 @@ from micro.comm.loop import all_together, carried_out
 from micro.comm.peers import first_line
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
-from micro.feedback import Memory
+from micro.feedback.base import Memory
 from micro.parts import NoState, Part, StatefulPart
 from micro.predicted_traffic import Bucket, Volume
-from micro.reducers.outcome import Latest, Outcome, arrived_at, deliver_or_drop
+from micro.reducers.outcome import Latest, Outcome, arrived_at
 from micro.reducers.stats import StepStats
 from micro.selectors.base import Selector
-from micro.values.finite import NonFiniteGradient, Policy
+from micro.values.finite import Policy
 from micro.values.flat import Layout, regroup
+from micro.values.nonfinite import NonFiniteGradient, report
 from micro.values.sparse import SparseValues
 
 
@@ -337,3 +338,22 @@ def check_reducer(reducer: object) -> Reducer:
         f"reducer must be a micro.Reducer, got {given}: build one, as in "
         "micro.SparseReducer(micro.Micro(), density=0.01)"
     )
+
+
+def deliver_or_drop(outcomes: Sequence[Outcome], policy: Policy) -> Reduction[tuple[StepStats, ...]]:
+    """Deliver all buckets of a step, or drop all of them where one is not finite; return their statistics.
+
+    Whether a bucket is finite travelled with its own exchange, so that all ranks know it of all buckets and decide
+    alike without a collective. Only an error costs one, which gathers where each rank's first NaN or Inf is.
+
+    Args:
+        outcomes: the buckets of one step, in the same order on all ranks.
+
+    Raises:
+        NonFiniteGradient: the step was dropped, and the policy is to stop.
+    """
+    findings = [finding for outcome in outcomes for finding in outcome.findings]
+    stats = tuple(outcome.drop() if findings else outcome.deliver() for outcome in outcomes)
+    if findings and policy == "stop":
+        raise (yield from report(findings, stats[0].step, outcomes[0].grad.device))
+    return stats

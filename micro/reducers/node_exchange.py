@@ -8,14 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from micro.comm.ranks import Comm, Levels
+from micro.comm.levels import Levels
+from micro.comm.ranks import Comm
 from micro.comm.requests import AllGather, AllGatherLists, AllToAll, Reduction, known
 from micro.kernels.reference import first_nonfinite
 from micro.predicted_traffic import COUNT_BYTES, Bucket, Call, Calls
 from micro.reducers.outcome import Outcome
 from micro.reducers.shares import Share
-from micro.values.finite import Finding, on_device
+from micro.values.finite import on_device
 from micro.values.flat import Layout
+from micro.values.nonfinite import Finding
 from micro.values.sparse import equal_slice
 
 INDEX_BYTES = 4

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from micro.comm.requests import Fill, Once, Reduction, known
 from micro.reducers.stats import StepStats
-from micro.values.finite import Finding, Finite, FirstBad, Policy, index_of, report
+from micro.values.finite import Finite, FirstBad, index_of
 from micro.values.flat import Layout
+from micro.values.nonfinite import Finding
 from micro.values.sparse import Exchanged, SparseValues, summed
 
 Arrived = Callable[[], Tensor]
@@ -77,25 +78,6 @@ def arrived_at(indices: Sequence[Tensor], numel: int, device: torch.device) -> T
     for part in indices:
         mask[part.long()] = True
     return mask
-
-
-def deliver_or_drop(outcomes: Sequence[Outcome], policy: Policy) -> Reduction[tuple[StepStats, ...]]:
-    """Deliver all buckets of a step, or drop all of them where one is not finite; return their statistics.
-
-    Whether a bucket is finite travelled with its own exchange, so that all ranks know it of all buckets and decide
-    alike without a collective. Only an error costs one, which gathers where each rank's first NaN or Inf is.
-
-    Args:
-        outcomes: the buckets of one step, in the same order on all ranks.
-
-    Raises:
-        NonFiniteGradient: the step was dropped, and the policy is to stop.
-    """
-    findings = [finding for outcome in outcomes for finding in outcome.findings]
-    stats = tuple(outcome.drop() if findings else outcome.deliver() for outcome in outcomes)
-    if findings and policy == "stop":
-        raise (yield from report(findings, stats[0].step, outcomes[0].grad.device))
-    return stats
 
 
 def cut_(acc: Tensor, indices: Tensor | slice, num_summands: int) -> None:

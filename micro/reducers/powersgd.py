@@ -9,7 +9,7 @@ from torch import Tensor
 
 from micro.comm.ranks import Comm
 from micro.comm.requests import AllReduce, Reduction
-from micro.feedback import ErrorFeedback
+from micro.feedback.residual import ErrorFeedback
 from micro.predicted_traffic import Bucket, Calls, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, checked, rounded, rounding, write_

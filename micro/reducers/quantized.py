@@ -13,7 +13,8 @@ from micro.comm.ranks import Comm
 from micro.comm.requests import AllReduce, Reduction
 from micro.exchanges.averaging import gathered_calls, mean_calls, mean_encoded_, mean_gathered_, message_bytes
 from micro.exchanges.base import Transport, Wire
-from micro.feedback import ErrorFeedback, Feedback
+from micro.feedback.base import Feedback
+from micro.feedback.residual import ErrorFeedback
 from micro.kernels import preparing
 from micro.parts import as_part
 from micro.predicted_traffic import Bucket, Volume

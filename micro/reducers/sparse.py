@@ -14,22 +14,24 @@ from micro.codecs.raw import Raw
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
 from micro.density.base import Constant, Density
-from micro.exchanges.base import Exchange, Needs, Transport, Wire
+from micro.exchanges.base import Exchange, Transport, Wire
 from micro.exchanges.predicted_traffic import Choice
 from micro.exchanges.union import Union
-from micro.feedback import ErrorFeedback, Feedback
+from micro.feedback.base import Feedback
+from micro.feedback.residual import ErrorFeedback
 from micro.kernels import preparing
 from micro.kernels.sums import Sums
 from micro.parts import StatefulPart
 from micro.predicted_traffic import Bucket, Volume
 from micro.reducers.base import BucketState, Reducer
 from micro.reducers.outcome import Outcome, arrived_at, checked_sum, cut_, write_sum_
-from micro.reducers.quantized import Quantized, check_codec
+from micro.reducers.quantized import Quantized
 from micro.reducers.stats import Start, stats_of
+from micro.reducers.together import check_together
 from micro.selectors.base import Selector, Traits
 from micro.values.finite import FirstBad, Policy, check_policy, is_finite_by
 from micro.values.flat import Layout
-from micro.values.sparse import Exchanged, Overlap, SparseValues, Step
+from micro.values.sparse import Exchanged, SparseValues, Step
 
 
 class WithDensity(Reducer):
@@ -85,8 +87,7 @@ class SparseReducer(WithDensity):
 
     def __post_init__(self) -> None:
         check_policy(self.nonfinite)
-        check_together(self)
-        _ = self.density_policy
+        check_together(self.selector, self.density_policy, self.exchange, self.wire, self.feedback)
 
     @cached_property
     def rule_name(self) -> str | None:
@@ -204,39 +205,3 @@ class SparseReducer(WithDensity):
         k = self.selector.effective_target(settled, layout).count
         calls, num_updated = self.exchange.volume(Choice.of(bucket, choosing, self.selector.overlap, k, self.wire))
         return bucket.volume((*choosing.calls, *calls), num_updated)
-
-
-def check_together(parts: SparseReducer) -> None:
-    """Raise ValueError where the parts of a method do not go together, with the reason."""
-    selector, exchange, overlap = parts.selector, parts.exchange, parts.selector.overlap
-    if overlap not in exchange.accepts:
-        why = _WHY_NOT[overlap].format(selector.full_name)
-        raise ValueError(f"exchange {exchange.full_name} {why}: use exchange union")
-    exchange.check_wire(parts.wire)
-    if Traits.EVERY_INDEX in selector.traits and parts.density_policy != Constant(1.0):
-        raise ValueError(f"selector {selector.name} sends all values: set density=1, without a warm-up")
-    if Traits.UNBIASED in selector.traits and parts.feedback.name != "none":
-        raise ValueError("unbiased random-k scales its values, which error feedback would amplify: set feedback=none")
-    needs, is_coded = exchange.needs, not parts.codec.lossless
-    has_others = Needs.NO_MOMENTUM in needs or (Needs.NO_MOMENTUM_WITH_CODES in needs and is_coded)
-    if parts.feedback.name == "momentum" and has_others:
-        raise ValueError(
-            f"feedback momentum clears it where a rank sends something, and what exchange {exchange.label} sends has "
-            "entries that the rank did not choose: use exchange union or gather"
-        )
-    check_codec(parts.codec, parts.feedback)
-    if parts.density_policy.by_layer and Traits.BY_PARAMETER not in selector.traits:
-        raise ValueError(
-            f"density {parts.density_policy.name} differs by layer, {selector.name} does not: use topk, scope=layer, "
-            "or per_tensor"
-        )
-    if overlap is not Overlap.SAME:
-        parts.indices.check_density(parts.density_policy.density)
-
-
-_WHY_NOT = {
-    Overlap.LEADER: "sends each rank's own choice, but with {} one rank chooses for all",
-    Overlap.SAME: "sends each rank's own choice, but {} gives all ranks the same indices",
-    Overlap.ANY: "needs index sets that no two ranks share, but with {} they may share some",
-    Overlap.DISJOINT: "needs ranks that search the whole vector, but with {} each searches its own slice",
-}

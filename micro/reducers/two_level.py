@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from micro.comm.levels import levels_of
 from micro.comm.ranks import Comm, Traffic
 from micro.comm.requests import Reduction, over
 from micro.predicted_traffic import Bucket, Volume
@@ -78,7 +79,7 @@ class TwoLevel(ShareReducer):
 
     def prepare(self, comm: Comm, device: torch.device) -> None:
         """Divide the ranks into nodes; see Reducer."""
-        self.reducer.prepare(comm.levels(self.ranks_per_node, device).between, device)
+        self.reducer.prepare(levels_of(comm, self.ranks_per_node, device).between, device)
 
     def parts(self, layout: Layout, place: int | None) -> tuple[Share | None, Share | None]:
         """Return the shard of this place in a node, which is not known before the first step."""
@@ -93,7 +94,7 @@ class TwoLevel(ShareReducer):
         """Replace ``grad`` (numel,) by the mean update."""
         assert isinstance(state, ShareState)
         start, layout = Start.of(comm, grad.device), state.layout
-        levels = comm.levels(self.ranks_per_node, grad.device)
+        levels = levels_of(comm, self.ranks_per_node, grad.device)
         within, between = levels.within, levels.between
         within.traffic, between.traffic = Traffic(), comm.traffic
         self._place_(state, within.rank)

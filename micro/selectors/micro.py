@@ -76,22 +76,23 @@ class AgreedState:
         start = self.lowest_bits + (bin << self.shift)
         return start, BEYOND_BITS if bin == NUM_BINS - 1 else min(start + (1 << self.shift), BEYOND_BITS)
 
-    def threshold(self, cut: Cut) -> float:
-        """Return the threshold, interpolated inside the cut's bin by the kept fraction."""
-        return magnitude_of(
-            self.lowest_bits + (cut.bin << self.shift) + round((1 << self.shift) * (1.0 - cut.fraction))
-        )
+    def prepare_next(self, cut: Cut, k: int) -> float:
+        """Set the next step's candidates from the slope of the tail between lowest candidate and threshold.
 
-    def prepare_next(self, threshold: float, cut: Cut, k: int) -> None:
-        """Set the next step's candidates from the slope of the tail between lowest candidate and threshold."""
+        Returns:
+            the threshold of this step, interpolated inside the cut's bin by the kept fraction.
+        """
+        start = self.lowest_bits + (cut.bin << self.shift)
+        threshold = magnitude_of(start + round((1 << self.shift) * (1.0 - cut.fraction)))
         lowest = magnitude_of(self.lowest_bits)
         if cut.bin == NUM_BINS - 1 or cut.num_candidates <= k or threshold <= lowest:
             self.lowest_bits = 0  # the cut is outside the bins
-            return
+            return threshold
         slope = math.log(cut.num_candidates / k) / math.log(threshold / lowest)
         room = min(math.log(self.surplus) / slope, MAX_ROOM)
         highest = threshold * math.exp(2 * room)  # in log count, twice as far above as the room below
         self.resolve(bits_of_magnitude(threshold * math.exp(-room)), bits_of_magnitude(highest))
+        return threshold
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,8 @@ class Agreed(ThresholdRule[AgreedState]):
             state.lowest_bits = 0
         bottom, top = state.range_of(cut.bin)
         mine = kernels.keep(indices, magnitudes, cut.taken[rank], bottom, top, cut.shares[rank])
-        threshold, state.surplus = state.threshold(cut), surplus
-        state.prepare_next(threshold, cut, k)
-        return Selection(mine, counts=cut.taken, threshold=threshold)
+        state.surplus = surplus
+        return Selection(mine, counts=cut.taken, threshold=state.prepare_next(cut, k))
 
     def calls(self, count: int, numel: int) -> Calls:
         """Return the all-gather of counts by magnitude; nothing at density 1."""

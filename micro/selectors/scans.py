@@ -6,6 +6,7 @@ from micro import kernels
 from micro.comm.requests import Reduction, known
 from micro.kernels import forms, reference
 from micro.kernels.magnitudes import reaching
+from micro.kernels.sampling import magnitude_near
 
 
 def above(x: Tensor, threshold: float | Tensor) -> Reduction[tuple[Tensor, Tensor]]:
@@ -20,7 +21,7 @@ def above(x: Tensor, threshold: float | Tensor) -> Reduction[tuple[Tensor, Tenso
 
 def largest(x: Tensor, k: int) -> Reduction[Tensor]:
     """Return `micro.kernels.largest`."""
-    guess = None if x.is_cpu else reference.magnitude_near(x, k)
+    guess = None if x.is_cpu else magnitude_near(x, k)
     if guess is not None:
         candidates, magnitudes = yield from above(x, guess)
         if candidates.numel() >= k:

@@ -15,7 +15,8 @@ from micro.density.base import Target, target_count
 from micro.exchanges.base import Exchange, Transport, Wire
 from micro.exchanges.gather import Gather
 from micro.exchanges.predicted_traffic import Choice
-from micro.feedback import ErrorFeedback, Feedback
+from micro.feedback.base import Feedback
+from micro.feedback.residual import ErrorFeedback
 from micro.parts import as_part
 from micro.predicted_traffic import Bucket, Choosing, Volume
 from micro.reducers.outcome import write_

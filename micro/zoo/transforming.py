@@ -10,7 +10,8 @@ from micro.codecs.indices import IndexCodec, Int32
 from micro.comm.ranks import Comm
 from micro.comm.requests import Reduction
 from micro.density.base import Density, Target
-from micro.feedback import Feedback, NoFeedback
+from micro.feedback.base import Feedback
+from micro.feedback.none import NoFeedback
 from micro.parts import as_part
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome, checked, cut_

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from micro.comm.group import PrivateComm
+from micro.comm.levels import levels_of
 from micro.comm.peers import PeerError
 from micro.comm.requests import AllGather, AllReduce
 from tests.dist.processes import ranks
@@ -26,7 +27,7 @@ def stay_away(absent: int, *, stands_still: bool) -> str:
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
     store = dist.distributed_c10d._get_default_store()
     comm = PrivateComm(None, CPU)
-    within = comm.levels(2, CPU).within
+    within = levels_of(comm, 2, CPU).within
     for each in (comm, within):
         assert each.group._get_backend(CPU).options._timeout.total_seconds() == LIMIT_S
     comm.answer(AllReduce(mine=torch.ones(3)))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import micro
 from micro.comm.ranks import Comm
-from micro.feedback import Memory
+from micro.feedback.base import Memory
 from micro.local import LocalSteps, check_losable, regrouped, save_round, take_round
 from micro.zoo.exdyna import ExDyna
 from tests.local_training import ADAM, SPARSE, backward, flat, network, simulated

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from micro import kernels
-from micro.kernels import reference, threads
+from micro.kernels import reference, sampling, threads
 from micro.values.randomness import generator
 from tests.operations import CASES, KINDS, LENGTHS, assert_same, vector
 from tests.products import grid
@@ -44,7 +44,7 @@ def many_parts(num_threads: int) -> Iterator[None]:
     """Have loops share out vectors of 1,024 elements among threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    with patch.object(threads, "LEAST", 1 << 10), patch.object(reference, "SAMPLE", 512):
+    with patch.object(threads, "LEAST", 1 << 10), patch.object(sampling, "SAMPLE", 512):
         yield
     torch.set_num_threads(before)
 
@@ -113,7 +113,7 @@ def test_largest(kind: str, numel: int, dtype: torch.dtype) -> None:
 def with_sample(numel: int, rest: float, sampled: float) -> Tensor:
     """Return normal values, those that the sample sees and the others times a factor of their own."""
     x = rest * (1 + normal(numel) * 1e-4)
-    x[:: numel // reference.SAMPLE] *= sampled / rest
+    x[:: numel // sampling.SAMPLE] *= sampled / rest
     return x
 
 
@@ -127,7 +127,7 @@ def with_sample(numel: int, rest: float, sampled: float) -> Tensor:
         lambda numel: normal(numel).round(),
         lambda numel: torch.arange(numel, dtype=torch.float32),
     ],
-    numel=[2 * reference.SAMPLE + 12_345, 8 * reference.SAMPLE],
+    numel=[2 * sampling.SAMPLE + 12_345, 8 * sampling.SAMPLE],
 )
 def test_largest_is_exact_whatever_the_sample_says(make: Callable[[int], Tensor], numel: int) -> None:
     x = make(numel)

@@ -17,7 +17,7 @@ from micro.comm.ranks import Comm
 from micro.ddp.backward import Bucket, BucketLane
 from micro.drivers.lane import CallerLane, Lane, ThreadLane
 from micro.drivers.loss_scale import LossScale
-from micro.drivers.step import BucketStates, Reductions
+from micro.drivers.step import BucketStates, ModelStep
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
 from micro.values.flat import regroup
@@ -82,7 +82,7 @@ def backward(make: Callable[[torch.device], Lane]) -> Record:
         reducer = Noting(micro.TopK(), 0.5, record=record)
         states = BucketStates(reducer, {name: torch.zeros(4) for name in NAMES})
         settings: dict[str, Any] = {"loss_scale": LossScale(None), "whole_model": False, "clip": None, "clip_": None}
-        steps = Reductions(
+        steps = ModelStep(
             reducer, states, GroupComm(), CUDA, error_of=lambda _: AssertionError(), parameters={}, **settings
         )
         lane = BucketLane(steps, make(CUDA), CUDA, finds_unused=False)

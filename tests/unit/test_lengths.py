@@ -13,7 +13,8 @@ import micro
 from micro.codecs.indices import Int32
 from micro.comm.loop import carried_out
 from micro.comm.requests import AllGatherLists, AllReduce, AllToAll, Request
-from micro.exchanges.base import Wire, gather_header
+from micro.exchanges.base import Wire
+from micro.exchanges.header import gather_header
 from micro.predicted_traffic import volume_of
 from micro.reducers.node_exchange import node_shards, numels_of
 from micro.values.flat import MAX_NUMEL

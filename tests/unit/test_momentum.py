@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import micro
-from micro.feedback import MomentumCorrection
+from micro.feedback.momentum import MomentumCorrection
 from micro.values.sparse import SparseValues
 from micro.zoo.fft import FFTReducer
 from tests.parts import CPU, kept, normal, simulated

@@ -11,7 +11,7 @@ from micro.comm.lockstep import SimulatedRanks
 from micro.comm.loop import carried_out
 from micro.comm.ranks import Comm
 from micro.reducers.outcome import checked
-from micro.values.finite import Finding, report
+from micro.values.nonfinite import Finding, report
 from tests.fake_device import DeviceTensor, fake_device
 from tests.parts import normal
 from tests.products import grid

@@ -12,7 +12,7 @@ from tests.interpreted import serving_the_cpu  # isort: skip  # before what impo
 
 import micro
 from micro import kernels
-from micro.kernels import preparing, reference
+from micro.kernels import preparing, reference, sampling
 from micro.kernels.triton import absorbing, checking
 from tests.operations import CASES, KINDS, assert_same, vector
 from tests.products import grid
@@ -39,7 +39,7 @@ def test_triton_gives_what_torch_gives(
 ) -> None:
     if kind == "small" and dtype is torch.bfloat16:
         return  # Triton's interpreter reads a bfloat16 without a leading digit as zero
-    monkeypatch.setattr(reference, "SAMPLE", 500)
+    monkeypatch.setattr(sampling, "SAMPLE", 500)
     for given in CASES[operation](kind, numel, dtype):
         assert_same(operation, getattr(kernels.module(kernels.TABLE[operation].triton or ""), operation), given)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 import micro
 from micro.codecs.raw import Raw
 from micro.comm.ranks import Comm
-from micro.drivers.step import restore_, set_aside_
+from micro.drivers.unused import restore_, set_aside_
 from micro.reducers.base import BucketState
 from micro.reducers.outcome import Outcome
 from tests.parts import CPU, alone, normal

@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from micro.kernels import reference
+from micro.kernels.sampling import sampled_largest
 from micro.kernels.triton.launching import BLOCK, kernel, launch, num_programs, places
 
 
@@ -75,4 +76,4 @@ def counted_above(x: Tensor, threshold: float | Tensor) -> tuple[Tensor, referen
 
 def largest(x: Tensor, k: int) -> Tensor:
     """Return the ascending (k,) int32 indices of the k largest magnitudes of contiguous ``x``; see micro.kernels."""
-    return reference.sampled_largest(x, k, above, reference.largest)
+    return sampled_largest(x, k, above, reference.largest)
