@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 Finite = bool | Tensor  # a tensor is () bool, on the device
-FirstBad = (
-    int | Tensor | None
-)  # index of the first bad element; a tensor is (1,), the vector's length where there is none
+FirstBad = int | Tensor | None
+"""Index of the first bad element; a tensor is (1,), the vector's length where there is none."""
 Policy = Literal["stop", "skip"]
 """What to do about NaN or Inf: raise on all ranks, or make that step's update zero."""
 
