@@ -344,7 +344,7 @@ class ModelStep:
         return error_of_skipping(self._num_skipped, max(map(attrgetter("step"), self.stats), default=0))
 
     def end_backward(
-        self, exposed_s: float, watch: GradientWatch, on_step: Callable[[StepSummary], None] | None
+        self, exposed_s: float, watch: GradientWatch, on_step: Callable[[StepSummary], object] | None
     ) -> None:
         """Raise the error of the step, or have ``watch`` check what the loop does, and report the step."""
         self.exposed_s = exposed_s
