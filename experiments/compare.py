@@ -20,10 +20,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.config.command_line import Parser, add_out, add_settings, run_command
-from experiments.config.option_types import (
+from experiments.config.command_line import (
+    Parser,
+    add_out,
+    add_settings,
     comma_list,
     comma_list_or_none,
+    run_command,
     to_density,
     to_positive,
     whole_number,

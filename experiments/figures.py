@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, add_out, run_command
+from experiments.config.command_line import Parser, add_out, comma_list, run_command, setting, to_path
 from experiments.config.errors import UserError, check_choice
-from experiments.config.option_types import comma_list, setting, to_path
 from experiments.reports.names import KINDS
 from experiments.runs.files import check_folder
 

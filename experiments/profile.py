@@ -17,8 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config.command_line import Parser, run_command
-from experiments.config.option_types import to_path, whole_number
+from experiments.config.command_line import Parser, run_command, to_path, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.files import check_file, writing

@@ -16,9 +16,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from experiments.config.command_line import Parser, add_out, run_command
-from experiments.config.option_types import comma_list, to_density, to_known_path, to_positive, whole_number
-from experiments.config.paths import ROOT
+from experiments.config import ROOT
+from experiments.config.command_line import (
+    Parser,
+    add_out,
+    comma_list,
+    run_command,
+    to_density,
+    to_known_path,
+    to_positive,
+    whole_number,
+)
 from experiments.reports.figure_parts import write_files
 from experiments.runs.files import check_folder
 from experiments.tools.simulate.files import files

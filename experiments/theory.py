@@ -18,8 +18,16 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from experiments.config.command_line import Parser, add_out, add_settings, run_command
-from experiments.config.option_types import comma_list, comma_list_or_none, to_density, whole_number
+from experiments.config.command_line import (
+    Parser,
+    add_out,
+    add_settings,
+    comma_list,
+    comma_list_or_none,
+    run_command,
+    to_density,
+    whole_number,
+)
 from experiments.reports.figure_parts import write_files
 from experiments.reports.report_opening import opening
 from experiments.runs.files import check_folder

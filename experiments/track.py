@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import yaml
 
 from experiments.config.checks import check_values
-from experiments.config.command_line import Parser, print_error, run_command
+from experiments.config.command_line import Parser, print_error, run_command, to_path
 from experiments.config.errors import UserError, one_line
-from experiments.config.option_types import to_path
 from experiments.config.schema import MIRRORS, TrackingConfig
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder

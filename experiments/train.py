@@ -18,11 +18,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from experiments.config import CONF
 from experiments.config.command_line import run_command
 from experiments.config.compose import NAME, typed
 from experiments.config.errors import RunFailed
 from experiments.config.hydra_command import job_of_hydra, run_by_hydra
-from experiments.config.paths import CONF
 from experiments.config.stopping import leave
 from experiments.launching.rank_environment import check_shape, read_rank_environment
 

@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments.config import CONF
 from experiments.config.errors import UserError, not_among, one_line
-from experiments.config.paths import CONF
 
 Values = dict[str, Any]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from experiments.config import ROOT
 from experiments.config.errors import UserError
-from experiments.config.paths import ROOT
 from experiments.config.schema import LAUNCH
 
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"  # what a launcher tells its ranks of itself

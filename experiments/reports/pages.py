@@ -12,9 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
+from experiments.config import CONF
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
-from experiments.config.paths import CONF
 from experiments.reports import markdown, tables
 from experiments.reports.forms import ends, forms, forms_of, in_words, ordered
 from experiments.reports.frames import Frames

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from experiments.runs.manifest import code_name
+
 Origin = Mapping[str, str]
 
 UNKNOWN = "unknown"
@@ -12,7 +14,7 @@ UNKNOWN = "unknown"
 def origin_of(manifest: Mapping[str, Any]) -> Origin:
     """Return what a run's numbers may depend on beside its configuration, in words, from its manifest."""
     cpu, versions = (_mapping(manifest.get(key)) for key in ("cpu", "versions"))
-    code = [_code_name(_mapping(git)) for git in [*(manifest.get("earlier_git") or []), manifest.get("git")]]
+    code = [code_name(git) or UNKNOWN for git in [*(manifest.get("earlier_git") or []), manifest.get("git")]]
     gpus = Counter(str(gpu) for gpu in manifest.get("gpus") or [])
     parts = [f"{cpu.get('num_cores')} cores of {cpu.get('model')}", *(f"{n} {gpu}" for gpu, n in gpus.items())]
     return {
@@ -21,11 +23,6 @@ def origin_of(manifest: Mapping[str, Any]) -> Origin:
         "versions of torch": str(versions.get("torch") or UNKNOWN),
         "runs at once": str(manifest.get("runs_at_once") or UNKNOWN),
     }
-
-
-def _code_name(git: Mapping[str, Any]) -> str:
-    revision, changes = git.get("revision"), str(git.get("diff_sha256") or "")
-    return f"{str(revision)[:8]}{f' with changes {changes[:6]}' if changes else ''}" if revision else UNKNOWN
 
 
 def differences(origins: Mapping[str, Origin], runs: Iterable[str]) -> list[str]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.config import ROOT
 from experiments.config.errors import UserError, one_line
 from experiments.config.identity import is_neutral
-from experiments.config.paths import ROOT
 from experiments.reports.frames import Frames
 from experiments.reports.provenance import UNKNOWN, Origin
 from experiments.reports.run_configs import Config

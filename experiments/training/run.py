@@ -41,8 +41,7 @@ from experiments.reports.measures import METRICS
 from experiments.runs.before_start import check_outputs, note_of_other_epochs, unmet_request
 from experiments.runs.checkpoints import leftovers, remove_leftovers
 from experiments.runs.files import disk_errors, load_json, write_atomic, write_json
-from experiments.runs.git_state import other_code
-from experiments.runs.manifest import code_of_attempts, collect_manifest
+from experiments.runs.manifest import code_of_attempts, collect_manifest, other_code
 from experiments.runs.rank_files import save_weights, weights_digest
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of

@@ -18,11 +18,11 @@ from matplotlib.text import Text
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from experiments.config import ROOT
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
 from experiments.config.keys import to_yaml
 from experiments.config.networks import load_network
-from experiments.config.paths import ROOT
 from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.frames import load
 from experiments.reports.html_page import escaped, fenced, write_html

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from experiments import figures
-from experiments.config.paths import ROOT
+from experiments.config import ROOT
 from experiments.reports.provenance import differences, origin_of
-from experiments.runs.git_state import git_state, other_code
-from experiments.runs.manifest import code_of_attempts
+from experiments.runs.manifest import code_of_attempts, git_state, other_code
 from experiments.runs.run_folder import RunFolder
 from tests.finished_runs import finished
 from tests.refusals import refused

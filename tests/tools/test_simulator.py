@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 import micro
 from experiments import simulate
-from experiments.config.paths import CONF, ROOT
+from experiments.config import CONF, ROOT
 from experiments.planning.costs import Flat, Link
 from experiments.planning.nodes import FlatOnNodes
 from experiments.planning.schedules.base import timeline

@@ -18,9 +18,8 @@ import torch.distributed as dist
 from rich.console import Console
 from torch import Tensor, nn
 
-from experiments.config.command_line import add_settings
+from experiments.config.command_line import add_settings, whole_number
 from experiments.config.errors import UserError
-from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
 from experiments.planning.traces import Layer, Trace
 from experiments.reports.markdown import table

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from experiments.config.command_line import comma_list, to_positive, whole_number
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_positive, whole_number
 from experiments.planning.tables import Curve, LinkTable
 from experiments.reports.markdown import table
 from experiments.tools.ranks.measures import Row, Settings, own_device, slowest

@@ -13,8 +13,8 @@ import pandas as pd
 import torch.distributed as dist
 from rich.console import Console
 
+from experiments.config.command_line import comma_list, to_density, whole_number
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_density, whole_number
 from experiments.planning.tables import Curve, SelectTable
 from experiments.reports.markdown import table
 from experiments.tools.profile import method_steps

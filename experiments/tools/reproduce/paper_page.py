@@ -8,10 +8,10 @@ from urllib.parse import quote
 
 import yaml
 
+from experiments.config import CONF
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.method_names import description
-from experiments.config.paths import CONF
 from experiments.reports.forms import in_words
 from experiments.reports.frames import Frames, load
 from experiments.reports.html_page import below, escaped, fenced, write_html

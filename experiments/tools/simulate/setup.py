@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pandas as pd
 
+from experiments.config.command_line import to_positive
 from experiments.config.errors import UserError, as_user_error
-from experiments.config.option_types import to_positive
 from experiments.planning.costs import Flat
 from experiments.planning.nodes import NodeNetwork, level_bytes
 from experiments.planning.schedules.base import Schedule

@@ -17,8 +17,8 @@ import pandas as pd
 import torch
 from rich.console import Console
 
+from experiments.config.command_line import comma_list, whole_number
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, whole_number
 from experiments.tools.bench import tables
 from experiments.tools.bench.gpu.parts import EACH, PARTS, Part
 from experiments.tools.bench.gpu.training import Settings

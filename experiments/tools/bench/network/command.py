@@ -21,9 +21,8 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 from rich.console import Console
 
-from experiments.config.command_line import add_settings
+from experiments.config.command_line import add_settings, comma_list, to_density, to_positive, whole_number
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
 from experiments.reports.names import human
 from experiments.reports.times import FRAME, LATENCY_S
 from experiments.tools.bench import tables

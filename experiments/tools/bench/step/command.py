@@ -19,8 +19,8 @@ from itertools import product
 import pandas as pd
 from rich.console import Console
 
+from experiments.config.command_line import comma_list, to_density, to_positive, whole_number
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.tools.bench import tables
 from experiments.tools.bench.step import traffic
