@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
@@ -25,7 +25,6 @@ from experiments.config.errors import UserError
 from experiments.config.ranges import host_and_port
 from experiments.config.schema import ClusterConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, stop_signals
-from experiments.launching.endpoint import Endpoint, endpoint_of
 from experiments.launching.failures import (
     Failure,
     RankFailure,
@@ -38,6 +37,9 @@ from experiments.launching.rank_environment import LAUNCHER_PID, TERMINAL, num_c
 from experiments.launching.stalls import furthest_behind, read_notes
 from experiments.runs.files import disk_errors
 from experiments.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from experiments.launching.endpoint import Endpoint
 
 _AGENT_SIGNALS = (signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 30  # for the ranks to end at a signal, at least: the agent's own time
@@ -101,14 +103,16 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
     return 0
 
 
-def _endpoint(cluster: ClusterConfig) -> Endpoint | None:
+def _endpoint(cluster: ClusterConfig) -> "Endpoint | None":
     """Return where several nodes meet; None for one node alone."""
     if cluster.nnodes == 1:
         return None
+    from experiments.launching.endpoint import endpoint_of  # few runs have several nodes
+
     return endpoint_of(*host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=cluster.nnodes))
 
 
-def _meeting_place(endpoint: Endpoint | None) -> dict[str, Any]:
+def _meeting_place(endpoint: "Endpoint | None") -> dict[str, Any]:
     """Return the agent's settings of where it meets others; by itself it asks for the own name, which may be unknown.
 
     At localhost it serves the store, for all addresses, or uses that of another agent on this machine.
@@ -152,7 +156,7 @@ def _pass_on(number: int, frame: object) -> None:
     raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
 
 
-def _variables(cluster: ClusterConfig, env: Mapping[str, str], endpoint: Endpoint | None) -> dict[str, str]:
+def _variables(cluster: ClusterConfig, env: Mapping[str, str], endpoint: "Endpoint | None") -> dict[str, str]:
     """Return the environment variables of the ranks that this process has not, or not so."""
     given = {**os.environ, **env}
     variables = {
