@@ -32,13 +32,13 @@ from experiments.config.command_line import (
     whole_number,
 )
 from experiments.config.ranges import LARGEST_SEED
-from experiments.reports.figure_parts import write_files
-from experiments.reports.report_opening import opening
 from experiments.runs.files import check_folder
 from experiments.tools.compare.files import files
 from experiments.tools.compare.measure import ComparisonSettings, measure
+from experiments.tools.shared.drawings import write_files
 from experiments.tools.shared.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.tools.shared.methods import known_methods, select_names
+from experiments.tools.shared.report_opening import opening
 from experiments.tools.shared.selection_times import REPEATS, wide_spread
 
 

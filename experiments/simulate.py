@@ -27,8 +27,8 @@ from experiments.config.command_line import (
     to_positive,
     whole_number,
 )
-from experiments.reports.figure_parts import write_files
 from experiments.runs.files import check_folder
+from experiments.tools.shared.drawings import write_files
 from experiments.tools.simulate.files import files
 from experiments.tools.simulate.method_choices import DENSE, MEMORY_GB_S
 from experiments.tools.simulate.networks import ALGORITHMS, INTRA, RANKS_PER_NODE

@@ -28,10 +28,10 @@ from experiments.config.command_line import (
     to_density,
     whole_number,
 )
-from experiments.reports.figure_parts import write_files
-from experiments.reports.report_opening import opening
 from experiments.runs.files import check_folder
+from experiments.tools.shared.drawings import write_files
 from experiments.tools.shared.methods import build_methods
+from experiments.tools.shared.report_opening import opening
 from experiments.tools.shared.selection_times import REPEATS, wide_spread
 from experiments.tools.theory import frequencies
 from experiments.tools.theory.files import files, files_of_times

@@ -15,7 +15,7 @@ from rich.table import Table as TerminalTable
 from experiments.config import CONF
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
-from experiments.reports import markdown, tables
+from experiments.reports import tables
 from experiments.reports.forms import ends, forms, forms_of, in_words, ordered
 from experiments.reports.frames import Frames
 from experiments.reports.measures import metric_of
@@ -118,7 +118,9 @@ def page_text(page: Page, rows: pd.DataFrame, runs: pd.DataFrame) -> str:
     for title, found in _sections(page, rows):
         blocks.append(f"## {title}" if title else "")
         for table, cells in found:
-            blocks += [table.words.strip(), markdown.table(list(cells.columns), cells.to_numpy())]
+            aligned = ["left", *["right"] * (len(cells.columns) - 1)]
+            blocks.append(table.words.strip())
+            blocks.append(cells.to_markdown(index=False, disable_numparse=True, colalign=aligned))
     return "\n\n".join(filter(None, [*blocks, *_notes(rows, runs)])) + "\n"
 
 

@@ -16,10 +16,10 @@ from rich.console import Console
 from experiments.config.command_line import comma_list, to_density, whole_number
 from experiments.config.errors import UserError
 from experiments.planning.tables import Curve, SelectTable
-from experiments.reports.markdown import table
 from experiments.tools.profile import method_steps
 from experiments.tools.profile.on_ranks import device_name
 from experiments.tools.ranks.measures import Row, Settings, own_device, slowest
+from experiments.tools.shared.markdown import table
 from experiments.tools.shared.methods import build_methods, known_methods, select_names
 
 NAME = "select"

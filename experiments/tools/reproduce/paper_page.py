@@ -14,17 +14,17 @@ from experiments.config.errors import UserError
 from experiments.config.method_names import description
 from experiments.reports.forms import in_words
 from experiments.reports.frames import Frames, load
-from experiments.reports.html_page import below, escaped, fenced, write_html
-from experiments.reports.markdown import table
 from experiments.reports.measures import metric_of
 from experiments.reports.names import in_order, label
 from experiments.reports.pages import summary_text
 from experiments.reports.provenance import origin_of
 from experiments.reports.table import TRAINING
 from experiments.runs.files import load_json, write_atomic
+from experiments.tools.reproduce.html_page import below, escaped, fenced, write_html
 from experiments.tools.reproduce.papers import SCALES, Paper, Part
 from experiments.tools.reproduce.parts import seconds_of
 from experiments.tools.reproduce.verdicts import verdicts
+from experiments.tools.shared.markdown import table
 
 MACHINE = ("host", "platform", "cuda", "num_threads")  # keys of a manifest, shown as they are
 CAPTIONS = CONF / "captions.yaml"  # what figures show, by the beginnings of their names

@@ -13,6 +13,7 @@ from experiments.config.command_line import to_positive
 from experiments.config.errors import UserError, as_user_error
 from experiments.planning.costs import Flat
 from experiments.planning.nodes import NodeNetwork, level_bytes
+from experiments.planning.problem import group_volume
 from experiments.planning.schedules.base import Schedule
 from experiments.planning.traces import Trace
 from experiments.tools.shared.methods import select_names
@@ -35,7 +36,6 @@ from experiments.tools.simulate.steps import (
     rescaled,
     simulate_step,
 )
-from experiments.training.schedule_problem import group_volume
 from micro.parts import known
 
 QUESTIONS = ("speedup", "breakdown", "sizes", "timeline", "borders", "headline")
