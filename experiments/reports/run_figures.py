@@ -76,7 +76,8 @@ def draw_all(
     for drawn in (_of_steps, _of_forms, _of_workers):
         for name, figure, numbers, runs in drawn(frames, kinds):
             stem = out / re.sub(r"[^\w.-]", "_", name)
-            written += save(figure, numbers, stem, set(runs), notes=differences(frames.origins, runs))
+            own = frames.runs[frames.runs["run"].isin(runs)]
+            written += save(figure, numbers, stem, own["run"], notes=differences(own))
     if not written:
         raise UserError(f"these runs hold nothing to draw for {', '.join(kinds)}: choose among {', '.join(KINDS)}")
     return written

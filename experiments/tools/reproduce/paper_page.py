@@ -17,7 +17,7 @@ from experiments.reports.frames import Frames, load
 from experiments.reports.measures import metric_of
 from experiments.reports.names import in_order, label
 from experiments.reports.pages import summary_text
-from experiments.reports.provenance import origin_of
+from experiments.reports.provenance import ORIGIN, origin_of
 from experiments.reports.table import TRAINING
 from experiments.runs.files import load_json, write_atomic
 from experiments.tools.reproduce.html_page import below, escaped, fenced, write_html
@@ -171,6 +171,7 @@ def _facts(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         versions = ", ".join(f"{name} {version}" for name, version in (manifest.get("versions") or {}).items())
         data = [("data", f"{name} {digest}") for name, digest in (manifest.get("data_checksums") or {}).items()]
         machine = [(key, str(manifest[key])) for key in MACHINE if manifest.get(key)]
-        facts.update(list(dict.fromkeys([*origin_of(manifest).items(), ("versions", versions), *machine, *data])))
+        origin = [(ORIGIN[key], value) for key, value in origin_of(manifest).items()]
+        facts.update(list(dict.fromkeys([*origin, ("versions", versions), *machine, *data])))
     rows = [[name, str(count), value] for (name, value), count in sorted(facts.items())]
     return [["started", str(len(manifests)), f"{days[0]} to {days[-1]}"], *rows]
