@@ -19,15 +19,15 @@ class FinishedRun:
     """One finished run, wherever its records are: in a folder, or at W&B.
 
     Attributes:
-        config, manifest: what its files hold, the former nested as in config.yaml. Raises: UserError.
+        config, manifest: what its files hold, the former nested as in config.yaml.
         rows: those of ``steps`` or ``epochs``. Raises: UserError.
         place: what to call where its configuration, steps or epochs are.
         remedy: what to do where they are broken.
         problem: what is missing or damaged, empty where nothing is.
     """
 
-    config: Callable[[], Mapping[str, object]]
-    manifest: Callable[[], Mapping[str, object]]
+    config: Mapping[str, object]
+    manifest: Mapping[str, object]
     rows: Callable[[str], list[Row]]
     place: Callable[[str], str]
     remedy: str
@@ -37,20 +37,15 @@ class FinishedRun:
 def _in_folder(folder: RunFolder) -> FinishedRun:
     path, problem = folder.path, status_of(folder).problem
     remedy = f"remove {path} and run it again"
-
-    def config() -> Mapping[str, object]:
-        file = path / "config.yaml"
-        try:
-            found = yaml.safe_load(file.read_bytes())
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(problem or f"{file} cannot be read: {one_line(error)}; {remedy}") from None
-        if not isinstance(found, dict):
-            raise UserError(f"{file} is not a configuration; {remedy}")
-        return found
-
+    try:
+        config = yaml.safe_load(folder.config_path.read_bytes())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(problem or f"{folder.config_path} cannot be read: {one_line(error)}; {remedy}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{folder.config_path} is not a configuration; {remedy}")
     return FinishedRun(
         config=config,
-        manifest=lambda: load_json(path / "manifest.json"),
+        manifest=load_json(folder.manifest_path),
         rows=lambda kind: read_records(path / f"{kind}.jsonl"),
         place=lambda kind: str(path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl")),
         remedy=remedy,

@@ -89,7 +89,7 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -
     configs = selected_configs(found, selection or {})
     table = run_frame(configs)
     refuse_damaged(found, table["run"])
-    manifests = {run: found[run].manifest() for run in table["run"]}
+    manifests = {run: found[run].manifest for run in table["run"]}
     table["parameters"] = [float(manifests[run].get("num_parameters", "nan")) for run in table["run"]]  # type: ignore[arg-type]
     steps, epochs = (_records(found, table, kind) for kind in NUMBERS)
     origins = pd.DataFrame([origin_of(manifest) for manifest in manifests.values()])

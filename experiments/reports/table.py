@@ -94,15 +94,6 @@ def rows_of(frames: Frames, forms: Mapping[str, str], *, study: str = "", metric
     return rows.assign(**columns).reindex(columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
 
 
-def run_rows(frames: Frames) -> pd.DataFrame:
-    """Return all finished runs of some folders; a form is what a run's variant says beside its length."""
-    variants = frames.runs.set_index("run")["variant"]
-    parts = {
-        run: [part for part in text.split(", ") if not part.startswith("epochs=")] for run, text in variants.items()
-    }
-    return rows_of(frames, {str(run): ", ".join(words) for run, words in parts.items()})
-
-
 def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
     """Add runs to the files of their studies, in place of rows of the same name; return the files that changed."""
     written = []

@@ -34,8 +34,8 @@ class Mirrored(NamedTuple):
         manifest = self.mirrored.get("manifest")
         config = {key: value for key, value in self.mirrored.items() if key not in ("_wandb", "manifest", FOLDER)}
         return FinishedRun(
-            config=lambda: config,
-            manifest=lambda: manifest if isinstance(manifest, Mapping) else {},
+            config=config,
+            manifest=manifest if isinstance(manifest, Mapping) else {},
             rows=self._rows,
             place=lambda kind: f"{self.where} ({kind})",
             remedy=REMEDY,
