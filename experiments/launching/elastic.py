@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.utils import env_override
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -80,7 +81,7 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
     try:
         with (
             disk_errors(folder.path),
-            _environment(_variables(cluster, env or {}, endpoint)),
+            env_override(_variables(cluster, env or {}, endpoint)),
             _agent_log(folder),
             handled(_pass_on, _AGENT_SIGNALS),  # the agent replaces the handler, and restores none
             stop_signals.recorded(then=lambda number: _pass_on(number, None)),  # as the agent, but for a second Ctrl-C
@@ -173,18 +174,6 @@ def _variables(cluster: ClusterConfig, env: Mapping[str, str], endpoint: "Endpoi
     with suppress(OSError):
         variables[TERMINAL] = os.ttyname(2)
     return variables
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process while the context lasts; the agent passes them to its ranks."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _cause(folder: RunFolder, error: ChildFailedError, stderr: Mapping[int, str], started: float) -> Failure:

@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from experiments.config.errors import UserError, one_line
-from experiments.runs.files import load_json
+from experiments.config.errors import UserError
+from experiments.runs.files import Damaged, load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, status_of
@@ -38,11 +36,9 @@ def _in_folder(folder: RunFolder) -> FinishedRun:
     path, problem = folder.path, status_of(folder).problem
     remedy = f"remove {path} and run it again"
     try:
-        config = yaml.safe_load(folder.config_path.read_bytes())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(problem or f"{folder.config_path} cannot be read: {one_line(error)}; {remedy}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{folder.config_path} is not a configuration; {remedy}")
+        config = folder.config()
+    except Damaged as error:
+        raise UserError(problem or f"{error}; {remedy}") from None
     return FinishedRun(
         config=config,
         manifest=load_json(folder.manifest_path),

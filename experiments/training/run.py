@@ -11,8 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -299,7 +298,9 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str], group: 
         False if a signal stopped the run, which is saved and can be resumed.
     """
     device, store = group
-    with _threads(config.cluster.num_threads), ExitStack() as owned:
+    with ExitStack() as owned:
+        owned.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(config.cluster.num_threads or torch.get_num_threads())
         workers = owned.enter_context(closing(_workers_of(config, device, dist.get_world_size() if store else None)))
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         hosts = Counter(workers.gather_items(socket.gethostname()))
@@ -330,17 +331,6 @@ def _workers_of(config: TrainConfig, device: torch.device, num_ranks: int | None
     if num_ranks not in (None, config.world_size):
         config = replace(config, cluster=replace(config.cluster, world_size=num_ranks))
     return kind_of_workers(config)(config, load_task(config, device))
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Set the number of threads of torch's operations in this context; None leaves it as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _manifest(
