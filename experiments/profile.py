@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config.command_line import Parser, run_command, to_path, whole_number
+from experiments.config.command_line import Parser, run_command, to_path
 from experiments.config.errors import UserError
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.rank_environment import read_rank_environment
@@ -25,6 +25,7 @@ from experiments.runs.files import check_folder, load_json, writing
 from experiments.tools.profile import backward, link, select
 from experiments.tools.profile.on_ranks import DEVICES, check_device, join
 from experiments.tools.ranks.group import measuring_ranks
+from experiments.tools.shared.options import whole_number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

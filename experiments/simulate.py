@@ -17,18 +17,10 @@ import sys
 from collections.abc import Sequence
 
 from experiments.config import ROOT
-from experiments.config.command_line import (
-    Parser,
-    add_out,
-    comma_list,
-    run_command,
-    to_density,
-    to_known_path,
-    to_positive,
-    whole_number,
-)
+from experiments.config.command_line import Parser, add_out, comma_list, run_command
 from experiments.runs.files import check_folder
 from experiments.tools.shared.drawings import write_files
+from experiments.tools.shared.options import to_density, to_known_path, to_positive, whole_number
 from experiments.tools.simulate.files import files
 from experiments.tools.simulate.method_choices import DENSE, MEMORY_GB_S
 from experiments.tools.simulate.networks import ALGORITHMS, INTRA, RANKS_PER_NODE

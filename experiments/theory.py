@@ -18,19 +18,11 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from experiments.config.command_line import (
-    Parser,
-    add_out,
-    add_settings,
-    comma_list,
-    comma_list_or_none,
-    run_command,
-    to_density,
-    whole_number,
-)
+from experiments.config.command_line import Parser, add_out, add_settings, comma_list, run_command
 from experiments.runs.files import check_folder
 from experiments.tools.shared.drawings import write_files
 from experiments.tools.shared.methods import build_methods
+from experiments.tools.shared.options import comma_list_or_none, to_density, whole_number
 from experiments.tools.shared.report_opening import opening
 from experiments.tools.shared.selection_times import REPEATS, wide_spread
 from experiments.tools.theory import frequencies

@@ -14,13 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from experiments.config import ROOT, stopping
+from experiments.config import stopping
 from experiments.config.errors import CannotWrite, RunFailed, UserError
-from experiments.config.ranges import MOST, PATH, POSITIVE, SHARE, Range
+from experiments.config.ranges import PATH
 
-Number = TypeVar("Number", int, float)
 T = TypeVar("T")
-NONE = "none"
 FAILED, MISTAKE, PIPE_CLOSED = 1, 2, 141
 FULL_ERROR = "HYDRA_FULL_ERROR"  # with 1 Hydra shows where an error comes from
 _LONGEST_LINE = 2000  # longest error line; longer ones repeat the user's content
@@ -43,11 +41,6 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
-def whole_number(lowest: int = 1, most: int = MOST) -> Callable[[str], int]:
-    """Return the type of a whole number in a range."""
-    return _number(int, "a whole number", Range(lowest, most))
-
-
 def to_path(text: str) -> Path:
     """Return a word as a path."""
     try:
@@ -55,12 +48,6 @@ def to_path(text: str) -> Path:
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("it ")) from None
     return Path(text)
-
-
-def to_known_path(text: str) -> Path:
-    """Return a word as the path of a file, in the current folder or otherwise in the repository."""
-    path = to_path(text)
-    return ROOT / path if not path.exists() and (ROOT / path).exists() else path
 
 
 def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
@@ -75,36 +62,11 @@ def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
     return read
 
 
-def comma_list_or_none(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return the type of an option with such a list, or ``none`` for an empty one."""
-    read = comma_list(kind)
-    return lambda text: [] if text == NONE else read(text)
-
-
 def setting(word: str) -> str:
     """Return a word KEY=VALUE for experiments.train: the type of such arguments."""
     if "=" not in word and not word.startswith("~"):
         raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got '{word}'; lists are separated by commas: A,B")
     return word
-
-
-def _number(kind: type[Number], what: str, allowed: Range) -> Callable[[str], Number]:
-    def read(text: str) -> Number:
-        try:
-            if not text.isascii():
-                raise ValueError
-            value = kind(text)
-        except ValueError:  # also for a number with thousands of digits
-            raise argparse.ArgumentTypeError(f"must be {what}, got '{text[:80]}'") from None
-        if value not in allowed:
-            raise argparse.ArgumentTypeError(f"must be {allowed}, got {text}")
-        return value
-
-    return read
-
-
-to_positive = _number(float, "a number", POSITIVE)
-to_density = _number(float, "a number", SHARE)
 
 
 def add_settings(parser: argparse.ArgumentParser, *, help: str) -> None:

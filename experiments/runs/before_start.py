@@ -13,7 +13,7 @@ from experiments.config.identity import identity
 from experiments.config.keys import flat
 from experiments.config.schema import TrainConfig
 from experiments.runs.checkpoints import published
-from experiments.runs.files import Damaged, check_folder
+from experiments.runs.files import check_folder
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.runs.status import State, state_of
 
@@ -72,7 +72,7 @@ def finished_with_other_epochs(config: TrainConfig) -> dict[int, RunFolder]:
     wanted = _without_epochs(dataclasses.asdict(config))
     paths = own.parent.glob(f"{glob.escape(own.name.rpartition('-')[0])}-*")
     for path in sorted(paths, key=lambda path: bool(published(RunFolder(path)))):
-        with suppress(Damaged):  # a damaged run is no finished one
+        with suppress(ValueError):  # a damaged run is no finished one
             saved = (other := RunFolder(path)).config()
             if other.is_done() and _without_epochs(saved) == wanted:
                 found[int(saved["epochs"])] = other

@@ -27,6 +27,7 @@ from experiments.config.schema import TrainConfig
 from experiments.config.stopping import (
     NOTHING_SAVED,
     STOP_SIGNALS,
+    end_process,
     exit_code,
     handled,
     name_of,
@@ -34,7 +35,7 @@ from experiments.config.stopping import (
     stop_signals,
 )
 from experiments.launching.failures import RankFailure, recorded_errors
-from experiments.launching.rank_environment import LAUNCHER_PID, RankEnvironment, die_with_parent, leave, shape_of
+from experiments.launching.rank_environment import LAUNCHER_PID, RankEnvironment, die_with_parent, shape_of
 from experiments.launching.stalls import notes
 from experiments.reports.measures import METRICS
 from experiments.runs.before_start import check_outputs, note_of_other_epochs, unmet_request
@@ -84,7 +85,7 @@ def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | Non
         except Exception as error:
             if ranks and not isinstance(error, UserError):
                 traceback.print_exc()
-                leave(1)  # a normal exit would wait for a peer that may be gone
+                end_process(1)  # a normal exit would wait for a peer that may be gone
             if not isinstance(error, UserError | RankFailure | NonFiniteGradient):
                 raise
             raise RunFailed(f"{folder_of(config).path.name}: {error}") from error
@@ -374,7 +375,7 @@ def main(path: str) -> None:
         code = 1
         with suppress(OSError):  # its log may be on a full disk
             traceback.print_exc()
-    leave(code)  # a normal exit would wait for threads, which may wait for a peer
+    end_process(code)  # a normal exit would wait for threads, which may wait for a peer
 
 
 if __name__ == "__main__":

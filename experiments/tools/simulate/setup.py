@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import pandas as pd
 
-from experiments.config.command_line import to_positive
 from experiments.config.errors import UserError, as_user_error
 from experiments.planning.costs import Flat
 from experiments.planning.nodes import NodeNetwork, level_bytes
@@ -17,6 +16,7 @@ from experiments.planning.problem import group_volume
 from experiments.planning.schedules.base import Schedule
 from experiments.planning.traces import Trace
 from experiments.tools.shared.methods import select_names
+from experiments.tools.shared.options import to_positive
 from experiments.tools.simulate import published_gains as gains
 from experiments.tools.simulate.method_choices import DENSE, Methods, methods_of
 from experiments.tools.simulate.networks import (
