@@ -6,6 +6,7 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 READY_FOR_DEMO := $(VENV)/.ready-for-demo
 UV := uv==0.13.9 # installs in a third of pip's time, and compiles pins for all platforms; it reads UV_DEFAULT_INDEX, not pip's settings
+PIP := -m pip install --quiet --quiet --disable-pip-version-check # errors, and no warnings of an index that lacks a package
 INSTALL = $(VENV)/bin/uv pip install --quiet --python $(RUN)
 PAPER ?= micro
 SCALE ?= small
@@ -34,7 +35,7 @@ $(READY_FOR_DEMO): requirements/uv.txt requirements/demo.txt pyproject.toml
 	  { echo "python 3.11.5 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); name another with PYTHON=..."; exit 1; }
 	@echo "setting up $(VENV): torch and what else the demo needs, from requirements/demo.txt"
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(RUN) -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --requirement requirements/uv.txt
+	@$(RUN) $(PIP) --no-compile --require-hashes --requirement requirements/uv.txt
 	@$(INSTALL) --require-hashes --requirements requirements/demo.txt
 	@$(INSTALL) --no-deps --editable .
 	@touch $@
@@ -67,7 +68,7 @@ test-system: $(READY) ## the tests of whole commands, on SLURM, on hosts, with f
 
 $(VENV)-torch/%.ready: requirements/uv.txt
 	@$(PYTHON) -m venv --clear $(VENV)-torch
-	@$(VENV)-torch/bin/pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/uv.txt
+	@$(VENV)-torch/bin/python $(PIP) --require-hashes --requirement requirements/uv.txt
 	@printf 'torch==%s.*\ntorchvision\n' "$*" > $(VENV)-torch/torch.txt
 	@$(VENV)-torch/bin/uv pip install --quiet --python $(VENV)-torch/bin/python --override $(VENV)-torch/torch.txt \
 	  --editable '.[experiments,workloads,services,frameworks,dev]'
@@ -93,7 +94,7 @@ dist: $(READY) ## build and check the distributions, install the wheel in a new 
 	@rm -rf dist && $(RUN) -m build --outdir dist . >/dev/null
 	@$(RUN) -m twine check --strict dist/*
 	@$(PYTHON) -m venv --clear $(VENV)-dist
-	@$(VENV)-dist/bin/pip install --quiet --disable-pip-version-check dist/*.whl
+	@$(VENV)-dist/bin/python $(PIP) dist/*.whl
 	@cd $(VENV)-dist && bin/python -c 'import importlib.util as u, micro; print("installed:", micro.__file__); assert not u.find_spec("numba")'
 	@cd $(VENV)-dist && OMP_NUM_THREADS=1 bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \
 	  ../tests/dist/scripts/sparse_ddp.py | tee train.log; grep -q '^step 100' train.log # gloo may abort a process that is leaving
@@ -103,7 +104,7 @@ LOCK = $(VENV)-lock/bin/uv pip compile --quiet --universal --no-strip-extras --p
   --prerelease if-necessary-or-explicit --custom-compile-command "make lock"
 lock: ## renew requirements/ from pyproject.toml, with the checksums of the files for every platform
 	@$(PYTHON) -m venv --clear $(VENV)-lock
-	@$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check $(UV)
+	@$(VENV)-lock/bin/python $(PIP) $(UV)
 	@$(LOCK) --upgrade pyproject.toml $(foreach each,experiments workloads services frameworks dev docs,--extra $(each)) --output-file requirements/test.txt
 	@$(LOCK) --upgrade pyproject.toml --extra experiments --constraints requirements/test.txt --output-file requirements/demo.txt
 	@echo $(UV) | $(LOCK) --upgrade - --output-file requirements/uv.txt

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from experiments.config import CONF
 from experiments.config.keys import defaults_of_schema
-from experiments.config.paths import CONF
 from experiments.config.schema import GROUPS, TrainConfig
 
 _HIDDEN = ("defaults", "hydra")  # keys for Hydra, not settings of a run

@@ -18,8 +18,8 @@ import micro
 import micro.extend
 import micro.testing
 from docs.descriptions import Key, about, choices, default_choices, described, train_keys
+from experiments.config import CONF
 from experiments.config.conf_files import read_yaml
-from experiments.config.paths import CONF
 from experiments.config.schema import GROUPS
 
 DOCS = Path(__file__).parent

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config.command_line import Parser, run_command
-from experiments.config.option_types import to_path
+from experiments.config.command_line import Parser, run_command, to_path
 from experiments.runs.files import check_folder
 from experiments.tools.bench.gpu import command as gpu
 from experiments.tools.bench.network import command as network

@@ -20,22 +20,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 
-from experiments.config.command_line import Parser, add_out, add_settings, run_command
-from experiments.config.option_types import (
-    comma_list,
-    comma_list_or_none,
-    to_density,
-    to_positive,
-    whole_number,
-)
+from experiments.config.command_line import Parser, add_out, add_settings, comma_list, run_command
 from experiments.config.ranges import LARGEST_SEED
-from experiments.reports.figure_parts import write_files
-from experiments.reports.report_opening import opening
 from experiments.runs.files import check_folder
 from experiments.tools.compare.files import files
 from experiments.tools.compare.measure import ComparisonSettings, measure
+from experiments.tools.shared.drawings import write_files
 from experiments.tools.shared.gradient_sources import RECORDED, SHAPES, TITLES
 from experiments.tools.shared.methods import known_methods, select_names
+from experiments.tools.shared.options import comma_list_or_none, to_density, to_positive, whole_number
+from experiments.tools.shared.report_opening import opening
 from experiments.tools.shared.selection_times import REPEATS, wide_spread
 
 

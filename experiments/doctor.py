@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, comma_list, run_command
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_known_path, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.tools.doctor import machine
 from experiments.tools.doctor.findings import Finding, carry_out, show, to_json
+from experiments.tools.shared.options import to_known_path, to_positive, whole_number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

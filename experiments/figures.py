@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, add_out, run_command
+from experiments.config.command_line import Parser, add_out, comma_list, run_command, setting, to_path
 from experiments.config.errors import UserError, check_choice
-from experiments.config.option_types import comma_list, setting, to_path
 from experiments.reports.names import KINDS
 from experiments.runs.files import check_folder
 
@@ -27,8 +26,7 @@ def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from experiments.reports.frames import load
-    from experiments.reports.pages import print_summary, write_summary
-    from experiments.reports.provenance import unlike
+    from experiments.reports.pages import print_summary, unlike, write_summary
     from experiments.reports.run_configs import parse_selection
     from experiments.reports.run_figures import draw_all
     from experiments.tracking.sources import read
@@ -38,7 +36,7 @@ def _run(options: argparse.Namespace) -> int:
         frames = read(options.source, selection) if options.source else load(options.runs or [RUNS], selection)
     except OSError as error:
         raise UserError(f"{error.filename or 'the runs'}: {error.strerror or error}") from None
-    if options.strict and (lines := unlike(frames.studies(), frames.origins)):
+    if options.strict and (lines := unlike(frames.runs)):
         raise UserError(f"runs side by side are of {'; '.join(lines)}: leave some out, or leave out --strict")
     # A pipe has no width: use one that cuts no names.
     console = Console(width=None if sys.stdout.isatty() else 120)

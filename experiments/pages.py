@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config import ROOT
+from experiments.config.command_line import Parser, run_command, to_path
 from experiments.config.errors import check_choice
-from experiments.config.option_types import to_path
-from experiments.config.paths import ROOT
 from experiments.runs.files import check_folder
 
 TEXTS, IMAGES, FIGURES = ROOT / "results/published", ROOT / "docs/images", Path("results/figures/pages")

@@ -17,14 +17,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from experiments.config.command_line import Parser, run_command
-from experiments.config.option_types import to_path, whole_number
+from experiments.config.command_line import Parser, run_command, to_path
+from experiments.config.errors import UserError
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.launching.rank_environment import read_rank_environment
-from experiments.runs.files import check_file, writing
+from experiments.runs.files import check_folder, load_json, writing
 from experiments.tools.profile import backward, link, select
 from experiments.tools.profile.on_ranks import DEVICES, check_device, join
 from experiments.tools.ranks.group import measuring_ranks
+from experiments.tools.shared.options import whole_number
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,7 +37,7 @@ def _run(options: argparse.Namespace) -> int:
     command, ranks = options.command, read_rank_environment()
     check_device(options.device, options.nproc)
     settings = command.prepare(options, ranks.world_size if ranks else options.nproc)
-    check_file(options.out, prefix="micro-")
+    check_file(options.out)
     console = Console() if sys.stdout.isatty() else Console(width=140)
     if ranks:
         rows = join(command.work, settings, ranks, device=options.device)
@@ -51,6 +52,20 @@ def _run(options: argparse.Namespace) -> int:
     for path in written:
         console.print(f"wrote {path}", soft_wrap=True, highlight=False)
     return 0
+
+
+def check_file(path: Path) -> None:
+    """Find out whether ``--out`` can be written; it may replace a document of this project alone.
+
+    Raises:
+        UserError: the folder takes no files, or another file, or a folder, has this name.
+    """
+    check_folder(path.parent)
+    if path.is_dir():
+        raise UserError(f"--out must be a file, got the folder {path}")
+    is_ours = path.is_file() and (not path.stat().st_size or str(load_json(path).get("format")).startswith("micro-"))
+    if path.exists() and not is_ours:
+        raise UserError(f"{path} exists, and this command did not write it: remove it or choose another --out")
 
 
 def parser() -> Parser:

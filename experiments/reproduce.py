@@ -15,9 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.config.command_line import FAILED, Parser, add_settings, print_error, run_command
+from experiments.config.command_line import FAILED, Parser, add_settings, print_error, run_command, to_path
 from experiments.config.errors import UserError
-from experiments.config.option_types import to_path
 from experiments.runs.files import check_folder, writing
 from experiments.tools.reproduce.paper_page import write_paper_page
 from experiments.tools.reproduce.papers import SCALES, known_papers, load_paper

@@ -16,11 +16,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from experiments.config.command_line import Parser, add_out, run_command
-from experiments.config.option_types import comma_list, to_density, to_known_path, to_positive, whole_number
-from experiments.config.paths import ROOT
-from experiments.reports.figure_parts import write_files
+from experiments.config import ROOT
+from experiments.config.command_line import Parser, add_out, comma_list, run_command
 from experiments.runs.files import check_folder
+from experiments.tools.shared.drawings import write_files
+from experiments.tools.shared.options import to_density, to_known_path, to_positive, whole_number
 from experiments.tools.simulate.files import files
 from experiments.tools.simulate.method_choices import DENSE, MEMORY_GB_S
 from experiments.tools.simulate.networks import ALGORITHMS, INTRA, RANKS_PER_NODE

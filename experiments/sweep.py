@@ -8,15 +8,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from experiments.config import CONF
 from experiments.config.command_line import Parser, run_command
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
-from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import leave
 from experiments.launching.rank_environment import read_rank_environment
 from experiments.runs.before_start import check_outputs, check_requests
-from experiments.runs.git_state import other_code
+from experiments.runs.manifest import other_code
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
 from experiments.sweeps.listing import counted, lines_of, removable, remove

@@ -18,12 +18,12 @@ import pandas as pd
 import torch
 from rich.console import Console
 
-from experiments.config.command_line import Parser, add_out, add_settings, run_command
-from experiments.config.option_types import comma_list, comma_list_or_none, to_density, whole_number
-from experiments.reports.figure_parts import write_files
-from experiments.reports.report_opening import opening
+from experiments.config.command_line import Parser, add_out, add_settings, comma_list, run_command
 from experiments.runs.files import check_folder
+from experiments.tools.shared.drawings import write_files
 from experiments.tools.shared.methods import build_methods
+from experiments.tools.shared.options import comma_list_or_none, to_density, whole_number
+from experiments.tools.shared.report_opening import opening
 from experiments.tools.shared.selection_times import REPEATS, wide_spread
 from experiments.tools.theory import frequencies
 from experiments.tools.theory.files import files, files_of_times

@@ -4,18 +4,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-import yaml
-
 from experiments.config.checks import check_values
-from experiments.config.command_line import Parser, print_error, run_command
+from experiments.config.command_line import Parser, print_error, run_command, to_path
 from experiments.config.errors import UserError, one_line
-from experiments.config.option_types import to_path
 from experiments.config.schema import MIRRORS, TrackingConfig
+from experiments.runs.files import Damaged
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import status_of
-from experiments.tracking.wandb_account import check_wandb
-from experiments.tracking.wandb_mirror import mirror
+from experiments.tracking.wandb_mirror import check_wandb, mirror
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,9 +60,9 @@ def _tracking(folder: RunFolder, options: argparse.Namespace) -> TrackingConfig:
     for path in filter(lambda path: path.exists(), (folder.steps_path, folder.epochs_path)):
         read_records(path)
     try:
-        own = (yaml.safe_load(folder.config_path.read_text()) or {}).get("tracking") or {}
-    except (yaml.YAMLError, ValueError, RecursionError, AttributeError):
-        raise UserError(f"{folder.config_path} is not a configuration; delete the folder and run it again") from None
+        own = folder.config().get("tracking") or {}
+    except Damaged as error:
+        raise UserError(f"{error}; delete the folder and run it again") from None
     return TrackingConfig(
         name="wandb",
         mode=options.mode or own.get("mode") or "offline",

@@ -18,13 +18,12 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from experiments.config import CONF
 from experiments.config.command_line import run_command
 from experiments.config.compose import NAME, typed
-from experiments.config.errors import RunFailed
-from experiments.config.hydra_command import job_of_hydra, run_by_hydra
-from experiments.config.paths import CONF
 from experiments.config.stopping import leave
 from experiments.launching.rank_environment import check_shape, read_rank_environment
+from experiments.training.hydra_command import job_of_hydra, run_by_hydra
 
 
 @hydra.main(config_path=str(CONF), config_name=NAME, version_base="1.3")
@@ -43,19 +42,9 @@ def run(composed: DictConfig) -> float | None:
 
 def main() -> None:
     """Run the command; exit 2 for a mistake, 1 for a failed run."""
-    code = run_command(lambda: _run(sys.argv[1:]), at_stop=leave)
+    code = run_command(lambda: run_by_hydra(run, sys.argv[1:]), at_stop=leave)
     if code:
         sys.exit(code)
-
-
-def _run(words: list[str]) -> int:
-    try:
-        return run_by_hydra(run, words)
-    except RunFailed as error:  # from a launcher, which knows jobs, not runs
-        from experiments.training.multirun import not_done
-
-        names = not_done()
-        raise RunFailed(f"{error}; not done: {names}" if names else str(error)) from error
 
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from statistics import fmean
 
 import torch
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config.command_line import Parser, comma_list, run_command
 from experiments.config.errors import check_choice
-from experiments.config.option_types import comma_list, whole_number
+from experiments.tools.shared.options import whole_number
 from micro.testing import Case, assert_step, take
 from tests.sparsifiers import TABLE, Row
 

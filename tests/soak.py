@@ -31,11 +31,10 @@ from typing import Any
 
 import psutil
 
-from experiments.config.command_line import Parser, run_command
+from experiments.config import ROOT
+from experiments.config.command_line import Parser, comma_list, run_command
 from experiments.config.conf_files import choices_of
 from experiments.config.errors import UserError, check_choice
-from experiments.config.option_types import comma_list
-from experiments.config.paths import ROOT
 from experiments.config.stopping import STOP_SIGNALS, exit_code
 from experiments.launching.rank_environment import with_python_path
 from experiments.runs.files import load_json

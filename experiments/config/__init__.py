@@ -2,3 +2,8 @@
 
 May import: nothing else of experiments. Begin reading at schema.py, then compose.py.
 """
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]  # of the repository
+CONF = ROOT / "conf"  # the files of the configuration

@@ -1,4 +1,4 @@
-"""Shared by all commands: reading options, printing errors in one line, and exit codes.
+"""Shared by all commands: options and their types, printing errors in one line, and exit codes.
 
 A list is one word, with commas: ``--world-sizes 2,4,8``. Settings of a training are KEY=VALUE words without an option.
 A mistake is one line on standard error and exit code 2.
@@ -7,19 +7,19 @@ A mistake is one line on standard error and exit code 2.
 import argparse
 import io
 import os
-import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from experiments.config import stopping
 from experiments.config.errors import CannotWrite, RunFailed, UserError
-from experiments.config.option_types import setting, to_path
+from experiments.config.ranges import PATH
 
-FAILED, MISTAKE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+T = TypeVar("T")
+FAILED, MISTAKE, PIPE_CLOSED = 1, 2, 141
 FULL_ERROR = "HYDRA_FULL_ERROR"  # with 1 Hydra shows where an error comes from
 _LONGEST_LINE = 2000  # longest error line; longer ones repeat the user's content
 
@@ -41,6 +41,34 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}; see {self.prog} --help")
 
 
+def to_path(text: str) -> Path:
+    """Return a word as a path."""
+    try:
+        PATH.check("it", text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("it ")) from None
+    return Path(text)
+
+
+def comma_list(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return the type of an option with a list in one word: ``--world-sizes 2,4,8``."""
+
+    def read(text: str) -> list[T]:
+        values = [kind(word) for word in text.split(",") if word]
+        if not values:
+            raise argparse.ArgumentTypeError(f"must be values separated by commas, got '{text}'")
+        return values
+
+    return read
+
+
+def setting(word: str) -> str:
+    """Return a word KEY=VALUE for experiments.train: the type of such arguments."""
+    if "=" not in word and not word.startswith("~"):
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, got '{word}'; lists are separated by commas: A,B")
+    return word
+
+
 def add_settings(parser: argparse.ArgumentParser, *, help: str) -> None:
     """Declare ``overrides``, settings of a training; ``help`` names the training and the defaults."""
     parser.add_argument("overrides", type=setting, nargs="*", metavar="KEY=VALUE", help=help)
@@ -57,11 +85,6 @@ def print_error(error: object) -> None:
     if len(line) > _LONGEST_LINE:
         line = f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 2 :]}"
     print("error:", line, file=sys.stderr)
-
-
-def shows_all() -> bool:
-    """Return whether the user wants to see where an error comes from."""
-    return os.environ.get(FULL_ERROR) == "1"
 
 
 def run_command(work: Callable[[], int], *, stopped: str = "", at_stop: stopping.Handler = stopping.raise_stop) -> int:
@@ -93,23 +116,21 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
         code = work()
         sys.stdout.flush()
         return code
-    except stopping.Stopped as stop:
-        _print_stopped(stop.number, stopped)
-        return stopping.exit_code(stop.number)
-    except KeyboardInterrupt:
-        _print_stopped(signal.SIGINT, stopped)
-        return INTERRUPTED
+    except (stopping.Stopped, KeyboardInterrupt) as stop:
+        number = stop.number if isinstance(stop, stopping.Stopped) else signal.SIGINT
+        print(f"stopped by {stopping.name_of(number)}" + (f"; {stopped}" if stopped else ""), file=sys.stderr)
+        return stopping.exit_code(number)
     except SystemExit as end:  # after --help, or by rich at a closed pipe
         if isinstance(end.__context__, BrokenPipeError) or _output_is_broken():
             return PIPE_CLOSED
         raise
     except (UserError, RunFailed) as error:
-        if shows_all():
+        if os.environ.get(FULL_ERROR) == "1":
             traceback.print_exception(error)
         print_error(error)
         return FAILED if isinstance(error, CannotWrite | RunFailed) else MISTAKE
     except OSError as error:
-        if not _output_is_broken():
+        if not _output_is_broken() and not isinstance(error, BrokenPipeError):
             raise
         if isinstance(error, BrokenPipeError):
             return PIPE_CLOSED
@@ -117,27 +138,11 @@ def _exit_code(work: Callable[[], int], stopped: str) -> int:
         return FAILED
 
 
-def _print_stopped(number: int, stopped: str) -> None:
-    print(f"stopped by {stopping.name_of(number)}" + (f"; {stopped}" if stopped else ""), file=sys.stderr)
-
-
 def _output_is_broken() -> bool:
     """Return whether standard output cannot be written; if so, drop its buffer."""
     try:
         sys.stdout.flush()
-        if not _reader_has_ended():  # an output without a buffer has nothing to flush
-            return False
     except OSError:
-        pass
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when the process ends
-    return True
-
-
-def _reader_has_ended() -> bool:
-    """Return whether standard output is a pipe whose reader has ended."""
-    try:
-        writing = select.poll()
-        writing.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # not a file
-        return False
-    return any(event & select.POLLERR for _, event in writing.poll(0))
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when the process ends
+        return True
+    return False

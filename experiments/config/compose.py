@@ -17,12 +17,12 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from experiments.config import CONF
 from experiments.config.checks import check_settings
 from experiments.config.conf_files import choices_of
 from experiments.config.errors import UserError, not_among, one_line
 from experiments.config.hydra_errors import cannot_remove, one_line_each, unknown_key, unreadable
 from experiments.config.keys import flat
-from experiments.config.paths import CONF
 from experiments.config.ranges import MOST_RUNS, check_num_runs
 from experiments.config.schema import GROUPS, TrainConfig
 

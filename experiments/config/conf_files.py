@@ -9,8 +9,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from experiments.config import CONF
 from experiments.config.errors import UserError, not_among, one_line
-from experiments.config.paths import CONF
 
 Values = dict[str, Any]
 
@@ -44,16 +44,14 @@ def retired(group: str) -> Values:
     return found
 
 
-def no_choice(group: str, allowed: Iterable[str], given: str) -> str:
-    """Return the error for an unknown name of a group; for a retired one it names the successor."""
+def no_choice(group: str, allowed: Iterable[str], given: str, what: str | None = None) -> str:
+    """Return the error for an unknown name of a group, called ``what``; for a retired one it has the successor."""
     if given in (gone := retired(group)):
         return f"{group}={given} was removed: use {gone[given]['use']}"
-    return not_among(group, allowed, given)
+    return not_among(what or group, allowed, given)
 
 
 def check_name(group: str, known: Collection[str], given: str, what: str | None = None) -> None:
-    """Raise UserError for an unknown name; the message has the successor of a retired one, or close names."""
+    """Raise UserError for an unknown name."""
     if given not in known:
-        raise UserError(
-            no_choice(group, known, given) if given in retired(group) else not_among(what or group, known, given)
-        )
+        raise UserError(no_choice(group, known, given, what))

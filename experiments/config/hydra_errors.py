@@ -52,24 +52,24 @@ def one_line_each() -> Iterator[None]:
 
 def raised_by_hydra(error: Exception) -> bool:
     """Return whether an error was raised in the code of Hydra or OmegaConf."""
-    if isinstance(error, HydraException | OmegaConfBaseException):
-        return True
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__")).split(".")[0] in ("hydra", "omegaconf", "antlr4")
+    is_own = isinstance(error, HydraException | OmegaConfBaseException)
+    return is_own or _packages(error)[-1][0] in ("hydra", "omegaconf", "antlr4")
 
 
 def raised_by_hydra_calling(error: Exception) -> bool:
     """Return whether Python raised an error in a call by Hydra, for instance to make a folder."""
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [name for name in modules if name.split(".")[0] in ("hydra", "experiments")]
-    return own[-1].startswith("hydra.")
+    return [names[0] for names in _packages(error) if names[0] in ("hydra", "experiments")][-1] == "hydra"
 
 
 def raised_by_plugin(error: Exception) -> str:
     """Return the Hydra plugin, such as a sweeper, whose code raised an error; empty if ours raised it."""
-    modules = [str(frame.f_globals.get("__name__")).split(".") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    own = [parts for parts in modules if parts[0] in ("hydra_plugins", "experiments")]
+    own = [names for names in _packages(error) if names[0] in ("hydra_plugins", "experiments")]
     return own[-1][1] if own and own[-1][0] == "hydra_plugins" else ""
+
+
+def _packages(error: Exception) -> list[list[str]]:
+    """Return the module of each function that an error went through, the last one raised it, by its words."""
+    return [str(frame.f_globals.get("__name__")).split(".") for frame, _ in traceback.walk_tb(error.__traceback__)]
 
 
 def explained(error: Exception) -> str:

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
+from experiments.config import CONF
 from experiments.config.conf_files import choices_of, read_yaml, retired
 from experiments.config.keys import Flat, defaults_of_schema, flat
-from experiments.config.paths import CONF
 from experiments.config.schema import SparsifierConfig, TrainConfig
 
 METHODS = CONF / "sparsifier"

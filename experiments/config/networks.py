@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.config import CONF
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, as_user_error, check_choice
-from experiments.config.paths import CONF
 from experiments.planning import costs
 from experiments.planning.costs import Best, Flat, Link, Network, scaled
 from experiments.planning.documents import read_as

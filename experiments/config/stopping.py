@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 EXIT_SAVED = 75  # EX_TEMPFAIL of sysexits.h; the run was stopped by SIGUSR1 and can be resumed
 NOTHING_SAVED = "with nothing to save: run the same command again"
-_AT_ONCE = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint"
+_AT_ONCE = "left without saving, at a second Ctrl-C: the same command resumes from the last checkpoint\n"
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -57,17 +57,17 @@ def name_of(number: int) -> str:
 
 def leave(number: int, frame: FrameType | None) -> NoReturn:
     """End this process at once, after one line; the handler while there is nothing to save."""
-    leave_with(f"stopped by {name_of(number)}, {NOTHING_SAVED}", exit_code(number))
+    end_process(exit_code(number), f"stopped by {name_of(number)}, {NOTHING_SAVED}\n")
 
 
-def leave_with(line: str, code: int) -> NoReturn:
-    """End this process at once, after one line on standard error."""
+def end_process(code: int, text: str = "") -> NoReturn:
+    """End this process at once, without waiting for its threads, after a text on standard error."""
     for stream in (sys.stdout, sys.stderr):
         # The stream may be broken, in use by the interrupted code, closed, or missing.
         with suppress(OSError, RuntimeError, ValueError, AttributeError):
             stream.flush()
     with suppress(OSError):
-        os.write(2, f"{line}\n".encode())
+        os.write(2, text.encode())
     os._exit(code)
 
 
@@ -132,7 +132,7 @@ class StopSignals:
 
         def record(number: int, frame: FrameType | None) -> None:
             if number == self.number == signal.SIGINT:
-                leave_with(_AT_ONCE, exit_code(signal.SIGINT))
+                end_process(exit_code(signal.SIGINT), _AT_ONCE)
             is_first = not self.number
             self.number = number
             if then and is_first:

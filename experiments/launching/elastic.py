@@ -13,8 +13,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hydra.core.utils import env_override
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsDest, SignalException, Std
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -25,7 +26,6 @@ from experiments.config.errors import UserError
 from experiments.config.ranges import host_and_port
 from experiments.config.schema import ClusterConfig
 from experiments.config.stopping import STOP_SIGNALS, exit_code, handled, stop_signals
-from experiments.launching.endpoint import Endpoint, endpoint_of
 from experiments.launching.failures import (
     Failure,
     RankFailure,
@@ -38,6 +38,9 @@ from experiments.launching.rank_environment import LAUNCHER_PID, TERMINAL, num_c
 from experiments.launching.stalls import furthest_behind, read_notes
 from experiments.runs.files import disk_errors
 from experiments.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from experiments.launching.endpoint import Endpoint
 
 _AGENT_SIGNALS = (signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 30  # for the ranks to end at a signal, at least: the agent's own time
@@ -78,7 +81,7 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
     try:
         with (
             disk_errors(folder.path),
-            _environment(_variables(cluster, env or {}, endpoint)),
+            env_override(_variables(cluster, env or {}, endpoint)),
             _agent_log(folder),
             handled(_pass_on, _AGENT_SIGNALS),  # the agent replaces the handler, and restores none
             stop_signals.recorded(then=lambda number: _pass_on(number, None)),  # as the agent, but for a second Ctrl-C
@@ -101,14 +104,16 @@ def start_ranks(folder: RunFolder, module: str, cluster: ClusterConfig, *, env: 
     return 0
 
 
-def _endpoint(cluster: ClusterConfig) -> Endpoint | None:
+def _endpoint(cluster: ClusterConfig) -> "Endpoint | None":
     """Return where several nodes meet; None for one node alone."""
     if cluster.nnodes == 1:
         return None
+    from experiments.launching.endpoint import endpoint_of  # few runs have several nodes
+
     return endpoint_of(*host_and_port(cluster.rdzv_endpoint, key="cluster.rdzv_endpoint", nnodes=cluster.nnodes))
 
 
-def _meeting_place(endpoint: Endpoint | None) -> dict[str, Any]:
+def _meeting_place(endpoint: "Endpoint | None") -> dict[str, Any]:
     """Return the agent's settings of where it meets others; by itself it asks for the own name, which may be unknown.
 
     At localhost it serves the store, for all addresses, or uses that of another agent on this machine.
@@ -152,7 +157,7 @@ def _pass_on(number: int, frame: object) -> None:
     raise SignalException(f"process {os.getpid()} got signal {number}", signal.Signals(number))
 
 
-def _variables(cluster: ClusterConfig, env: Mapping[str, str], endpoint: Endpoint | None) -> dict[str, str]:
+def _variables(cluster: ClusterConfig, env: Mapping[str, str], endpoint: "Endpoint | None") -> dict[str, str]:
     """Return the environment variables of the ranks that this process has not, or not so."""
     given = {**os.environ, **env}
     variables = {
@@ -169,18 +174,6 @@ def _variables(cluster: ClusterConfig, env: Mapping[str, str], endpoint: Endpoin
     with suppress(OSError):
         variables[TERMINAL] = os.ttyname(2)
     return variables
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of this process while the context lasts; the agent passes them to its ranks."""
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _cause(folder: RunFolder, error: ChildFailedError, stderr: Mapping[int, str], started: float) -> Failure:

@@ -6,13 +6,11 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from experiments.config import ROOT
 from experiments.config.errors import UserError
-from experiments.config.paths import ROOT
 from experiments.config.schema import LAUNCH
 
 LAUNCHER_PID = "MICRO_LAUNCHER_PID"  # what a launcher tells its ranks of itself
@@ -129,14 +127,6 @@ def die_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != expected:
             signal.raise_signal(signal.SIGKILL)
-
-
-def leave(code: int) -> NoReturn:
-    """End this process without waiting for its threads, which may wait for a peer."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError):  # on a full disk, for instance
-            stream.flush()
-    os._exit(code)
 
 
 def first_host(nodelist: str) -> str:

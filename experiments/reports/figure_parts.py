@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from experiments.config.units import human_bytes, three_digits
 from experiments.reports.measures import Metric
-from experiments.reports.names import human, in_legend
-from experiments.reports.plot_style import COLUMN_INCHES, GREY_LINE, PAGE_INCHES, LineSettings, plain, style
+from experiments.reports.plot_style import GREY_LINE, PAGE_INCHES, LineSettings, plain, style
 from experiments.runs.files import write_atomic, write_csv
 
 ERROR_BAR: LineSettings = {"elinewidth": 0.8, "capsize": 1.5, "capthick": 0.8}
@@ -114,11 +113,6 @@ class Lines:
     handles: Sequence[Artist]
 
 
-def named_lines(by: Sequence[str], lines: Mapping[Any, LineSettings], name: Callable[..., str] = in_legend) -> Lines:
-    """Return the lines of keys, the values of the columns ``by``; the legend calls each what ``name`` makes of it."""
-    return Lines(by=by, of=lines, handles=handles_of({name(*key): line for key, line in lines.items()}))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
     """One panel of lines: two columns, what they are called, and how their numbers are written once all is drawn.
@@ -176,36 +170,6 @@ def figure_of_lines(
     for axes, panel in zip(grid.flat, panels, strict=True):
         panel.show_x(axes.xaxis)
         panel.show_y(axes.yaxis)
-    head(figure, title, [*lines.handles, *handles])
-    return figure
-
-
-def figure_of_facets(
-    title: str,
-    rows: pd.DataFrame,
-    facets: Sequence[str],
-    panels: Sequence[Panel],
-    lines: Lines,
-    handles: Sequence[Artist] = (),
-    *,
-    height: float = 2.0,
-) -> Figure:
-    """Draw the panels below each other for each value that rows have in the columns ``facets``, with the same lines.
-
-    Of several such columns the values of the last stand side by side.
-    """
-    groups, columns = list(rows.groupby([*facets], sort=False)), rows[facets[-1]].nunique()
-    num_rows = len(panels) * -(-len(groups) // columns)
-    figure = new_figure(PAGE_INCHES if columns > 1 else 1.2 * COLUMN_INCHES, 1.0 + height * num_rows)
-    grid = figure.subplots(num_rows, columns, sharex=True, sharey="row", squeeze=False)
-    for place, (key, own) in enumerate(groups):
-        column = grid[place // columns * len(panels) :, place % columns]
-        column[0].set_title(textwrap.fill(", ".join(plain(human(str(word))) for word in key), 96 // columns))
-        for axes, panel in zip(column, panels, strict=False):
-            panel.draw(axes, own, lines)
-            panel.show_x(axes.xaxis)
-            panel.show_y(axes.yaxis)
-            axes.label_outer()
     head(figure, title, [*lines.handles, *handles])
     return figure
 
@@ -338,30 +302,6 @@ def save(
         paths.append(stem.with_name(f"{stem.name}.runs.txt"))
         write_atomic(paths[-1], "".join(f"{name}\n" for name in names))
     return paths
-
-
-Content = str | pd.DataFrame | tuple[Figure, pd.DataFrame]
-Files = Iterable[tuple[str, Content]]
-"""Names without suffix of texts (.md), numbers (.csv), and figures with their numbers (.pdf, .png, .csv)."""
-
-
-def write_files(files: Files, out: Path, *, notes: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Write files into a folder and print their paths.
-
-    Args:
-        notes: lines that stand below a figure, by its name.
-
-    Raises:
-        CannotWrite: the folder takes no more.
-    """
-    for name, content in files:
-        if isinstance(content, str):
-            paths = [write_atomic(out / f"{name}.md", content)]
-        elif isinstance(content, pd.DataFrame):
-            paths = [write_csv(content, out / f"{name}.csv")]
-        else:
-            paths = save(*content, out / name, notes=(notes or {}).get(name, ()))
-        print(*paths, sep="\n")
 
 
 def _drawn(figure: Figure, kind: str, **settings: Any) -> bytes:

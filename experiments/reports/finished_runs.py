@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
-from experiments.config.errors import UserError, one_line
-from experiments.runs.files import load_json
+from experiments.config.errors import UserError
+from experiments.runs.files import Damaged, load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import State, status_of
@@ -19,15 +17,15 @@ class FinishedRun:
     """One finished run, wherever its records are: in a folder, or at W&B.
 
     Attributes:
-        config, manifest: what its files hold, the former nested as in config.yaml. Raises: UserError.
+        config, manifest: what its files hold, the former nested as in config.yaml.
         rows: those of ``steps`` or ``epochs``. Raises: UserError.
         place: what to call where its configuration, steps or epochs are.
         remedy: what to do where they are broken.
         problem: what is missing or damaged, empty where nothing is.
     """
 
-    config: Callable[[], Mapping[str, object]]
-    manifest: Callable[[], Mapping[str, object]]
+    config: Mapping[str, object]
+    manifest: Mapping[str, object]
     rows: Callable[[str], list[Row]]
     place: Callable[[str], str]
     remedy: str
@@ -37,20 +35,13 @@ class FinishedRun:
 def _in_folder(folder: RunFolder) -> FinishedRun:
     path, problem = folder.path, status_of(folder).problem
     remedy = f"remove {path} and run it again"
-
-    def config() -> Mapping[str, object]:
-        file = path / "config.yaml"
-        try:
-            found = yaml.safe_load(file.read_bytes())
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-            raise UserError(problem or f"{file} cannot be read: {one_line(error)}; {remedy}") from None
-        if not isinstance(found, dict):
-            raise UserError(f"{file} is not a configuration; {remedy}")
-        return found
-
+    try:
+        config = folder.config()
+    except Damaged as error:
+        raise UserError(problem or f"{error}; {remedy}") from None
     return FinishedRun(
         config=config,
-        manifest=lambda: load_json(path / "manifest.json"),
+        manifest=load_json(folder.manifest_path),
         rows=lambda kind: read_records(path / f"{kind}.jsonl"),
         place=lambda kind: str(path / ("config.yaml" if kind == "configuration" else f"{kind}.jsonl")),
         remedy=remedy,

@@ -17,7 +17,7 @@ from experiments.planning.costs import Link
 from experiments.reports.frames import Frames
 from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import human, in_order
-from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points, run_rows
+from experiments.reports.table import FORM, OPTIONAL, TRAINING, configs, points, rows_of
 from experiments.reports.times import RATES, ethernet, exchange_s
 
 KEYS = [*TRAINING, *FORM, "metric"]
@@ -60,8 +60,13 @@ def forms(table: pd.DataFrame) -> pd.DataFrame:
 
 @lru_cache(maxsize=1)
 def forms_of(frames: Frames) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the rows of all runs of some folders, and their forms; the caller must not change them."""
-    runs = run_rows(frames)
+    """Return the rows of all runs of some folders, and their forms; the caller must not change them.
+
+    A form is what a run's variant says beside its length.
+    """
+    words = {str(run): text.split(", ") for run, text in frames.runs.set_index("run")["variant"].items()}
+    named = {run: ", ".join(word for word in own if not word.startswith("epochs=")) for run, own in words.items()}
+    runs = rows_of(frames, named)
     return runs, forms(runs)
 
 

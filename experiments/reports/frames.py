@@ -6,7 +6,7 @@ They are read from run folders here, and from W&B in tracking/sources.py.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,9 +14,8 @@ import pandas as pd
 from experiments.config.errors import UserError, one_line
 from experiments.reports.finished_runs import FinishedRun, in_folders, refuse_damaged
 from experiments.reports.measures import METRICS, metric_of
-from experiments.reports.names import human
-from experiments.reports.provenance import Origin, origin_of, unlike
-from experiments.reports.run_configs import EXPERIMENT, Config, Selection, run_frame, selected_configs
+from experiments.reports.provenance import origin_of
+from experiments.reports.run_configs import Config, Selection, run_frame, selected_configs
 
 STAGES = ("compute", "select", "exchange", "rest")
 STEP_NUMBERS = (
@@ -43,38 +42,24 @@ class Frames:
     a dense run is 1, whatever its configuration says. ``epochs`` has a column for every one of METRICS, NaN where a run
     does not measure it, and ``metric``, the key of the one that stands for the run.
 
-    ``origins`` has the code and machine of each run; see provenance.py. ``manifests`` has a digest of each
-    run's manifest, where there is one; ``settings`` the keys of each configuration.
+    It also has the columns of ORIGIN, see provenance.py, and ``manifest``, a digest of each run's manifest, empty where
+    there is none. ``settings`` has the keys of each configuration.
     """
 
     runs: pd.DataFrame
     steps: pd.DataFrame
     epochs: pd.DataFrame
-    origins: Mapping[str, Origin] = field(default_factory=dict)
-    manifests: Mapping[str, str] = field(default_factory=dict)
-    settings: Mapping[str, Config] = field(default_factory=dict)
+    settings: Mapping[str, Config]
 
     def of(self, runs: pd.DataFrame) -> "Frames":
         """Return some of the runs, and their records."""
         steps, epochs = (rows[rows["run"].isin(runs["run"])] for rows in (self.steps, self.epochs))
-        return Frames(runs=runs, steps=steps, epochs=epochs)
+        return replace(self, runs=runs, steps=steps, epochs=epochs)
 
     def skipped(self) -> list[str]:
         """Return a line for each run that skipped all steps."""
         lost = self.steps.groupby("run")["skipped"].all()
         return [f"no step was applied, all were skipped: {run}" for run in lost.index[lost]]
-
-    def notes(self) -> list[str]:
-        """Return those lines, and one for each thing in which runs side by side differ."""
-        return [*self.skipped(), *unlike(self.studies(), self.origins)]
-
-    def studies(self) -> dict[str, list[str]]:
-        """Return the runs that stand side by side in a table, by model, data set and number of workers."""
-        groups = self.runs.groupby(EXPERIMENT[:3])
-        return {
-            f"{human(str(model))} on {human(str(data))}, {n} workers": list(own["run"])
-            for (model, data, n), own in groups
-        }
 
 
 def load(root: Path | str | Sequence[Path], selection: Selection | None = None) -> Frames:
@@ -104,22 +89,18 @@ def tidy(found: Mapping[str, FinishedRun], selection: Selection | None = None) -
     configs = selected_configs(found, selection or {})
     table = run_frame(configs)
     refuse_damaged(found, table["run"])
-    manifests = {run: found[run].manifest() for run in table["run"]}
+    manifests = {run: found[run].manifest for run in table["run"]}
     table["parameters"] = [float(manifests[run].get("num_parameters", "nan")) for run in table["run"]]  # type: ignore[arg-type]
     steps, epochs = (_records(found, table, kind) for kind in NUMBERS)
+    origins = pd.DataFrame([origin_of(manifest) for manifest in manifests.values()])
+    texts = [json.dumps(manifest, sort_keys=True, default=str) if manifest else "" for manifest in manifests.values()]
+    digests = [hashlib.sha256(text.encode()).hexdigest() if text else "" for text in texts]
     return Frames(
-        runs=table,
+        runs=pd.concat([table, origins], axis=1).assign(manifest=digests),
         steps=steps.assign(skipped=steps["skipped"].eq(True) if "skipped" in steps else False),
         epochs=epochs,
-        origins={run: origin_of(manifests[run]) for run in table["run"]},
-        manifests={run: sha256_of(manifest) for run, manifest in manifests.items() if manifest},
         settings=configs,
     )
-
-
-def sha256_of(manifest: Mapping[str, object]) -> str:
-    """Return the SHA-256 of a manifest's content."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _records(found: Mapping[str, FinishedRun], table: pd.DataFrame, kind: str) -> pd.DataFrame:

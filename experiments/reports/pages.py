@@ -12,15 +12,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as TerminalTable
 
+from experiments.config import CONF
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError, check_choice
-from experiments.config.paths import CONF
-from experiments.reports import markdown, tables
+from experiments.reports import tables
 from experiments.reports.forms import ends, forms, forms_of, in_words, ordered
 from experiments.reports.frames import Frames
 from experiments.reports.measures import metric_of
-from experiments.reports.provenance import described, differences, unlike
-from experiments.reports.table import TRAINING, origins
+from experiments.reports.provenance import described, differences
+from experiments.reports.table import TRAINING, of_known_origin
 from experiments.reports.times import stage_times
 from experiments.runs.files import write_atomic, write_csv
 
@@ -118,7 +118,9 @@ def page_text(page: Page, rows: pd.DataFrame, runs: pd.DataFrame) -> str:
     for title, found in _sections(page, rows):
         blocks.append(f"## {title}" if title else "")
         for table, cells in found:
-            blocks += [table.words.strip(), markdown.table(list(cells.columns), cells.to_numpy())]
+            aligned = ["left", *["right"] * (len(cells.columns) - 1)]
+            blocks.append(table.words.strip())
+            blocks.append(cells.to_markdown(index=False, disable_numparse=True, colalign=aligned))
     return "\n\n".join(filter(None, [*blocks, *_notes(rows, runs)])) + "\n"
 
 
@@ -134,8 +136,8 @@ def write_page(page: Page, table: pd.DataFrame, out: Path, figures: Path) -> lis
         check_choice(f"{page.name}: show", [*form_figures.KINDS, "curves"], each.show)
         own, of_these = (table[(table[list(each.of)] == list(each.of.values())).all(axis=1)] for table in (rows, runs))
         figure, numbers = form_figures.drawn(each.show, own, of_these, each.title or in_words(own))
-        known = origins(of_these)
-        written += save(figure, numbers, figures / each.file, known, notes=differences(known, known))
+        known = of_known_origin(of_these)
+        written += save(figure, numbers, figures / each.file, known["run"], notes=differences(known))
     return written
 
 
@@ -156,7 +158,8 @@ def summary_text(frames: Frames) -> str:
 
 def print_summary(frames: Frames, console: Console) -> None:
     """Print what each form reached, and the times of its steps, in tables of at most 80 characters."""
-    for title, found in _sections(load_page(SUMMARY), forms_of(frames)[1]):
+    runs, rows = forms_of(frames)
+    for title, found in _sections(load_page(SUMMARY), rows):
         for table, cells in found[:2]:
             shown = TerminalTable(
                 title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
@@ -170,7 +173,7 @@ def print_summary(frames: Frames, console: Console) -> None:
             console.print(shown)
             if table.words:
                 console.print(" ".join(table.words.split()).replace("*", ""), style="dim", highlight=False)
-    for note in frames.notes():
+    for note in [*frames.skipped(), *unlike(runs)]:
         console.print(note, style="dim", highlight=False)
 
 
@@ -186,8 +189,12 @@ def _notes(rows: pd.DataFrame, runs: pd.DataFrame) -> list[str]:
     gone = rows[rows["is_mean"]]
     codes = ", ".join(sorted({code for text in gone["code"] for code in text.split(", ") if code}))
     notes = [NOTE.format(len(gone), len(rows), f" (code revisions {codes})" if codes else "")] if len(gone) else []
-    known = origins(runs)
-    if known:
-        notes.append(f"Runs, with {described(known, known)}.")
-    studies = {in_words(own): list(own["run"]) for _, own in runs.groupby(TRAINING[:3])}
-    return [*notes, *unlike(studies, known)]
+    known = of_known_origin(runs)
+    if len(known):
+        notes.append(f"Runs, with {described(known)}.")
+    return [*notes, *unlike(known)]
+
+
+def unlike(runs: pd.DataFrame) -> list[str]:
+    """Return a line for each thing in which runs of the same model, data and number of workers differ."""
+    return [f"{in_words(own)}: {line}" for _, own in runs.groupby(TRAINING[:3]) for line in differences(own)]

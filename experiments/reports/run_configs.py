@@ -80,7 +80,7 @@ def run_frame(configs: dict[str, Config]) -> pd.DataFrame:
 
 
 def _read_config(run: FinishedRun) -> Config:
-    config = {key: _plain(value) for key, value in flat(run.config()).items()}
+    config = {key: _plain(value) for key, value in flat(run.config).items()}
     missing = [key for key in COLUMNS.values() if key not in config]
     if missing:
         raise UserError(f"{run.place('configuration')} has no {', '.join(missing)}; {run.remedy}")

@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -36,7 +37,7 @@ from experiments.reports.measures import Metric, metric_of
 from experiments.reports.names import KINDS, human, in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.reports.provenance import differences
-from experiments.reports.table import points, run_rows
+from experiments.reports.table import points
 from experiments.reports.times import stage_times
 
 MAX_POINTS = 400  # of one line; more cannot be seen and makes the PDF heavy
@@ -72,11 +73,12 @@ def draw_all(
         UserError: the runs allow none, or no such network.
     """
     written = []
-    frames = replace(frames, epochs=with_link_times(frames, links)) if "convergence" in kinds else frames
-    for drawn in (_of_steps, _of_forms, _of_workers):
-        for name, figure, numbers, runs in drawn(frames, kinds):
-            stem = out / re.sub(r"[^\w.-]", "_", name)
-            written += save(figure, numbers, stem, set(runs), notes=differences(frames.origins, runs))
+    timed = replace(frames, epochs=with_link_times(frames, links)) if "convergence" in kinds else frames
+    drawn = chain(_of_steps(timed, kinds), _of_forms(frames, kinds), _of_workers(frames, kinds))
+    for name, figure, numbers, runs in drawn:
+        stem = out / re.sub(r"[^\w.-]", "_", name)
+        own = frames.runs[frames.runs["run"].isin(runs)]
+        written += save(figure, numbers, stem, own["run"], notes=differences(own))
     if not written:
         raise UserError(f"these runs hold nothing to draw for {', '.join(kinds)}: choose among {', '.join(KINDS)}")
     return written
@@ -151,7 +153,7 @@ def with_link_times(frames: Frames, links: Sequence[str]) -> pd.DataFrame:
     A run of simulated workers computed for all of them in turn; on a link each computes for itself, and messages of
     the run's bytes follow one after the other. Choosing what to send is left out.
     """
-    found = points(with_settings(run_rows(frames)))
+    found = points(with_settings(forms_of(frames)[0]))
     for name in links:
         networks = {n: load_network(name).link_of(max(2, n)) for n in found["world_size"].unique()}
         for n, link in networks.items():

@@ -4,14 +4,15 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from experiments.config import ROOT
 from experiments.config.errors import UserError, one_line
 from experiments.config.identity import is_neutral
-from experiments.config.paths import ROOT
 from experiments.reports.frames import Frames
-from experiments.reports.provenance import UNKNOWN, Origin
+from experiments.reports.provenance import ORIGIN, UNKNOWN
 from experiments.reports.run_configs import Config
 from experiments.reports.times import stage_times
 from experiments.runs.files import write_csv
@@ -21,12 +22,6 @@ FOLDER = ROOT / "results" / "published" / "runs"
 SCHEMA = 1
 TRAINING = ["model", "dataset", "world_size", "epochs"]  # a method is set beside dense in the same training
 FORM = ["density", "sparsifier", "form", "rate"]  # runs of one training that agree in these differ in the seed alone
-ORIGIN = {  # column -> what an origin calls it
-    "code": "code revisions",
-    "machine": "machines",
-    "torch": "versions of torch",
-    "runs_at_once": "runs at once",
-}
 POINT = ["epochs_done", "step", "value", "total_bytes", "num_collectives"]  # of a curve, at each evaluation
 STEP_MEANS = ["target_density", "density_error", "build_up", "imbalance"]
 STEP_TIMES = ["step_compute_s", "select_s", "exchange_s", "rest_s", "total_s", "step_1gbit_s", "step_100mbit_s"]
@@ -79,41 +74,24 @@ def rows_of(frames: Frames, forms: Mapping[str, str], *, study: str = "", metric
     """
     facts = pd.concat([frames.runs.set_index("run"), _step_means(frames.steps), _step_times(frames.steps)], axis=1)
     steps, ends = (dict(list(rows.groupby("run"))) for rows in (frames.steps, frames.epochs))
-    found = []
-    for run, form in forms.items():
-        config, origin = frames.settings.get(run, {}), frames.origins.get(run, {})
-        chosen = metric or str(ends[run]["metric"].iloc[0])
-        found.append(
-            {
-                **{column: facts[column].get(run) for column in (*TRAINING, "density", "sparsifier", *OPTIONAL)},
-                **{column: origin.get(key, UNKNOWN) for column, key in ORIGIN.items()},
-                "run": run,
-                "kind": "run",
-                "studies": study,
-                "form": form,
-                "rate": config.get("lr"),
-                "seed": config.get("seed"),
-                "num_seeds": 1,
-                "metric": chosen,
-                "measured_density": facts["density_of_update"].get(run),
-                "reached": "",
-                "compute_s": _compute_s(steps[run], config),
-                "manifest": frames.manifests.get(run, "")[:16],
-                "schema": SCHEMA,
-                "config": _as_json(config),
-                "curve": _curve(steps[run], ends[run], chosen),
-            }
-        )
-    return pd.DataFrame(found, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
-
-
-def run_rows(frames: Frames) -> pd.DataFrame:
-    """Return all finished runs of some folders; a form is what a run's variant says beside its length."""
-    variants = frames.runs.set_index("run")["variant"]
-    parts = {
-        run: [part for part in text.split(", ") if not part.startswith("epochs=")] for run, text in variants.items()
+    settings = [frames.settings[run] for run in forms]
+    metrics = {run: metric or str(ends[run]["metric"].iloc[0]) for run in forms}
+    rows = facts.loc[[*forms]].rename_axis("run").reset_index()
+    columns: dict[str, Any] = {
+        "kind": "run",
+        "studies": study,
+        "form": list(forms.values()),
+        "rate": [config.get("lr") for config in settings],
+        "num_seeds": 1,
+        "metric": list(metrics.values()),
+        "reached": "",
+        "compute_s": [_compute_s(steps[run], config) for run, config in zip(forms, settings, strict=True)],
+        "manifest": rows["manifest"].str[:16],
+        "schema": SCHEMA,
+        "config": list(map(_as_json, settings)),
+        "curve": [_curve(steps[run], ends[run], chosen) for run, chosen in metrics.items()],
     }
-    return rows_of(frames, {str(run): ", ".join(words) for run, words in parts.items()})
+    return rows.assign(**columns).reindex(columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
 
 
 def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
@@ -129,10 +107,9 @@ def add(new: pd.DataFrame, folder: Path = FOLDER) -> list[Path]:
     return written
 
 
-def origins(rows: pd.DataFrame) -> dict[str, Origin]:
-    """Return where runs come from, for those of which it is known."""
-    known = rows[(rows["kind"] == "run") & (rows["code"] != UNKNOWN)]
-    return {str(row["run"]): {key: str(row[column]) for column, key in ORIGIN.items()} for _, row in known.iterrows()}
+def of_known_origin(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs whose origin is known."""
+    return rows[(rows["kind"] == "run") & (rows["code"] != UNKNOWN)]
 
 
 def _read(path: Path) -> pd.DataFrame:
@@ -167,7 +144,7 @@ def _compute_s(steps: pd.DataFrame, config: Config) -> float:
 
 def _step_means(steps: pd.DataFrame) -> pd.DataFrame:
     means = steps[~steps["skipped"]].groupby("run")[["density", *STEP_MEANS]].mean()
-    return means.rename(columns={"density": "density_of_update"})
+    return means.rename(columns={"density": "measured_density"})
 
 
 def _step_times(steps: pd.DataFrame) -> pd.DataFrame:

@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from experiments.config.errors import UserError
 from experiments.config.identity import identity
 from experiments.config.keys import flat
@@ -74,9 +72,9 @@ def finished_with_other_epochs(config: TrainConfig) -> dict[int, RunFolder]:
     wanted = _without_epochs(dataclasses.asdict(config))
     paths = own.parent.glob(f"{glob.escape(own.name.rpartition('-')[0])}-*")
     for path in sorted(paths, key=lambda path: bool(published(RunFolder(path)))):
-        with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # a damaged run is no finished one
-            saved = yaml.safe_load((other := RunFolder(path)).config_path.read_text())
-            if isinstance(saved, dict) and other.is_done() and _without_epochs(saved) == wanted:
+        with suppress(ValueError):  # a damaged run is no finished one
+            saved = (other := RunFolder(path)).config()
+            if other.is_done() and _without_epochs(saved) == wanted:
                 found[int(saved["epochs"])] = other
     return {epochs: found[epochs] for epochs in sorted(found, reverse=True) if epochs != config.epochs}
 
@@ -87,8 +85,7 @@ def _without_epochs(config: dict[str, Any]) -> str:
 
 def unmet_request(config: TrainConfig, folder: RunFolder) -> str:
     """Return why a finished run cannot have what ``config`` asks for and its own did not, empty where it has all."""
-    saved = yaml.safe_load(folder.config_path.read_text())
-    saved = saved if isinstance(saved, dict) else {}
+    saved = folder.config()
     lacks: dict[str, str] = {}  # what was not done -> the word that asks for it
     if config.save_weights and not folder.weights_path.exists():
         lacks["its weights were not saved"] = "save_weights=true"

@@ -197,23 +197,3 @@ def check_folder(path: Path, option: str = "--out", *, by_writing: bool = True) 
             try_to_write(path)
     except OSError as error:
         raise UserError(f"cannot write into {path}: {reason(error, path)}; choose another {option}") from None
-
-
-def check_file(path: Path, *, prefix: str, option: str = "--out") -> None:
-    """Find out, by writing beside it, whether a JSON document can be written; it may replace one of its kind alone.
-
-    Args:
-        prefix: what ``format`` of such documents begins with.
-        option: that named the file.
-
-    Raises:
-        UserError: the folder takes no files, or another file, or a folder, has this name.
-    """
-    check_folder(path.parent, option)
-    if path.is_dir():
-        raise UserError(f"{option} must be a file, got the folder {path}")
-    is_foreign = path.exists() and not path.is_file()
-    if path.is_file() and path.stat().st_size:
-        is_foreign = not str(load_json(path).get("format")).startswith(prefix)
-    if is_foreign:
-        raise UserError(f"{path} exists, and this command did not write it: remove it or choose another {option}")

@@ -1,24 +1,26 @@
-"""The manifest of a run: everything besides the configuration that may affect its results."""
+"""The manifest of a run: everything besides the configuration that may affect its results, such as the code."""
 
+import hashlib
 import os
 import platform
 import re
 import socket
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from experiments.config.paths import ROOT
+from experiments.config import ROOT
 from experiments.runs.files import load_json
-from experiments.runs.git_state import git_state
 from experiments.runs.run_folder import RunFolder
 
+CODE = ("conf", "data", "experiments", "micro", "models")  # folders whose files change what a run computes
 RUNS_AT_ONCE = "MICRO_RUNS_AT_ONCE"  # which a sweep that carries out several runs at once sets for each
 _PACKAGES = ("torch", "numpy", "torchvision", "hydra-core", "micro-sparse", "numba")
 _VARIABLES = re.compile(
@@ -33,6 +35,8 @@ def collect_manifest(
     *, seed: int, command: list[str], world_size: int, data_checksums: Mapping[str, str], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the manifest of a run that starts now, with further entries, as plain values; the unknown is None."""
+    import torch  # slow, and all else here is read without it
+
     packages = _packages()
     variables = {name: value for name, value in sorted(os.environ.items()) if _VARIABLES.match(name)}
     return {
@@ -61,6 +65,40 @@ def collect_manifest(
         "data_checksums": dict(data_checksums),
         **extra,
     }
+
+
+def git_state(folder: Path) -> dict[str, Any]:
+    """Return the revision, whether the code differs from it, and the SHA-256 of that difference.
+
+    Tracked files count, and files of `CODE` that git does not know and does not ignore. All three are None if
+    ``folder`` is in no repository, there is no commit, or git is missing. The checksum is also None if nothing differs.
+    """
+    try:
+        revision = _git(folder, "rev-parse", "HEAD").decode().strip()
+        difference = _git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--no-color") + _untracked(folder)
+    except (OSError, subprocess.SubprocessError):
+        return {"revision": None, "dirty": None, "diff_sha256": None}
+    checksum = hashlib.sha256(difference).hexdigest() if difference else None
+    return {"revision": revision, "dirty": bool(difference), "diff_sha256": checksum}
+
+
+def other_code(finished: Sequence[RunFolder]) -> str:
+    """Return a line if some finished runs were made by other code than the present one, else an empty one."""
+    here = code_name(git_state(ROOT)) if finished else ""
+    names = [code_name(load_json(folder.manifest_path).get("git")) for folder in finished]
+    others = Counter(name for name in names if name and name != here)
+    if not others or not here:
+        return ""
+    made = ", ".join(f"{name} ({number})" for name, number in others.most_common())
+    return f"{others.total()} of {len(finished)} finished runs are of other code: {made}; the code here is {here}"
+
+
+def code_name(git: Any) -> str:
+    """Return how a state of the code is called; empty where it is not known."""
+    if not isinstance(git, Mapping) or not git.get("revision"):
+        return ""
+    changes = str(git.get("diff_sha256") or "")
+    return str(git["revision"])[:8] + (f" with changes {changes[:6]}" if changes else "")
 
 
 def code_of_attempts(folder: RunFolder) -> list[dict[str, Any]]:
@@ -102,6 +140,23 @@ def cpu_model() -> str | None:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(models, platform.machine())
+
+
+def _untracked(folder: Path) -> bytes:
+    """Return a line for each file of `CODE` that git does not know: its name, and the SHA-256 of its content."""
+    names = _git(folder, "ls-files", "--others", "--exclude-standard", "-z", "--", *CODE).split(b"\0")
+    lines = []
+    for name in filter(None, names):
+        with suppress(OSError):  # gone since, or a link to nothing
+            content = (folder / os.fsdecode(name)).read_bytes()
+            lines.append(name + b" " + hashlib.sha256(content).hexdigest().encode() + b"\n")
+    return b"".join(lines)
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # several runs may call git at once
+    command = ["git", "-C", str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, env=environment, timeout=30, check=True).stdout
 
 
 @cache

@@ -12,13 +12,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import yaml
 from filelock import FileLock, Timeout
 
 from experiments.config.errors import UserError, one_line
 from experiments.config.identity import run_name
 from experiments.config.schema import TrainConfig
-from experiments.runs.files import load_json, write_json, writing
+from experiments.runs.files import Damaged, load_json, write_json, writing
 
 CHECKPOINT_FILE = "CHECKPOINT.json"  # the last file of a checkpoint's folder: with it, the others are complete
 _WAIT_S = 0.1  # how long a new owner waits: longer than ``is_locked`` holds its shared lock
@@ -82,6 +84,16 @@ class RunFolder:
     def is_done(self) -> bool:
         """Return whether the run finished."""
         return self.done_path.exists()
+
+    def config(self) -> dict[str, Any]:
+        """Return the configuration as it is in the folder, nested. Raises: Damaged."""
+        try:
+            found = yaml.safe_load(self.config_path.read_bytes())
+        except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+            raise Damaged(f"{self.config_path} cannot be read: {one_line(error)}") from None
+        if not isinstance(found, dict):
+            raise Damaged(f"{self.config_path} is not a configuration")
+        return found
 
     def make(self) -> None:
         """Make the folder if it is missing. Raises: CannotWrite."""

@@ -14,8 +14,7 @@ from experiments.config.errors import UserError, as_user_error, suggestion
 from experiments.config.identity import NEUTRAL, is_neutral
 from experiments.config.schema import TrainConfig
 from experiments.runs.files import load_json
-from experiments.runs.git_state import other_code
-from experiments.runs.manifest import other_data
+from experiments.runs.manifest import other_code, other_data
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import status_of
 

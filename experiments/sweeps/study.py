@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
 
+from experiments.config import CONF
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import check_name, read_yaml
 from experiments.config.errors import UserError, check_choice
 from experiments.config.identity import run_name
 from experiments.config.keys import Flat, flat
-from experiments.config.paths import CONF
 from experiments.config.ranges import PATH, check_num_runs
 from experiments.config.schema import TrainConfig
 from experiments.runs.before_start import distinct

@@ -18,8 +18,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from experiments.reports.markdown import table
-from experiments.reports.report_opening import opening
+from experiments.tools.shared.markdown import table
+from experiments.tools.shared.report_opening import opening
 from micro import patches
 
 Result = TypeVar("Result")

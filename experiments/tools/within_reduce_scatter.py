@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
 
-from experiments.reports.markdown import table
+from experiments.tools.shared.markdown import table
 from micro.fsdp import attach_within
 from models.gpt import gpt
 

@@ -13,8 +13,7 @@ from experiments.reports.finished_runs import FinishedRun
 from experiments.reports.frames import Frames, tidy
 from experiments.reports.run_configs import Selection
 from experiments.runs.records import Row
-from experiments.tracking.wandb_account import require_key, require_wandb
-from experiments.tracking.wandb_mirror import FOLDER
+from experiments.tracking.wandb_mirror import FOLDER, require_key, require_wandb
 
 _NOT_NUMBERS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 REMEDY = "recreate the mirror with: python -m experiments.track RUN_FOLDER"
@@ -34,8 +33,8 @@ class Mirrored(NamedTuple):
         manifest = self.mirrored.get("manifest")
         config = {key: value for key, value in self.mirrored.items() if key not in ("_wandb", "manifest", FOLDER)}
         return FinishedRun(
-            config=lambda: config,
-            manifest=lambda: manifest if isinstance(manifest, Mapping) else {},
+            config=config,
+            manifest=manifest if isinstance(manifest, Mapping) else {},
             rows=self._rows,
             place=lambda kind: f"{self.where} ({kind})",
             remedy=REMEDY,

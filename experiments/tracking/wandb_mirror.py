@@ -1,4 +1,4 @@
-"""Mirror a run to Weights & Biases: the rows of its folder, and each further row that rank 0 records."""
+"""Mirror a run to Weights & Biases: what that needs here, the rows of its folder, and each further row of rank 0."""
 
 import os
 import re
@@ -6,22 +6,50 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import yaml
-
-from experiments.config.errors import one_line_with_type
+from experiments.config.errors import UserError, as_user_error, check_choice, one_line_with_type
 from experiments.config.schema import TrackingConfig
 from experiments.runs.files import load_json
 from experiments.runs.records import Row, read_records
 from experiments.runs.run_folder import RunFolder
 
+_MODES = ("online", "offline", "disabled", "dryrun", "shared")  # values of wandb's own setting
 KINDS = ("steps", "epochs")
 FOLDER = "run_folder"  # key of a mirror's configuration: the name of the run's folder
 INIT_S = 10.0  # most seconds that the start of a run waits for W&B
 _STOPPED_S = 5.0  # most seconds that a stopped run waits: the mirror restarts when the run resumes
+
+
+def check_wandb(tracking: TrackingConfig) -> None:
+    """Check that the configured mirror works on this machine. Raises: UserError."""
+    if tracking.name != "none":
+        require_wandb("tracking=wandb")
+        if tracking.mode == "online":
+            require_key("tracking.mode=online", "use tracking.mode=offline")
+
+
+def require_wandb(needed_by: str) -> None:
+    """Check that wandb is installed and supports WANDB_MODE. Raises: UserError, naming ``needed_by``."""
+    if find_spec("wandb") is None:
+        raise UserError(f"{needed_by} needs the package wandb, which is not installed: pip install wandb")
+    if given := os.environ.get("WANDB_MODE", ""):
+        check_choice("WANDB_MODE", _MODES, given)
+
+
+def require_key(needed_by: str, otherwise: str) -> None:
+    """Check without a prompt that wandb finds an API key. Raises: UserError, with ``needed_by`` and the alternative."""
+    import wandb
+
+    with as_user_error(Exception, before=f"{needed_by}: "):  # any: a malformed key, invalid settings
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            if wandb.login(prompt=False):
+                return
+        raise ValueError(f"W&B found no key: set WANDB_API_KEY, or {otherwise}")
 
 
 class Mirror:
@@ -47,7 +75,7 @@ class Mirror:
             dir=str(folder.path),
             mode=cast(Literal["offline", "online"], tracking.mode),
             config={
-                **yaml.safe_load(folder.config_path.read_text()),
+                **folder.config(),
                 "manifest": load_json(folder.manifest_path),
                 FOLDER: name,
             },

@@ -26,9 +26,9 @@ def make_plan(config: TrainConfig, model: nn.Module) -> Plan | None:
     schedule = build_schedule(config)
     if schedule is None or not schedule.is_planned:
         return None
+    from experiments.planning.problem import problem_of
     from experiments.planning.tables import LinkTable, SelectTable  # few runs have a planned schedule
     from experiments.planning.traces import Trace
-    from experiments.training.schedule_problem import problem_of
 
     files = config.schedule
     with as_user_error():

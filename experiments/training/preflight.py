@@ -50,7 +50,7 @@ def check_runs(configs: Iterable[TrainConfig]) -> None:
         _check_content(config)
         _check_devices(config)
         if config.tracking.name != "none":
-            from experiments.tracking.wandb_account import check_wandb
+            from experiments.tracking.wandb_mirror import check_wandb
 
             check_wandb(config.tracking)
         _check_start_from(config)

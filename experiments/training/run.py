@@ -11,8 +11,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +27,7 @@ from experiments.config.schema import TrainConfig
 from experiments.config.stopping import (
     NOTHING_SAVED,
     STOP_SIGNALS,
+    end_process,
     exit_code,
     handled,
     name_of,
@@ -35,14 +35,13 @@ from experiments.config.stopping import (
     stop_signals,
 )
 from experiments.launching.failures import RankFailure, recorded_errors
-from experiments.launching.rank_environment import LAUNCHER_PID, RankEnvironment, die_with_parent, leave, shape_of
+from experiments.launching.rank_environment import LAUNCHER_PID, RankEnvironment, die_with_parent, shape_of
 from experiments.launching.stalls import notes
 from experiments.reports.measures import METRICS
 from experiments.runs.before_start import check_outputs, note_of_other_epochs, unmet_request
 from experiments.runs.checkpoints import leftovers, remove_leftovers
 from experiments.runs.files import disk_errors, load_json, write_atomic, write_json
-from experiments.runs.git_state import other_code
-from experiments.runs.manifest import code_of_attempts, collect_manifest
+from experiments.runs.manifest import code_of_attempts, collect_manifest, other_code
 from experiments.runs.rank_files import save_weights, weights_digest
 from experiments.runs.records import last_row
 from experiments.runs.run_folder import RunFolder, folder_of
@@ -86,7 +85,7 @@ def carry_out(config: TrainConfig, ranks: RankEnvironment | None) -> float | Non
         except Exception as error:
             if ranks and not isinstance(error, UserError):
                 traceback.print_exc()
-                leave(1)  # a normal exit would wait for a peer that may be gone
+                end_process(1)  # a normal exit would wait for a peer that may be gone
             if not isinstance(error, UserError | RankFailure | NonFiniteGradient):
                 raise
             raise RunFailed(f"{folder_of(config).path.name}: {error}") from error
@@ -300,7 +299,9 @@ def run_rank(config: TrainConfig, folder: RunFolder, command: list[str], group: 
         False if a signal stopped the run, which is saved and can be resumed.
     """
     device, store = group
-    with _threads(config.cluster.num_threads), ExitStack() as owned:
+    with ExitStack() as owned:
+        owned.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(config.cluster.num_threads or torch.get_num_threads())
         workers = owned.enter_context(closing(_workers_of(config, device, dist.get_world_size() if store else None)))
         trainer = owned.enter_context(closing(Trainer(config, workers, folder, store)))
         hosts = Counter(workers.gather_items(socket.gethostname()))
@@ -331,17 +332,6 @@ def _workers_of(config: TrainConfig, device: torch.device, num_ranks: int | None
     if num_ranks not in (None, config.world_size):
         config = replace(config, cluster=replace(config.cluster, world_size=num_ranks))
     return kind_of_workers(config)(config, load_task(config, device))
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    """Set the number of threads of torch's operations in this context; None leaves it as it is."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _manifest(
@@ -385,7 +375,7 @@ def main(path: str) -> None:
         code = 1
         with suppress(OSError):  # its log may be on a full disk
             traceback.print_exc()
-    leave(code)  # a normal exit would wait for threads, which may wait for a peer
+    end_process(code)  # a normal exit would wait for threads, which may wait for a peer
 
 
 if __name__ == "__main__":

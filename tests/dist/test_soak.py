@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.paths import ROOT
+from experiments.config import ROOT
 
 CASES = ["--seed", "235", "--cases", "3", "--kinds", "simulated,local", "--methods", "micro,topk"]
 FAULTS = "signal,pause,full,twice,torn"  # the others wait for a time limit

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.paths import ROOT
+from experiments.config import ROOT
 from tests.ports import free_ports
 from tests.waiting import is_alive, wait_until
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.config import ROOT
 from experiments.config.errors import UserError
-from experiments.config.paths import ROOT
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import RunFolder, folder_of
 from experiments.sweeps.slurm_queue import in_queue, submit_array

@@ -18,15 +18,13 @@ from matplotlib.text import Text
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from experiments.config import ROOT
 from experiments.config.compose import compose_runs
 from experiments.config.errors import UserError
 from experiments.config.keys import to_yaml
 from experiments.config.networks import load_network
-from experiments.config.paths import ROOT
 from experiments.reports.figure_parts import head, new_figure
 from experiments.reports.frames import load
-from experiments.reports.html_page import escaped, fenced, write_html
-from experiments.reports.markdown import table
 from experiments.reports.plot_style import plain
 from experiments.runs.checkpoints import Checkpoint
 from experiments.runs.files import digest_of
@@ -35,6 +33,8 @@ from experiments.runs.run_folder import RunFolder
 from experiments.sweeps.job_script import arrays_of, script
 from experiments.sweeps.rerun import saved_config
 from experiments.sweeps.study import jobs_of
+from experiments.tools.reproduce.html_page import escaped, fenced, write_html
+from experiments.tools.shared.markdown import table
 from micro.checkpoints.rank_states import state_of
 from tests.refusals import refused
 

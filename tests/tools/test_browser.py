@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.reports.html_page import fenced, write_html
-from experiments.reports.markdown import table
+from experiments.tools.reproduce.html_page import fenced, write_html
+from experiments.tools.shared.markdown import table
 from tests.tools.browser import CHROMIUM, Browser, browser
 
 ROOT = Path(__file__).parents[2]

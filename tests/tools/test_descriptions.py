@@ -6,7 +6,7 @@ import yaml
 
 from docs.descriptions import choices, described, read, train_keys
 from experiments import train
-from experiments.config.paths import CONF
+from experiments.config import CONF
 from experiments.config.schema import GROUPS
 from tests.dist.rank_functions import called
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from experiments import figures
 from experiments.reports import frames
-from experiments.reports.forms import forms
+from experiments.reports.forms import forms_of
 from experiments.reports.names import in_legend
 from experiments.reports.pages import print_summary, summary_text
 from experiments.reports.plot_style import BLACK, VERMILLION
@@ -27,7 +27,6 @@ from experiments.reports.run_figures import (
     draw_times,
     throughput_numbers,
 )
-from experiments.reports.table import run_rows
 from tests.legible import every_figure_is_legible
 from tests.refusals import refused
 from tests.tools.study_folders import RULES, STAGES, TASKS, TRAITS, change_config, rows_of, write_rows, write_run
@@ -105,7 +104,7 @@ def test_numbers_of_figures_equal_the_records(study: Path, drawn: Path) -> None:
 
 
 def test_the_summary_agrees_with_the_records_and_fits_a_terminal(study: Path, drawn: Path) -> None:
-    rows = forms(run_rows(frames.load(study))).set_index("sparsifier")
+    rows = forms_of(frames.load(study))[1].set_index("sparsifier")
     ends = [rows[-1]["accuracy"] for rows in records(study, "topk", "epochs")]
     topk = rows.loc["topk"]
     expected = [2, statistics.mean(ends), min(ends), max(ends), (max(ends) - min(ends)) / 2]
@@ -161,7 +160,7 @@ def test_long_runs_are_smoothed_and_thinned_and_skipped_steps_left_out(tmp_path:
     assert set(numbers.groupby("step").size()) == {2}, "the same steps of every seed"
     middle = numbers.set_index(["seed", "step"]).loc[(1, 450), "density"]
     assert middle == pytest.approx(statistics.median(row["density"] for row in rows[446:455]))
-    applied = forms(run_rows(frames.load(tmp_path, {"seed": ["1"]})))["measured_density"][0]
+    applied = forms_of(frames.load(tmp_path, {"seed": ["1"]}))[1]["measured_density"][0]
     assert applied == pytest.approx(statistics.mean(row["density"] for row in rows if not row["skipped"]))
 
 
@@ -177,7 +176,7 @@ def test_local_steps_have_a_density_at_the_end_of_a_round_and_their_share_of_the
                 row |= dict.fromkeys(("density", "target_density", "density_error"))
         write_rows(path, rows)
     loaded = frames.load(tmp_path)
-    found = forms(run_rows(loaded)).set_index("world_size")["exchange_s"]
+    found = forms_of(loaded)[1].set_index("world_size")["exchange_s"]
     assert found.to_dict() == pytest.approx({2: 0.005, 4: 0.005 / 7})
     assert throughput_numbers(loaded).set_index("world_size")["efficiency"][4] == pytest.approx(45 / (40 + 5 / 7))
     steps = density_numbers(loaded.steps[loaded.steps["world_size"] == 4])["step"]

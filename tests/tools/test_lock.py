@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.config import ROOT
 from experiments.config.errors import UserError
-from experiments.config.paths import ROOT
 from experiments.runs.run_folder import FolderInUse, FolderLost, RunFolder
 from experiments.runs.status import State, state_of, write_done
 from tests.refusals import refused

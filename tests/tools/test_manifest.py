@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.runs.git_state import git_state
-from experiments.runs.manifest import collect_manifest
+from experiments.runs.manifest import collect_manifest, git_state
 from experiments.runs.records import read_records
 from experiments.runs.run_folder import folder_of
 from experiments.training.run import execute

@@ -12,19 +12,19 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from experiments.config import CONF
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.keys import to_yaml
 from experiments.config.networks import load_network
-from experiments.config.paths import CONF
 from experiments.planning.documents import BadFile
 from experiments.planning.schedules.base import Plan
 from experiments.planning.tables import Curve, LinkTable, SelectTable
 from experiments.planning.traces import Layer, Trace
 from experiments.reports.frames import load
 from experiments.runs.checkpoints import open_checkpoint
-from experiments.runs.git_state import other_code
+from experiments.runs.manifest import other_code
 from experiments.runs.run_folder import RunFolder
 from experiments.runs.status import failure_log, failure_reason, last_step, saved_step, state_of, status_of
 from experiments.sweeps.listing import describe

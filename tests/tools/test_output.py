@@ -59,7 +59,7 @@ def test_a_profile_is_written_to_a_file_of_its_own(name: str, tmp_path: Path) ->
     (tmp_path / "empty").touch()
     (tmp_path / "ours").write_text('{"format": "micro-link-1"}')
     for ours in ("empty", "ours", "new"):
-        files.check_file(tmp_path / ours, prefix="micro-")
+        profile.check_file(tmp_path / ours)
 
 
 def test_a_full_disk_is_reported_before_the_work(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from docs.descriptions import train_keys
+from experiments.config import CONF
 from experiments.config.compose import compose_runs, expand, hydra_of_conf
-from experiments.config.paths import CONF
 from experiments.config.schema import GROUPS
 from experiments.sweeps.study import jobs_of
 from micro.retired import refusal_of_name

@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from experiments import figures
-from experiments.config.paths import ROOT
+from experiments.config import ROOT
 from experiments.reports.provenance import differences, origin_of
-from experiments.runs.git_state import git_state, other_code
-from experiments.runs.manifest import code_of_attempts
+from experiments.runs.manifest import code_of_attempts, git_state, other_code
 from experiments.runs.run_folder import RunFolder
 from tests.finished_runs import finished
 from tests.refusals import refused
@@ -35,9 +35,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("line", CHANGES)
 def test_each_difference_has_a_line(line: str) -> None:
-    origins = {"a": origin_of(HERE), "b": origin_of(HERE), "c": origin_of(HERE | CHANGES[line])}
-    assert differences(origins, "abc") == [f"different {line}"]
-    assert differences(origins, "ab") == []
+    manifests = {"a": HERE, "b": HERE, "c": HERE | CHANGES[line]}
+    runs = pd.DataFrame([{"run": run, **origin_of(manifest)} for run, manifest in manifests.items()])
+    assert differences(runs) == [f"different {line}"]
+    assert differences(runs[:2]) == []
 
 
 def write_run(root: Path, seed: int, manifest: dict[str, Any]) -> RunFolder:

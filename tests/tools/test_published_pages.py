@@ -11,10 +11,9 @@ import yaml
 
 from experiments.config.errors import UserError
 from experiments.config.keys import flat
-from experiments.reports.changes import changes
 from experiments.reports.forms import forms, loss_curves
 from experiments.reports.pages import Page, load_page, page_names, page_text, write_page
-from experiments.reports.published_runs import finished_rows
+from experiments.reports.published_runs import changes, finished_rows
 from experiments.reports.table import COLUMNS, FOLDER, OPTIONAL, add, read
 from experiments.reports.tables import KINDS
 from experiments.runs.records import read_records

@@ -9,9 +9,9 @@ import torch
 import yaml
 
 import data
+from experiments.config import CONF
 from experiments.config.builders import build_model, check_parts
 from experiments.config.compose import compose_run
-from experiments.config.paths import CONF
 from experiments.config.schema import TrainConfig
 
 STUDIES = {  # studies of no paper have one form

@@ -19,10 +19,10 @@ import torch
 import yaml
 
 from experiments import figures, reproduce
+from experiments.config import CONF
 from experiments.config.compose import compose_runs
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
-from experiments.config.paths import CONF
 from experiments.reports.pages import load_page
 from experiments.sweeps import study
 from experiments.tools.reproduce import papers, parts

@@ -12,9 +12,10 @@ from omegaconf import OmegaConf
 
 import micro
 from experiments import simulate
-from experiments.config.paths import CONF, ROOT
+from experiments.config import CONF, ROOT
 from experiments.planning.costs import Flat, Link
 from experiments.planning.nodes import FlatOnNodes
+from experiments.planning.problem import problem_of
 from experiments.planning.schedules.base import timeline
 from experiments.planning.tables import Curve, LinkTable, SelectTable
 from experiments.planning.traces import Layer, Trace
@@ -22,7 +23,6 @@ from experiments.tools.simulate.method_choices import Methods, formula_s, method
 from experiments.tools.simulate.published_gains import cluster_link, ratios
 from experiments.tools.simulate.steps import Row, by_layer, crossing, simulate_step
 from experiments.tools.simulate.tables import rate_name
-from experiments.training.schedule_problem import problem_of
 from micro.predicted_traffic import calls_of, volume_of
 from tests.legible import every_figure_is_legible
 from tests.refusals import refused

@@ -17,8 +17,8 @@ pytest.importorskip("wandb")
 import wandb
 
 from experiments import figures, track
+from experiments.config import ROOT
 from experiments.config.errors import UserError
-from experiments.config.paths import ROOT
 from experiments.config.schema import TrackingConfig
 from experiments.reports.frames import Frames, load
 from experiments.runs.run_folder import RunFolder, folder_of

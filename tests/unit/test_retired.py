@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import micro
+from experiments.config import CONF
 from experiments.config.builders import check_parts
 from experiments.config.compose import compose_run
 from experiments.config.conf_files import choices_of, read_yaml, retired
-from experiments.config.paths import CONF
 from experiments.planning.schedules.base import Schedule
 from experiments.reports.names import label
 from experiments.sweeps.study import jobs_of

@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiments.reports import markdown
-from experiments.reports.figure_parts import write_files
-from experiments.reports.report_opening import opening
 from experiments.tools.ranks.measures import Row
+from experiments.tools.shared import markdown
+from experiments.tools.shared.drawings import write_files
+from experiments.tools.shared.report_opening import opening
 
 Column = markdown.Column
 Columns = markdown.Columns

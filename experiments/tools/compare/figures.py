@@ -15,6 +15,7 @@ from experiments.reports.figure_parts import Panel
 from experiments.reports.names import in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
 from experiments.tools.compare.numbers import front, front_methods
+from experiments.tools.shared.drawings import named_lines
 from experiments.tools.shared.gradient_sources import TITLES
 from experiments.tools.shared.selection_times import ONE_READ, TORCH_TOPK
 
@@ -68,7 +69,7 @@ def draw_streams(numbers: pd.DataFrame, kind: Kind, title: str) -> Figure:
     places, over_workers = sorted(numbers[kind.x].unique()), kind.x == "world_size"
     present = [stream for stream in TITLES if stream in set(numbers["stream"])]
     streams = {(stream,): _stream_line(stream, markers=over_workers) for stream in present}
-    lines = parts.named_lines(["stream"], streams, TITLES.__getitem__)
+    lines = named_lines(["stream"], streams, TITLES.__getitem__)
     for method, axes in panels.items():
         if kind.guide:
             axes.plot(places, [kind.guide(place) for place in places], **GUIDE)
@@ -153,7 +154,7 @@ def draw_tradeoff(numbers: pd.DataFrame, title: str) -> Figure:
     """Draw the error of one update over compression, a line per method; columns method, compression, step_error."""
     x_name, y_name = "compression: bytes of the dense all-reduce / bytes sent", "||update - mean|| / ||mean||"
     panel = Panel(x="compression", y="step_error", x_name=x_name, y_name=y_name)
-    lines = parts.named_lines(["method"], look.lines_of((method,) for method in in_order(numbers["method"])))
+    lines = named_lines(["method"], look.lines_of((method,) for method in in_order(numbers["method"])))
     seen = numbers.assign(step_error=numbers["step_error"].clip(lower=FLOOR))
     panel = replace(panel, show_x=parts.plain_log, show_y=parts.plain_log)
     return parts.figure_of_lines(title, seen, [panel], lines, height=3.6)

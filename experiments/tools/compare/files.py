@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from experiments.reports.figure_parts import Content
 from experiments.tools.compare import figures
 from experiments.tools.compare.measure import Comparison, ComparisonSettings
 from experiments.tools.compare.numbers import ordered_rows, sparse_rows, tradeoff_numbers, volumes
 from experiments.tools.compare.report import report
+from experiments.tools.shared.drawings import Content
 from experiments.tools.shared.gradient_sources import TITLES
 from experiments.tools.shared.selection_times import ONE_READ, TORCH_TOPK
 

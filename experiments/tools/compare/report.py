@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from experiments.reports.markdown import Column, Columns, table_of
 from experiments.reports.names import in_order, label
 from experiments.tools.compare.measure import Comparison, ComparisonSettings
 from experiments.tools.compare.numbers import front_methods, sparse_rows
 from experiments.tools.shared.gradient_sources import TITLES
+from experiments.tools.shared.markdown import Column, Columns, table_of
 
 HOW_TO_READ = """\
 Every method gets the same gradients on simulated ranks. Drawn gradients have the scale at which the threshold 1 / (2

@@ -9,8 +9,8 @@ import torch
 
 import micro
 import models
+from experiments.config import ROOT
 from experiments.config.errors import as_user_error
-from experiments.config.paths import ROOT
 from experiments.planning.costs import Flat, Link, scaled
 from experiments.planning.tables import Curve
 from experiments.planning.traces import Trace

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from experiments.config.command_line import add_settings
 from experiments.config.errors import UserError
-from experiments.config.option_types import whole_number
 from experiments.config.schema import TrainConfig
 from experiments.planning.traces import Layer, Trace
-from experiments.reports.markdown import table
 from experiments.tools.profile.on_ranks import device_name
 from experiments.tools.ranks.measures import Row, Settings, own_device
+from experiments.tools.shared.markdown import table
+from experiments.tools.shared.options import whole_number
 from experiments.training.optimizers import build_optimizer
 from experiments.training.preflight import prepare_runs
 from experiments.training.tasks import Batch, Task, load_task

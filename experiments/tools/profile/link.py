@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_positive, whole_number
 from experiments.planning.tables import Curve, LinkTable
-from experiments.reports.markdown import table
 from experiments.tools.ranks.measures import Row, Settings, own_device, slowest
+from experiments.tools.shared.markdown import table
+from experiments.tools.shared.options import to_positive, whole_number
 from micro.comm.group import GroupComm
 from micro.comm.ranks import OPS, Op
 from micro.comm.requests import AllGather, AllGatherLists, AllReduce, AllToAll, Broadcast

@@ -13,14 +13,15 @@ import pandas as pd
 import torch.distributed as dist
 from rich.console import Console
 
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_density, whole_number
 from experiments.planning.tables import Curve, SelectTable
-from experiments.reports.markdown import table
 from experiments.tools.profile import method_steps
 from experiments.tools.profile.on_ranks import device_name
 from experiments.tools.ranks.measures import Row, Settings, own_device, slowest
+from experiments.tools.shared.markdown import table
 from experiments.tools.shared.methods import build_methods, known_methods, select_names
+from experiments.tools.shared.options import to_density, whole_number
 
 NAME = "select"
 WARMUP = 8  # steps until thresholds settle

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Self
 
+from experiments.config import ROOT
 from experiments.config.errors import RunFailed
-from experiments.config.paths import ROOT
 from experiments.launching.rank_environment import num_cores, with_python_path
 from experiments.tools.ranks import worker
 

@@ -8,23 +8,23 @@ from urllib.parse import quote
 
 import yaml
 
+from experiments.config import CONF
 from experiments.config.conf_files import read_yaml
 from experiments.config.errors import UserError
 from experiments.config.method_names import description
-from experiments.config.paths import CONF
 from experiments.reports.forms import in_words
 from experiments.reports.frames import Frames, load
-from experiments.reports.html_page import below, escaped, fenced, write_html
-from experiments.reports.markdown import table
 from experiments.reports.measures import metric_of
 from experiments.reports.names import in_order, label
 from experiments.reports.pages import summary_text
-from experiments.reports.provenance import origin_of
+from experiments.reports.provenance import ORIGIN, origin_of
 from experiments.reports.table import TRAINING
 from experiments.runs.files import load_json, write_atomic
+from experiments.tools.reproduce.html_page import below, escaped, fenced, write_html
 from experiments.tools.reproduce.papers import SCALES, Paper, Part
 from experiments.tools.reproduce.parts import seconds_of
 from experiments.tools.reproduce.verdicts import verdicts
+from experiments.tools.shared.markdown import table
 
 MACHINE = ("host", "platform", "cuda", "num_threads")  # keys of a manifest, shown as they are
 CAPTIONS = CONF / "captions.yaml"  # what figures show, by the beginnings of their names
@@ -171,6 +171,7 @@ def _facts(manifests: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         versions = ", ".join(f"{name} {version}" for name, version in (manifest.get("versions") or {}).items())
         data = [("data", f"{name} {digest}") for name, digest in (manifest.get("data_checksums") or {}).items()]
         machine = [(key, str(manifest[key])) for key in MACHINE if manifest.get(key)]
-        facts.update(list(dict.fromkeys([*origin_of(manifest).items(), ("versions", versions), *machine, *data])))
+        origin = [(ORIGIN[key], value) for key, value in origin_of(manifest).items()]
+        facts.update(list(dict.fromkeys([*origin, ("versions", versions), *machine, *data])))
     rows = [[name, str(count), value] for (name, value), count in sorted(facts.items())]
     return [["started", str(len(manifests)), f"{days[0]} to {days[-1]}"], *rows]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.config import CONF
 from experiments.config.conf_files import check_name, read_yaml
 from experiments.config.errors import UserError, check_choice, one_line
-from experiments.config.paths import CONF
 from experiments.tools.reproduce.verdicts import Claim
 
 FOLDER = CONF / "paper"

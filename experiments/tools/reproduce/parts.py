@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from experiments.config import ROOT
 from experiments.config.errors import UserError
-from experiments.config.paths import ROOT
 from experiments.config.schema import TrainConfig
 from experiments.config.stopping import Stopped, handled, raise_stop
 from experiments.runs.files import load_json, write_json
-from experiments.runs.git_state import git_state
+from experiments.runs.manifest import git_state
 from experiments.runs.run_folder import folder_of
 from experiments.runs.status import State, state_of
 from experiments.sweeps.study import jobs_of

@@ -1,1 +1,1 @@
-"""Code shared by several tools: methods by name, sources of gradients, times of selection."""
+"""Code shared by several tools: options, methods by name, sources of gradients, times of selection, and reports."""

@@ -17,6 +17,7 @@ from experiments.reports import plot_style as look
 from experiments.reports.figure_parts import Panel, Show
 from experiments.reports.names import human, in_legend, in_order
 from experiments.reports.plot_style import LineSettings, style
+from experiments.tools.shared.drawings import figure_of_facets, named_lines
 from experiments.tools.simulate.method_choices import DENSE
 from experiments.tools.simulate.tables import rate_name, way_name
 
@@ -82,9 +83,9 @@ BORDER = replace(WORKERS, y="border", y_name="bandwidth of a link (bit/s)", show
 def draw_speedups(numbers: pd.DataFrame, title: str) -> Figure:
     """Speed-up and efficiency over workers; columns model, workers, method, schedule, speedup, efficiency."""
     ways = look.lines_of(zip(numbers["method"], numbers["schedule"], strict=True))
-    lines = parts.named_lines(["method", "schedule"], ways, in_legend_of)
+    lines = named_lines(["method", "schedule"], ways, in_legend_of)
     linear = Line2D([], [], label="linear", **look.TARGET_LINE)
-    return parts.figure_of_facets(title, numbers, ["model"], [SPEEDUP, EFFICIENCY], lines, [linear])
+    return figure_of_facets(title, numbers, ["model"], [SPEEDUP, EFFICIENCY], lines, [linear])
 
 
 @style()
@@ -116,7 +117,7 @@ def draw_sizes(numbers: pd.DataFrame, title: str) -> Figure:
         replace(panel, y="num_bytes", y_name="bytes of the tensor", show_y=_show_amounts(human_bytes)),
         replace(panel, y="ready_ms", y_name="gradient complete after (ms)"),
     ]
-    lines = parts.named_lines(["what"], {("tensors",): {"color": look.BLUE, "marker": ".", "linewidth": 0.5}}, str)
+    lines = named_lines(["what"], {("tensors",): {"color": look.BLUE, "marker": ".", "linewidth": 0.5}}, str)
     drawn = numbers.assign(what="tensors")
     return parts.figure_of_lines(title, drawn, panels, lines, height=2.6, sharey=False, markevery=1, linewidth=0.5)
 
@@ -128,9 +129,9 @@ def draw_borders(numbers: pd.DataFrame, title: str, rates: tuple[float, float]) 
     A border above the highest rate is drawn at that rate; a method that is never faster has no mark.
     """
     seen = numbers.assign(border=numbers["border"].clip(upper=rates[1]).where(numbers["border"] > 0))
-    lines = parts.named_lines(["method"], look.lines_of((name,) for name in in_order(numbers["method"])))
+    lines = named_lines(["method"], look.lines_of((name,) for name in in_order(numbers["method"])))
     panel = replace(BORDER, also=lambda axes, _: axes.set_ylim(rates[0], 1.3 * rates[1]))
-    return parts.figure_of_facets(title, seen, ["model"], [panel], lines)
+    return figure_of_facets(title, seen, ["model"], [panel], lines)
 
 
 @style()
@@ -146,9 +147,9 @@ def draw_levels(numbers: pd.DataFrame, title: str) -> Figure:
     }
     words = numbers["levels"].map({level.split()[0]: level for level in LEVELS})
     seen = numbers.assign(levels=words, between_bytes=numbers["between_bytes"].where(numbers["between_bytes"] > 0))
-    named = parts.named_lines(["method", "levels"], lines, lambda method, levels: f"{in_legend(method)}, {levels}")
+    named = named_lines(["method", "levels"], lines, lambda method, levels: f"{in_legend(method)}, {levels}")
     panels = [EFFICIENCY, BETWEEN] if seen["between_bytes"].notna().any() else [EFFICIENCY]  # none with one node
-    return parts.figure_of_facets(title, seen, ["model", "algorithm"], panels, named)
+    return figure_of_facets(title, seen, ["model", "algorithm"], panels, named)
 
 
 @style()
@@ -175,10 +176,10 @@ def draw_headline(numbers: pd.DataFrame, title: str) -> Figure:
             also=draw_published,
         )
 
-    lines = parts.named_lines(["grain", "fitted_at"], READINGS, "sent by {}, fit of {} ranks".format)
+    lines = named_lines(["grain", "fitted_at"], READINGS, "sent by {}, fit of {} ranks".format)
     published = Line2D([], [], label="published", **PUBLISHED_LINE)
     panels = [panel(other) for other in ("layerwise", "single")]
-    return parts.figure_of_facets(title, numbers, ["model"], panels, lines, [published])
+    return figure_of_facets(title, numbers, ["model"], panels, lines, [published])
 
 
 @style()

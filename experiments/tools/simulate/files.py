@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pandas as pd
 
 from experiments.planning.traces import Trace
-from experiments.reports.figure_parts import Content
 from experiments.reports.names import human
+from experiments.tools.shared.drawings import Content
 from experiments.tools.simulate import figures
 from experiments.tools.simulate.method_choices import DENSE
 from experiments.tools.simulate.setup import RATES, Frames, Setup

@@ -10,12 +10,12 @@ import micro
 from experiments.config.errors import UserError
 from experiments.planning.costs import Network
 from experiments.planning.nodes import NodeNetwork
+from experiments.planning.problem import problem_of
 from experiments.planning.schedules.base import Problem
 from experiments.planning.tables import SelectTable
 from experiments.planning.traces import Trace
 from experiments.tools.shared.methods import build_methods, known_methods, select_names
 from experiments.tools.simulate.networks import load_measured
-from experiments.training.schedule_problem import problem_of
 
 DENSE = "dense"
 MEMORY_GB_S = 240.0  # assumed: neither measured nor published

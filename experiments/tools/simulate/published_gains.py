@@ -13,9 +13,9 @@ import numpy as np
 
 import micro
 from experiments.planning.costs import Flat, Link, scaled
+from experiments.planning.problem import problem_of
 from experiments.planning.traces import Trace
 from experiments.tools.simulate.steps import GRAINS, Row, rescaled, simulate_step
-from experiments.training.schedule_problem import problem_of
 
 
 class Published(NamedTuple):

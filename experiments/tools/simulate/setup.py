@@ -10,12 +10,13 @@ from itertools import pairwise
 import pandas as pd
 
 from experiments.config.errors import UserError, as_user_error
-from experiments.config.option_types import to_positive
 from experiments.planning.costs import Flat
 from experiments.planning.nodes import NodeNetwork, level_bytes
+from experiments.planning.problem import group_volume
 from experiments.planning.schedules.base import Schedule
 from experiments.planning.traces import Trace
 from experiments.tools.shared.methods import select_names
+from experiments.tools.shared.options import to_positive
 from experiments.tools.simulate import published_gains as gains
 from experiments.tools.simulate.method_choices import DENSE, Methods, methods_of
 from experiments.tools.simulate.networks import (
@@ -35,7 +36,6 @@ from experiments.tools.simulate.steps import (
     rescaled,
     simulate_step,
 )
-from experiments.training.schedule_problem import group_volume
 from micro.parts import known
 
 QUESTIONS = ("speedup", "breakdown", "sizes", "timeline", "borders", "headline")

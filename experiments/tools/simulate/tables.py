@@ -8,8 +8,8 @@ import pandas as pd
 
 from experiments.config.networks import load_network
 from experiments.config.units import human_count
-from experiments.reports.markdown import Column, Columns, table
 from experiments.reports.names import human, in_order, label
+from experiments.tools.shared.markdown import Column, Columns, table
 from experiments.tools.simulate.method_choices import DENSE
 from experiments.tools.simulate.published_gains import PUBLISHED, nearest
 from experiments.tools.simulate.setup import Setup

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from experiments.reports.markdown import table
-from experiments.reports.report_opening import opening
+from experiments.tools.shared.markdown import table
+from experiments.tools.shared.report_opening import opening
 from experiments.tools.sparse_adam.forms import FORMS, FlatOptimizer, Form
 
 STEPS, ELEMENTS, SIGNAL = 3000, 500, 0.1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import micro
-from experiments.reports.markdown import table
+from experiments.tools.shared.markdown import table
 from micro.drivers.arrivals import note
 from micro.reducers.outcome import Latest
 

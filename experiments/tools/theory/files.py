@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 import pandas as pd
 from torch import Tensor
 
-from experiments.reports.figure_parts import Content
-from experiments.reports.markdown import Column, Columns, table_of
 from experiments.reports.names import label
+from experiments.tools.shared.drawings import Content
+from experiments.tools.shared.markdown import Column, Columns, table_of
 from experiments.tools.theory.figures import draw_curve, draw_errors, draw_histogram, draw_operators
 from experiments.tools.theory.measure import OPERATORS, curve_numbers, error_numbers, histogram_numbers
 

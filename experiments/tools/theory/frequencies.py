@@ -16,8 +16,9 @@ from torch import Tensor
 import micro
 from experiments.reports import figure_parts as parts
 from experiments.reports import plot_style as look
-from experiments.reports.figure_parts import Content, Panel
+from experiments.reports.figure_parts import Panel
 from experiments.reports.plot_style import style
+from experiments.tools.shared.drawings import Content, named_lines
 from experiments.tools.shared.methods import build_methods
 from experiments.tools.shared.selection_times import TIMES, timed, timing_gradient
 from experiments.tools.theory.figures import FREQUENCIES, draw_histogram
@@ -174,6 +175,6 @@ def draw_rates(numbers: pd.DataFrame, title: str) -> Figure:
 
 def _lines(rows: pd.DataFrame, by: str, panel: Panel, title: str, show_x: parts.Show = parts.plain_log) -> Figure:
     """Draw a line for each value of a column, on logarithmic axes."""
-    lines = parts.named_lines([by], look.lines_of((name,) for name in dict.fromkeys(rows[by])), str)
+    lines = named_lines([by], look.lines_of((name,) for name in dict.fromkeys(rows[by])), str)
     shown = replace(panel, show_x=show_x, show_y=parts.plain_log)
     return parts.figure_of_lines(title, rows, [shown], lines, height=3.4)

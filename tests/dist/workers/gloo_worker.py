@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from experiments.config.stopping import end_process
 from experiments.launching.failures import recorded_errors
-from experiments.launching.rank_environment import leave
 from experiments.launching.stalls import notes
 from experiments.runs.run_folder import RunFolder
 
@@ -66,4 +66,4 @@ if __name__ == "__main__":
         with recorded_errors(RunFolder(folder), int(os.environ["RANK"])):
             main(folder)
     except Exception:
-        leave(1)
+        end_process(1)

@@ -17,14 +17,15 @@ import pandas as pd
 import torch
 from rich.console import Console
 
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, whole_number
 from experiments.tools.bench import tables
 from experiments.tools.bench.gpu.parts import EACH, PARTS, Part
 from experiments.tools.bench.gpu.training import Settings
 from experiments.tools.ranks.group import GroupError, RankGroup
 from experiments.tools.ranks.measures import Row
 from experiments.tools.shared.methods import known_methods, select_names
+from experiments.tools.shared.options import whole_number
 
 NAME = "gpu"
 EXAMPLE = 25_557_032  # the number of ResNet-50's parameters

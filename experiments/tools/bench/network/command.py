@@ -21,9 +21,8 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 from rich.console import Console
 
-from experiments.config.command_line import add_settings
+from experiments.config.command_line import add_settings, comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
 from experiments.reports.names import human
 from experiments.reports.times import FRAME, LATENCY_S
 from experiments.tools.bench import tables
@@ -35,6 +34,7 @@ from experiments.tools.bench.tables import slowest_of
 from experiments.tools.ranks.group import RankGroup
 from experiments.tools.ranks.hosts import Hosts, bits_per_s, burst_s
 from experiments.tools.ranks.measures import Row
+from experiments.tools.shared.options import to_density, to_positive, whole_number
 
 NAME = "network"
 WARM_UP_BATCHES = 4  # DDP settles its buckets after the first step

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import micro
+from experiments.planning.problem import problem_of
 from experiments.planning.schedules.base import Problem, Schedule, timeline
 from experiments.planning.tables import LinkTable, SelectTable
 from experiments.planning.traces import Trace
@@ -13,7 +14,6 @@ from experiments.tools.profile import backward, link, select
 from experiments.tools.ranks.group import RankGroup
 from experiments.tools.ranks.hosts import bits_per_s
 from experiments.tools.simulate.steps import rescaled
-from experiments.training.schedule_problem import problem_of
 
 STEPS = 8  # steps of each profile
 LINK_SIZES = (64, 4096, 65_536)  # latency only, and up to a TCP packet

@@ -19,8 +19,8 @@ from itertools import product
 import pandas as pd
 from rich.console import Console
 
+from experiments.config.command_line import comma_list
 from experiments.config.errors import UserError
-from experiments.config.option_types import comma_list, to_density, to_positive, whole_number
 from experiments.config.ranges import MOST_ON_A_MACHINE
 from experiments.tools.bench import tables
 from experiments.tools.bench.step import traffic
@@ -31,6 +31,7 @@ from experiments.tools.profile.method_steps import TOPK, Times
 from experiments.tools.ranks.group import GroupError, RankGroup, measuring_ranks
 from experiments.tools.ranks.measures import Row
 from experiments.tools.shared.methods import build_methods, known_methods, select_names
+from experiments.tools.shared.options import to_density, to_positive, whole_number
 
 NAME = "step"
 OLD, NEW = "the other revision", "this code"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from experiments.config import ROOT
 from experiments.config.errors import UserError
-from experiments.config.paths import ROOT
 
 TOOLS = Path("experiments/tools")
 LIBRARY = TOOLS / "profile/library.py"
