@@ -44,9 +44,11 @@ def inner(config: Config) -> str:
     name, betas = str(config.get("optimizer.name")), config.get("optimizer.betas")
     if name == "adamw" and isinstance(betas, list) and betas[1] > USUAL_BETA2:
         return f"beta2 {betas[1]:g}"
+    steps = _whole(config, "optimizer.max_steps", 1)
+    waits = f", {steps} steps" if steps > 1 else ""  # at once, at most
     if name == "sign":
-        return "SignSGD" if "optimizer.max_steps" in config else ""
-    return OPTIMIZERS.get(name, "")
+        return f"SignSGD{waits}" if waits else ""
+    return OPTIMIZERS.get(name, "") + waits
 
 
 def short(config: Config) -> str:
