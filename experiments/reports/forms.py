@@ -34,7 +34,8 @@ def forms(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: KEYS; num_seeds; value, low, high and half_range over the seeds at the last evaluation, NaN where one of
     them is not finite; to_dense, the distance to the best dense runs of the same training that exchange gradients at
-    every step, positive where better, and of_dense, the share of their bytes, both NaN without such; total_bytes,
+    every step, positive where better, paired_range, half the range of that distance over seeds, each to the dense run
+    of its seed, and of_dense, the share of their bytes, all NaN without such; total_bytes,
     step_bytes and batch_bytes, of rank 0 in the whole run, in a step and for each batch of a worker; seconds of the
     whole run on links (SECONDS); measured_density and OPTIONAL, see table.py; trials, at how many rates the form was
     tried; for each of SHARES, named 90, 95 and 99, num_90, how many seeds came to that share of dense's end, and
@@ -54,7 +55,7 @@ def forms(table: pd.DataFrame) -> pd.DataFrame:
         target_density=rows["target_density"].fillna(rows["density"]),
         build_up=rows["build_up"].fillna(rows["measured_density"] / rows["density"]),
     )
-    rows = beside_dense(rows)
+    rows = _with_pairs(beside_dense(rows), last[last["kind"] == "run"])
     return ordered(_with_levels(rows, found[found["kind"] == "run"]), [*TRAINING, "-density", "method", "form", "rate"])
 
 
@@ -101,6 +102,17 @@ def beside_dense(rows: pd.DataFrame) -> pd.DataFrame:
         of_dense=found["total_bytes"] / found["dense_bytes"],
         trials=found.groupby([*TRAINING, *FORM[:3]])["rate"].transform("nunique"),
     ).drop(columns="dense_bytes")
+
+
+def _with_pairs(rows: pd.DataFrame, last: pd.DataFrame) -> pd.DataFrame:
+    """Return rows with paired_range: half the range, over seeds, of the distance to the dense run of the same seed."""
+    same = [*TRAINING, "metric", "seed"]
+    best = rows[rows["sparsifier"].eq("dense") & rows["value"].eq(rows["dense"])]
+    dense = last.merge(best[KEYS], on=KEYS)[[*same, "value"]]
+    pairs = last.merge(dense, on=same, suffixes=("", "_of_dense"))
+    pairs = pairs.assign(paired_range=pairs["value"] - pairs["value_of_dense"])
+    ranges = pairs.groupby(KEYS)["paired_range"].agg(lambda away: (away.max() - away.min()) / 2)
+    return rows.merge(ranges.reset_index(), on=KEYS, how="left")
 
 
 def in_words(rows: pd.DataFrame) -> str:

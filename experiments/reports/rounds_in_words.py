@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 Config = Mapping[str, object]
 ROUNDS = "rounds."
+OPTIMIZERS = {"muon": "Muon", "sparse_adamw": "SparseAdamW"}
+USUAL_BETA2 = 0.999  # or less
 USUAL: Config = {
     "rounds.fragments": 1,
     "rounds.delay": 0,
@@ -38,8 +40,15 @@ def outer(config: Config) -> str:
 
 
 def inner(config: Config) -> str:
-    """Return the optimizer that takes the steps where it is Muon; empty for the others."""
-    return "Muon" if config.get("optimizer.name") == "muon" else ""
+    """Return the optimizer that takes the steps, empty for AdamW with a usual beta2 and for others without a name."""
+    name, betas = str(config.get("optimizer.name")), config.get("optimizer.betas")
+    if name == "adamw" and isinstance(betas, list) and betas[1] > USUAL_BETA2:
+        return f"beta2 {betas[1]:g}"
+    steps = _whole(config, "optimizer.max_steps", 1)
+    waits = f", {steps} steps" if steps > 1 else ""  # at once, at most
+    if name == "sign":
+        return f"SignSGD{waits}" if waits else ""
+    return OPTIMIZERS.get(name, "") + waits
 
 
 def short(config: Config) -> str:

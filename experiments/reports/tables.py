@@ -39,6 +39,11 @@ def _to_dense(row: pd.Series) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
+def _paired(row: pd.Series) -> str:
+    known = row["num_seeds"] > 1 and row["sparsifier"] != "dense" and pd.notna(row["paired_range"])
+    return _to_dense(row) + (f" ± {metric_of([row['metric']]).format(row['paired_range'])}" if known else "")
+
+
 def _reached_at(share: str) -> Show:
     def show(row: pd.Series) -> str:
         there, seeds = int(row[f"num_{share}"]), int(row["num_seeds"])
@@ -76,6 +81,7 @@ COLUMNS: dict[str, Show] = {
     "n": lambda row: f"{row['num_seeds']:g}{'*' if row['is_mean'] else ''}",
     "measure": _measure,
     "to dense": _to_dense,
+    "to dense, by seed": _paired,
     "density": _number("measured_density"),
     "sent": _number("total_bytes", human_bytes),
     "error, %": _of_sparse("density_error", 100),
