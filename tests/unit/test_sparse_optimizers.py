@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "weight_decay": 0.
 class Oracle:
     """SparseAdamW of one parameter, element by element as its description says, in double precision."""
 
-    def __init__(self, parameter: Tensor, max_steps: float = 50) -> None:
+    def __init__(self, parameter: Tensor, max_steps: float = 20) -> None:
         self.weights, self.max_steps, self.step_ = local(parameter.detach()).double().clone(), max_steps, 0
         self.first, self.second, self.waited = (torch.zeros_like(self.weights) for _ in range(3))
 
