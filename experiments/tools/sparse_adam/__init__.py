@@ -1,4 +1,4 @@
 """Compare optimizers for sparse updates: laws for single elements, and short trainings.
 
-Begin reading at forms.py, then laws.py; screen.py trains with the same variants.
+Begin reading at forms.py, then laws.py; speed.py measures a step of the library's optimizer.
 """
