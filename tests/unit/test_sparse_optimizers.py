@@ -396,7 +396,7 @@ def test_constant_gradients_that_wait_end_where_adamw_ends(tau: int) -> None:
     ends = []
     for wait in (1, tau):
         parameter = nn.Parameter(torch.zeros(2))
-        optimizer = micro.SparseAdamW([parameter], lr=0.01, weight_decay=0.0)
+        optimizer = micro.SparseAdamW([parameter], lr=0.01, weight_decay=0.0, max_steps=50)
         for step in range(1, 6 * tau + 1):
             parameter.grad = torch.tensor([3.0, -0.2]) * (wait if step % wait == 0 else 0)
             optimizer.step()
