@@ -57,7 +57,7 @@ def test_complex_and_sparse_gradients_are_refused_and_a_note_ends_with_its_param
 
 def test_the_study_of_forms_has_this_optimizer_as_one_of_them() -> None:
     parameter = nn.Parameter(torch.zeros(200))
-    optimizer = micro.SparseAdamW([parameter], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = micro.SparseAdamW([parameter], lr=0.01, betas=(0.9, 0.95), weight_decay=0.0, max_steps=50)
     form = FlatOptimizer(FORMS["mean"], parameter.detach(), betas=(0.9, 0.95), density=0.1)
     moved, draw = torch.zeros(200), torch.Generator().manual_seed(0)
     for _ in range(150):

@@ -1,7 +1,7 @@
 """Variants of an optimizer for sparse updates on a flat vector, which differ in a few settings.
 
-An element that is sent after tau steps receives the sum of tau gradients. ``micro.SparseAdamW`` is the variant
-``mean``.
+An element that is sent after tau steps receives the sum of tau gradients. The variant ``mean`` is
+``micro.SparseAdamW`` with ``max_steps=50``.
 """
 
 from dataclasses import dataclass
