@@ -6,7 +6,7 @@ from typing import get_args
 import torch.distributed as dist
 from torch import nn
 
-from micro.ddp.attachment import Attachment, reduce_bucket
+from micro.ddp.attachment import Attachment
 from micro.ddp.checks import check_group, check_held, check_model, check_one_ddp, check_parameters, chosen_lane
 from micro.ddp.hook import attached_to, hook_of
 from micro.drivers.lane import LaneChoice
@@ -114,7 +114,7 @@ def attach(
         check_group(process_group, ddp, lane=lane)
         check_parameters(trained, whole_model=settings.whole_model)
         check_held(ddp)
-        if hook_of(ddp, reduce_bucket).attached is not None:
+        if hook_of(ddp).attached is not None:
             raise ValueError("model has an attachment: close that one first, for instance by micro.detach(model)")
         made = "made" if process_group is None else "given"
         entry.settings |= settings.described(reducer) | {"lane": lane, "process_group": made}

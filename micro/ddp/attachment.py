@@ -16,7 +16,7 @@ from micro.comm.peers import PeerFailures
 from micro.comm.requests import Reduction
 from micro.ddp.backward import Bucket, BucketLane, Buckets, parts_of
 from micro.ddp.bucket_order import replay
-from micro.ddp.hook import Hook, hook_of
+from micro.ddp.hook import hook_of
 from micro.drivers.attachment import BaseAttachment
 from micro.drivers.lane import CallerLane, thread_lane
 from micro.drivers.settings import Settings
@@ -51,7 +51,7 @@ class Attachment(BaseAttachment):
         process_group: dist.ProcessGroup | None,
     ) -> None:
         parameters, reduced = plain_parameters(model.module), reduced_parameters(model)
-        hook, device = hook_of(model, reduce_bucket), next(iter(reduced.values())).device
+        hook, device = hook_of(model), next(iter(reduced.values())).device
         comm: GroupComm
         if lane == "thread" and process_group is None:
             comm = PrivateComm(model.process_group, device, timed=settings.timed)
@@ -211,10 +211,3 @@ def _at_end_of_backward(call: Callable[[], None]) -> None:
     inner one, as DDP's does; so it is queued with the last bucket.
     """
     torch.autograd.Variable._execution_engine.queue_callback(call)
-
-
-def reduce_bucket(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Reduce one bucket of DDP, which calls this; see Hook."""
-    if hook.attached is not None:
-        return hook.attached.reduce(bucket)
-    return hook.mean(bucket.buffer())

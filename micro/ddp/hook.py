@@ -1,6 +1,5 @@
 """DDP's communication hook, which passes buckets to the model's attachment."""
 
-from collections.abc import Callable
 from typing import Protocol
 from weakref import WeakKeyDictionary, ref
 
@@ -20,9 +19,6 @@ class Attached(Protocol):
 
     def close(self) -> None:
         """Leave the hook."""
-
-
-Reduce = Callable[["Hook", dist.GradBucket], torch.futures.Future[Tensor]]
 
 
 class Hook:
@@ -51,14 +47,17 @@ class Hook:
         return Hook, ()
 
 
+def _reduce_bucket(hook: Hook, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    if hook.attached is not None:
+        return hook.attached.reduce(bucket)
+    return hook.mean(bucket.buffer())
+
+
 _hooks: WeakKeyDictionary[DistributedDataParallel, Hook] = WeakKeyDictionary()
 
 
-def hook_of(model: DistributedDataParallel, reduce: Reduce) -> Hook:
+def hook_of(model: DistributedDataParallel) -> Hook:
     """Return the model's hook, registering it at the first call.
-
-    Args:
-        reduce: what DDP calls with each bucket.
 
     Raises:
         ValueError: the model has a hook that is not from here.
@@ -66,7 +65,7 @@ def hook_of(model: DistributedDataParallel, reduce: Reduce) -> Hook:
     if model not in _hooks:
         hook = Hook(model)
         try:
-            model.register_comm_hook(hook, reduce)
+            model.register_comm_hook(hook, _reduce_bucket)
         except RuntimeError as error:  # DDP's message names neither the model nor the remedy
             raise ValueError("model already has a communication hook, and DDP takes one: wrap it again") from error
         _hooks[model] = hook
